@@ -20,17 +20,9 @@ def require(name: str) -> Any:
     """The module ``name``, for use at the top of a test module or inside a test.
 
     A package that is there but broken raises as it is: only absence is excused.
-
-    MindSpore's operators then run one at a time in the thread that calls them. Its queues wait with busy loops, which
-    take eight times the processor time of a small model; the fixture ``queued`` of tests brings them back.
     """
-    if name == "mindspore":
-        os.environ.setdefault("GLOG_v", "4")  # it logs its warnings to the terminal
     try:
-        module = import_module(name)
-        if name == "mindspore":
-            module.set_context(pynative_synchronize=True)
-        return module
+        return import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,8 @@ def _analysed(directory: Place, wanted: list[int], engine: str | None, jobs: int
     if in_this_process(engine, jobs):
         with Console(stderr=True).status("reading") as status:
             return analyse(directory, wanted, status.update)
-    with chosen_engine(engine, jobs) as pieces:
+    # Ray prints to standard output, for instance that a machine is lost.
+    with redirect_stdout(sys.stderr), chosen_engine(engine, jobs) as pieces:
         return analyse(directory, wanted, engine=pieces)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +59,8 @@ def compare(
             cost = reading_cost(each for piece in pieces for each in (piece, piece.of_b()))
             typer.echo(str(cost._replace(pieces=len(pieces))))
             return
-        with chosen_engine(engine, jobs, "comparing") as chosen:
+        # Ray prints to standard output, for instance that a machine is lost.
+        with redirect_stdout(sys.stderr), chosen_engine(engine, jobs, "comparing") as chosen:
             found = compared(a, b, options, most, chosen)
         if out:
             _write(out, found)

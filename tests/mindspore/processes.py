@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.forks import ROOT
-from tests.user_scripts import forks
-
-MODULES = ("tests.mindspore.toys", "probe.core.analysis.diagnosis.analyse")
-"""Of most scripts, imported once for all processes."""
-SECONDS = 600
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
 """After which a process is given up."""
 
 
@@ -33,12 +30,10 @@ def run(script: str, ranks: int, root: Path) -> Path:
     roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
     with ExitStack() as ending:
         workers = []
-        for number, role in enumerate(({"MS_ROLE": "MS_SCHED"}, *roles)):
+        for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
             log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
-            server, output = forks(*MODULES, number=number % 2), log.fileno()
-            process = server.start(
-                [script], environment=environment | role, cwd=str(root), stdout=output, stderr=output
-            )
+            command = [sys.executable, script]
+            process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
             ending.callback(process.wait)
             ending.callback(process.kill)
             if role in roles:

@@ -26,7 +26,6 @@ from tests.mindspore.toys import (
 )
 from tests.tables import Row
 
-pytestmark = pytest.mark.usefixtures("queued")
 PACKAGE = Path(probe.__file__).parent
 GRADIENT_NORMS = {"fc.weight": 8**0.5, "fc.bias": 6**0.5, "fc2.weight": 58.5**0.5}
 """Of TinyNet's first step, worked out on paper."""

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from probe.launch.environment import watched
-from tests import user_scripts
 from tests.forks import ForkServer
 from tests.required import require
 
@@ -160,9 +159,11 @@ net.train()
 
 
 @pytest.fixture(scope="module")
-def forks() -> ForkServer:
+def forks() -> Iterator[ForkServer]:
     """A process that has imported torch and the monitor."""
-    return user_scripts.forks(*user_scripts.TORCH)
+    server = ForkServer(("torch._dynamo", "probe.pytorch"), {**os.environ, **OWN})
+    yield server
+    server.close()
 
 
 class Ended(NamedTuple):
@@ -200,7 +201,12 @@ def ran(
     own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out"), "CONFIG": str(settings), **environment}
     own = watched(own, settings) if watch else own
     arguments = ["-m", "tests.watched_script"] if watch else []
-    return Ended(*user_scripts.ran(forks, [*arguments, str(script)], folder, own), folder)
+    with (folder / "printed").open("w") as printed, (folder / "errors").open("w") as errors:
+        process = forks.start(
+            [*arguments, str(script)], environment=own, cwd=str(folder), stdout=printed.fileno(), stderr=errors.fileno()
+        )
+        code = process.wait(120)
+    return Ended(code, (folder / "printed").read_text(), (folder / "errors").read_text(), folder)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

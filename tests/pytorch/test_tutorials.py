@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -12,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.required import require
-from tests.user_scripts import TORCH, forks, ran
 
 require("torch")
 require("duckdb")
@@ -31,7 +32,10 @@ class Tutorial(NamedTuple):
 
     def probe(self, *words: str) -> dict:
         """What a command prints as JSON about these files."""
-        done = ran(forks(*TORCH), ["-m", "probe.__main__", *words, "--json"], self.folder, os.environ | OWN)
+        command = [sys.executable, "-m", "probe", *words, "--json"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=os.environ | OWN, capture_output=True, text=True, check=False
+        )
         assert done.returncode in (0, 1), done.stderr
         return json.loads(done.stdout)
 
@@ -41,16 +45,17 @@ def tutorials(tmp_path_factory):
     """Runs a script once, in a folder that has nothing else, with the working directory's own output."""
     done: dict[str, Tutorial] = {}
 
-    def tutorial(name: str) -> Tutorial:
+    def ran(name: str) -> Tutorial:
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
             environment = {key: value for key, value in os.environ.items() if key != "MONITOR_OUTPUT_DIR"} | OWN
-            script = ran(forks(*TORCH), [str(SCRIPTS / f"{name}.py")], folder, environment)
+            command = [sys.executable, str(SCRIPTS / f"{name}.py")]
+            script = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
             assert script.returncode == 0, script.stderr
             done[name] = Tutorial(folder, script.stdout)
         return done[name]
 
-    return tutorial
+    return ran
 
 
 def blocks(page: Path, language: str) -> list[str]:
