@@ -28,7 +28,7 @@ MINDSPORE := mindspore==2.10.0
 TRITON := triton==3.7.1
 EXISTING_TOOL := mindstudio-probe==26.2.0
 # Each in a folder of its own, since there are two of each: the processes of a test put the one they want on their path.
-VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3
+VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3 duckdb==1.5.6
 # From the oldest that setup.py promises to the newest there is. All are built for Python 3.11, not all for others.
 TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
 MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore

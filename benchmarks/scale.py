@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.simulated_run import KINDS, ParallelSizes, SimulatedRun
 
-RANKS, STEPS, ROWS = 1_000, 500, 100
+RANKS, STEPS, ROWS = 1_000, 100, 500
 """Of the runs of 10^8 rows: two signals of so many rows a step."""
 MANY = ParallelSizes(dp=125, tp=8, pp=10)
 """Of the runs in which faults are planted."""
@@ -92,7 +92,9 @@ def processes(args: Namespace, scratch: Path) -> Iterator[str]:
     """Time and memory of each command with one process and with several."""
     run, other = large(args, 0), large(args, 1)
     one, two = written(run, scratch / "one"), written(other, scratch / "two")
-    commands: dict[str, Callable[[str], TreeCost]] = {"pack": lambda j: _pack(one, scratch / "out", j)}
+    commands: dict[str, Callable[[str], TreeCost]] = {
+        "pack": lambda j, unpacked=one: _pack(unpacked, scratch / "out", j)
+    }
     if args.commands != ["pack"]:
         one, two = packed(one), packed(two)
     commands |= {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +16,12 @@ def require_program(*names: str) -> str:
     """The path of the first of the programs ``names`` that is installed."""
     found = next(filter(None, map(shutil.which, names)), None)
     return found or _absent(f"none of {', '.join(names)} is installed")
+
+
+def require_version(package: str) -> Path:
+    """The folder of an older package that ``make venv`` keeps apart, such as ``duckdb-1.5.6``."""
+    found = Path(sys.prefix) / "versions" / package
+    return found if found.exists() else _absent(f"{package} is not installed (make venv)")
 
 
 def require(name: str) -> Any:

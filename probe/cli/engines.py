@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -76,10 +76,10 @@ def progress_text(done: PiecesDone) -> str:
     return f"{pieces}, {speed}" + ("" if left is None else f", {left:.0f} s left")
 
 
-def explain(pieces: Iterable[Piece]) -> None:
-    """Print what the pieces are, and what reading them takes."""
+def explain(pieces: Iterable[Piece], out: TextIO | None = None) -> None:
+    """Print what the pieces are, and what reading them takes, on ``out``: standard output if None."""
     held = list(pieces)
     cost = reading_cost(held)
-    typer.echo(str(cost))
+    typer.echo(str(cost), out)
     if held and "://" in str(held[0].root):
-        typer.echo(f"at most {cost.requests:,} {plural(cost.requests, 'request')} to object storage")
+        typer.echo(f"at most {cost.requests:,} {plural(cost.requests, 'request')} to object storage", out)

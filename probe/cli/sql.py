@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -70,15 +70,20 @@ def sql(
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
             raise ValueError("expected one query, or --map and --reduce")
-        with chosen_engine(engine, jobs) as pieces, open_run(directory, pieces) as run:
+        printed = sys.stdout
+        with (
+            redirect_stdout(sys.stderr),  # Ray prints messages of its own
+            chosen_engine(engine, jobs) as pieces,
+            open_run(directory, pieces) as run,
+        ):
             _check_apart(run, out)
             if explained:
-                explain(run.pieces(query or map_query))
+                explain(run.pieces(query or map_query), printed)
             elif query or map_query:
                 with _answered(run, query, map_query, reduce_query) as answer:
-                    _write(run, answer, chosen, out)
+                    _write(run, answer, chosen, out, printed)
             else:
-                _list(run)
+                _list(run, printed)
     for line in run.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if run.problems.skipped else 0)
@@ -118,34 +123,34 @@ def _check_apart(run: OpenRun, out: Path | None) -> None:
         raise ValueError(f"{out}: expected the name of a file outside of the directories of ranks")
 
 
-def _list(run: OpenRun) -> None:
+def _list(run: OpenRun, printed: TextIO) -> None:
     """Print the tables that queries can read."""
-    typer.echo(printable(f"{run.run.name}: {len(run.signals)} {plural(len(run.signals), 'table')}"))
+    typer.echo(printable(f"{run.run.name}: {len(run.signals)} {plural(len(run.signals), 'table')}"), printed)
     for view in run.views():
         ranks = f"{view.ranks:,} {plural(view.ranks, 'rank')}"
         steps = f", steps {view.first_step} to {view.last_step}" if view.rows else ""
-        typer.echo(printable(f"{view.signal}: {view.rows:,} {plural(view.rows, 'row')} of {ranks}{steps}"))
-        typer.echo(printable(f"  {', '.join(view.columns)}"))
+        typer.echo(printable(f"{view.signal}: {view.rows:,} {plural(view.rows, 'row')} of {ranks}{steps}"), printed)
+        typer.echo(printable(f"  {', '.join(view.columns)}"), printed)
 
 
-def _write(run: OpenRun, answer: SqlAnswer, form: AnswerFormat, out: Path | None) -> None:
+def _write(run: OpenRun, answer: SqlAnswer, form: AnswerFormat, out: Path | None, printed: TextIO) -> None:
     """Write an answer to a file, which appears when it is complete, or print it."""
     if form is AnswerFormat.table:
-        _output(out, lambda file: _write_table(answer, file))
+        _output(out or printed, lambda file: _write_table(answer, file))
     elif form is AnswerFormat.json:
-        _output(out, lambda file: write_json(answer.columns, answer.rows(), file))
+        _output(out or printed, lambda file: write_json(answer.columns, answer.rows(), file))
     elif form is AnswerFormat.csv:
-        _output(out, lambda file: write_csv(answer.columns, answer.rows(), file, escaped=out is None))
+        _output(out or printed, lambda file: write_csv(answer.columns, answer.rows(), file, escaped=out is None))
     else:
         made = run.scratch / "answer"
         answer.write_parquet(made)
         with made.open("rb") as source:
-            _output(out, lambda file: shutil.copyfileobj(source, file.buffer))
+            _output(out or printed, lambda file: shutil.copyfileobj(source, file.buffer))
 
 
-def _output(out: Path | None, write: Callable[[TextIO], None]) -> None:
-    if out is None:
-        write(sys.stdout)
+def _output(out: Path | TextIO, write: Callable[[TextIO], None]) -> None:
+    if not isinstance(out, Path):
+        write(out)
         return
     with replacing(out) as file:
         write(file)

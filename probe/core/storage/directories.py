@@ -26,6 +26,7 @@ from probe.core.storage.run_directory import (
     parsed_time,
     read_manifest,
 )
+from probe.core.storage.sql import pattern_of
 from probe.core.storage.table_files import first_step, has_tables
 
 TOGETHER = 3600.0
@@ -149,9 +150,12 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
 
 
 def place(root: Place) -> Place:
-    """Return ``root`` as paths in it begin; ``.`` and ``..`` are resolved, since their names cannot contain a rank."""
+    """Return ``root`` as paths in it begin; ``.`` and ``..`` are resolved, since their names cannot contain a rank. A
+    path that begins with a pattern's characters becomes absolute: DuckDB 1.5 finds it as ``./`` and so on."""
     root = root.expanduser()
-    return root.resolve() if not root.name or ".." in root.parts else root
+    if not root.name or ".." in root.parts:
+        return root.resolve()
+    return root.absolute() if pattern_of(root.parts[0]) != root.parts[0] else root
 
 
 def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:

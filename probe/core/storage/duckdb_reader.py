@@ -40,6 +40,7 @@ from probe.core.storage.packed_run import (
 )
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
+from probe.core.storage.rows_by_rank import RowsByRank
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
 
@@ -126,6 +127,8 @@ class Rows:
         fetch_ahead(file for folder in unpacked for file in _objects(folder) if files is None)
         fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
+        ranks = [directory.rank for directory in self.directories] or [0]
+        self._by_rank = RowsByRank(self.connection, Path(self._mended.name), (min(ranks), max(ranks)))
         self._originals: dict[str, Place] = {}
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
@@ -215,7 +218,8 @@ class Rows:
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         """Return the columns of ``files``, which are alike, and the rows from step ``first`` to ``last``, in order."""
-        source = self.source(files)
+        packed = files[0].format == PACKED
+        source = packed_source(files, self._by_rank.source) if packed else self.source(files)
         columns = files[0].columns or self.columns(source)
         conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -253,6 +257,7 @@ class Rows:
         self.record_rejected()
         if self._packed is not None:
             self._packed.record_problems("closed", self.problems, self._numbers_of_directories())
+        self._by_rank.close()
         self._mended.cleanup()
         if self._owned:
             self.connection.close()

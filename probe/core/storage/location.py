@@ -20,7 +20,8 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
-from probe.core.storage.object_store import ListedObject, LocationError, ObjectStore, new_store, store_of, stores
+from probe.core.storage.fetched_parts import CopyAddress, ListedObject
+from probe.core.storage.object_store import LocationError, ObjectStore, new_store, store_of, stores
 
 MARK = "://"
 """Text that distinguishes a URL from a path."""
@@ -67,7 +68,8 @@ class Location:
         return self.parts < other.parts if isinstance(other, Location) else NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.url, self.store.root, self.store.token, self.entry or self.store.known(self.url))
+        known = self.entry or self.store.known(self.url)
+        return _restored, (self.url, self.store.root, self.store.token, self.store.copy, known)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -303,8 +305,8 @@ def _found(url: str) -> Location:
     raise FileNotFoundError(2, "expected an object of a run that is open", url)
 
 
-def _restored(url: str, root: str, token: str, entry: ListedObject | None) -> Location:
-    store = store_of(root, token)
+def _restored(url: str, root: str, token: str, copy: CopyAddress | None, entry: ListedObject | None) -> Location:
+    store = store_of(root, token, copy)
     if entry:
         store.learn(url, entry)
     return Location(url, store, entry)

@@ -7,7 +7,6 @@ never part of a URL, an error or a pickle.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import uuid
 import weakref
@@ -18,9 +17,10 @@ from contextlib import suppress
 from datetime import datetime
 from errno import EIO
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.core.errors import missing
+from probe.core.storage.fetched_parts import CopyAddress, FetchedParts, ListedObject
 
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
@@ -65,38 +65,32 @@ class LocationError(OSError, ValueError):
         return LocationError, (self.filename, self.strerror)
 
 
-class ListedObject(NamedTuple):
-    """An object as listed."""
-
-    size: int
-    modified: float
-    """Seconds since the epoch."""
-    version: str
-    """ETag, or empty where the storage has none."""
-
-
 class ObjectStore:
-    """The file system of one run, its listing, and a copy of what was read, in a file without a name.
+    """The file system of one run, its listing, and a copy of what was read.
 
     Args:
         root: URL of the run.
-        token: name that is the same for the copies of a store in other processes.
+        token: name that is the same for the store in other processes.
         recursive: True to list all of ``root`` by one recursive listing; else each folder by itself when it is asked.
+        copy: where the process that has listed the run keeps what was fetched.
     """
 
-    def __init__(self, root: str, token: str, recursive: bool) -> None:
+    def __init__(self, root: str, token: str, recursive: bool, copy: CopyAddress | None = None) -> None:
         self.root, self.token, self._recursive = root, token, recursive
         self._entries: dict[str, ListedObject | None] = {}
         self._folders: dict[str, set[str] | None] = {}
         self._lock = threading.RLock()
         self._large = threading.Semaphore(LARGE_AT_ONCE)
-        self._busy = [threading.Lock() for _ in range(4 * AT_ONCE)]
-        self._parts: dict[tuple[str, int], tuple[int, int]] = {}
+        self._fetched = FetchedParts(copy)
         self._failures: dict[str, LocationError] = {}
         self._failed: LocationError | None = None
         self._unlisted: dict[str, LocationError] = {}
         self._fs: Any = None
-        self._copy: Any = None
+
+    @property
+    def copy(self) -> CopyAddress | None:
+        """Address of what was fetched for other processes of this machine; None if they cannot open it."""
+        return self._fetched.address
 
     # listing
 
@@ -119,7 +113,7 @@ class ObjectStore:
             if folder in self._folders or (self._recursive and f"{url}/".startswith(f"{self.root}/")):
                 self._list(folder)
             else:
-                self._entries[url] = self._asked(url)
+                self._entries[url] = self._fetched.object(url) or self._asked(url)
         return self._entries.get(url)
 
     def is_folder(self, url: str) -> bool:
@@ -205,18 +199,21 @@ class ObjectStore:
         if at >= entry.size or size <= 0:
             return b""
         begin, end = part_at(entry.size, at)
-        with self._busy[hash((url, begin)) % len(self._busy)]:
-            if (url, begin) not in self._parts:
-                data = self._fetch(url, entry, begin, end)
-                if not self._keep(url, begin, data):
-                    return data[at - begin : at - begin + size]
-        place, length = self._parts[url, begin]
-        return os.pread(self._copy.fileno(), min(size, begin + length - at), place + at - begin)
+        held = self._fetched.read(url, begin, at, size)
+        if held is None:
+            with self._fetched.alone(url, begin):
+                held = self._fetched.read(url, begin, at, size)
+                if held is None:
+                    data = self._fetch(url, entry, begin, end)
+                    self._fetched.keep(url, entry, begin, data)
+                    held = data[at - begin : at - begin + size]
+        return held
 
     def fetch_ahead(self, urls: Iterable[str]) -> None:
         """Fetch the objects that are read as a whole, many at a time."""
         known = [(url, self.entry(url)) for url in urls]
-        wanted = [(url, entry) for url, entry in known if entry and entry.size <= WHOLE and (url, 0) not in self._parts]
+        small = [(url, entry) for url, entry in known if entry and entry.size <= WHOLE]
+        wanted = [(url, entry) for url, entry in small if not self._fetched.has(url, 0)]
 
         def fetch(pair: tuple[str, ListedObject]) -> None:
             with suppress(LocationError):  # the reader of the object gets the same error
@@ -265,24 +262,6 @@ class ObjectStore:
             return fetched(self.fs, path, None if whole else (begin, end))
         data = self.fs.cat_file(path) if whole else self.fs.cat_file(path, start=begin, end=end)
         return bytes(data), "" if whole else _entry(self.fs.info(path)).version
-
-    def _keep(self, url: str, begin: int, data: bytes) -> bool:
-        """Append ``data`` to the copy; return False if the disk has no space for it."""
-        with self._lock:
-            if self._copy is None:
-                self._copy = tempfile.TemporaryFile(prefix="probe-")  # noqa: SIM115 - it lives as long as the store
-            place = os.fstat(self._copy.fileno()).st_size
-            try:
-                at = place
-                for start in range(0, len(data), 1 << 24):
-                    at += os.pwrite(self._copy.fileno(), data[start : start + (1 << 24)], at)
-                if at != place + len(data):
-                    return False
-            except OSError:
-                os.ftruncate(self._copy.fileno(), place)
-                return False
-            self._parts[url, begin] = place, len(data)
-            return True
 
     @property
     def fs(self) -> Any:
@@ -339,21 +318,21 @@ def new_store(url: str) -> ObjectStore:
     return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, recursive=True)
 
 
-def store_of(root: str, token: str) -> ObjectStore:
+def store_of(root: str, token: str, copy: CopyAddress | None) -> ObjectStore:
     """Return the store of a location that came from another process: the same one for all of its locations."""
     with _REGISTRY:
         held = _STORES.get(token)
     if held is None:
-        held = _made(root, token, recursive=False)
+        held = _made(root, token, recursive=False, copy=copy)
         _RECENT.append(held)
     return held
 
 
-def _made(root: str, token: str, recursive: bool) -> ObjectStore:
+def _made(root: str, token: str, recursive: bool, copy: CopyAddress | None = None) -> ObjectStore:
     with _REGISTRY:
         held = _STORES.get(token)
         if held is None:
-            held = _STORES[token] = ObjectStore(root, token, recursive)
+            held = _STORES[token] = ObjectStore(root, token, recursive, copy)
         return held
 
 

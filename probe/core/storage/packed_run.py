@@ -15,7 +15,7 @@ import hashlib
 import io
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problem, Problems
-from probe.core.storage.sql import listed
+from probe.core.storage.sql import listed, quoted
 from probe.core.storage.table_files import PackedRows, TableFile
 
 INDEX = "index.json.gz"
@@ -249,11 +249,24 @@ class PackedFiles(Sequence[tuple[int, TableFile]]):
         return found
 
 
-def packed_source(files: Sequence[TableFile]) -> str:
+def packed_source(files: Sequence[TableFile], source_of: Callable[[Place, int], str] | None = None) -> str:
     """Return the SQL that reads packed files, or the files that ranks wrote, to be put after FROM; rows of a directory
-    come in the order in which its rank wrote them."""
-    read = f"read_parquet({listed(list(dict.fromkeys(_holder(file) for file in files)))})"
+    come in the order in which its rank wrote them.
+
+    Args:
+        source_of: returns the SQL that reads a packed file of which the rows of one rank are wanted; None for the file.
+    """
     places = [file.packed for file in files if file.packed is not None]
+    paths = list(dict.fromkeys([place.path for place in places] or [file.path for file in files]))
+    ranks, columns = {place.rank for place in places}, {file.columns for file in files}
+    if source_of is None or len(ranks) != 1 or len(columns) != 1:
+        return _of(f"read_parquet({listed(paths)})", "*", places)
+    [rank], cells = ranks, ", ".join(map(quoted, files[0].columns))
+    return f"({' UNION ALL '.join(_of(source_of(path, rank), cells, places) for path in paths)})"
+
+
+def _of(source: str, columns: str, places: Iterable[PackedRows]) -> str:
+    """Return the SQL for the rows of ``places`` in a source; for all rows if there are none."""
     own: dict[tuple[int, int], list[int]] = {}
     for place in places:
         own.setdefault((place.rank, place.directory), []).append(place.name)
@@ -261,11 +274,8 @@ def packed_source(files: Sequence[TableFile]) -> str:
         f"({RANK} = {rank} AND {DIRECTORY} = {position} AND {_among(FILE, names)})"
         for (rank, position), names in own.items()
     ]
-    return f"(SELECT * FROM {read} WHERE {' OR '.join(conditions)})" if conditions else read  # noqa: S608 - numbers
-
-
-def _holder(file: TableFile) -> Place:
-    return file.packed.path if file.packed is not None else file.path
+    where = " OR ".join(conditions)
+    return f"(SELECT {columns} FROM {source} WHERE {where})" if conditions else source  # noqa: S608 - quoted, numbers
 
 
 def _among(column: str, numbers: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ require("duckdb")
 OBJECT_STORE_BYTES = 80 << 20
 PIECES = 12
 MOST_REQUESTS = 3
-READS_BEFORE_THE_LOSS = 10
+READS_BEFORE_THE_LOSS = 3
 
 
 class PackedRun(NamedTuple):

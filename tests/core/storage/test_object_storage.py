@@ -23,6 +23,7 @@ from probe.core.analysis.diagnosis.export import as_json
 from probe.core.storage import object_store
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.fetched_parts import FetchedParts
 from probe.core.storage.location import Location, Place, located
 from probe.core.storage.object_store import LocationError
 from probe.core.storage.pack import pack
@@ -180,6 +181,24 @@ def test_each_object_is_read_once_after_one_listing(
     assert len(proxy.of_objects()) <= sum(path.is_file() for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="copies are shared on Linux alone")
+@pytest.mark.parametrize("packed", [False, True])
+def test_several_processes_fetch_an_object_once(
+    packed: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report, whose passes are read by new processes each: one request an object, by whichever process."""
+    run = tmp_path / "run"
+    SIMULATED.write(run)
+    if packed:
+        pack(run, tmp_path / "packed")
+    url = seaweed.put(tmp_path / "packed" if packed else run, f"processes{packed}")
+    with FaultyProxy(seaweed.url) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        code, said = answer(["report", url, "-o", str(tmp_path / "page.html"), "-j", "2"], url)
+    assert code == 1, said
+    assert set(proxy.of_objects().values()) == {1}
+
+
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small objects are taken for large ones."""
@@ -300,7 +319,7 @@ def test_trouble_within_a_query_is_an_error_that_names_the_object(
             key = f"query/{directory.name}/{name}"
             seaweed.client().put_object(Bucket=BUCKET, Key=key, Body=(directory / name).read_bytes() + b" ")
             store = next(file.path for _, file in rows.files["actv"]).store
-            store._parts.clear()  # as if DuckDB had not read this part before
+            monkeypatch.setattr(store, "_fetched", FetchedParts())  # as if DuckDB had not read this part before
             rows.connection.execute(f"SELECT sum(min) FROM {view}").fetchall()
 
     with pytest.raises(LocationError, match=f"{name}: it has changed since it was listed"):
