@@ -7,7 +7,8 @@
 # make reference   its pages that are made of the code
 # make dashboards   those of Grafana anew
 # make stack   Prometheus, Alertmanager, exporter, remediation and a training on this machine   (ARGS=)
-# make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
+# make bench   what the monitor costs, beside the existing tool, on a quiet machine   (BENCHMARKS= ARGS=)
+# make bench-compare   its newest figures beside the cheapest earlier ones; fails where one is costlier   (ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
 # make clean   remove what these made
@@ -59,7 +60,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench clean browser servers always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare clean browser servers always
 
 venv: $(VENV)/.ready
 
@@ -105,7 +106,11 @@ stack: $(VENV)/.ready servers
 	$(VENV)/bin/python resources/stack.py $(ARGS)
 
 bench: $(BENCH)/.ready
-	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done
+	$(BENCH)/bin/python benchmarks/_repeat.py $(BENCHMARKS) -- $(ARGS)
+
+# Any Python will do: it only reads benchmarks/history.jsonl.
+bench-compare:
+	$(PYTHON) benchmarks/_history.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(NUMPY2) $(BENCH) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

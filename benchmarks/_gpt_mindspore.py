@@ -58,11 +58,11 @@ class GPT(nn.Cell):
 class Training:
     """GPT with its optimizer and one batch; equal seeds give equal weights and steps."""
 
-    def __init__(self, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(self, device: str = "cpu", seed: int = 0, **size: int) -> None:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
         mindspore.set_context(device_target=device.upper())
         mindspore.set_seed(seed)
-        self.model = GPT().set_train()
+        self.model = GPT(**size).set_train()
         self.optimizer = nn.AdamWeightDecay(self.model.trainable_params(), learning_rate=1e-4)
         text = np.random.default_rng(seed).integers(VOCABULARY, size=(BATCH, TOKENS + 1))
         self._ids, self._next = Tensor(text[:, :-1], mindspore.int32), Tensor(text[:, 1:].reshape(-1), mindspore.int32)

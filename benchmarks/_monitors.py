@@ -21,6 +21,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SETTINGS["everything"] = {key: on for setting in SETTINGS.values() for key, on in setting.items()}
 
+EXTRAS = ("everything, default alerts", "everything, TensorBoard", "everything, small model")
+"""Settings that differ from ``everything`` by one thing; the small model has 4 layers of width 128."""
+SMALL = {"layers": 4, "width": 128}
+
 TARGETS = {
     "weight gradients": 1 / 6,
     "parameters": 1 / 4,
@@ -34,8 +38,19 @@ TARGETS_ALONE = {"weight gradients": 0.1, "everything": 0.6}
 
 
 def configuration(setting: str, **more: Any) -> dict[str, Any]:
-    """Configuration of both: CSV files, and no alerts."""
-    return {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **SETTINGS[setting], **more}
+    """Configuration of both: CSV files and no alerts, but for what ``setting`` names after a comma."""
+    watched, _, extra = setting.partition(", ")
+    config = {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **SETTINGS[watched], **more}
+    if extra == "default alerts":
+        del config["alert"]
+    if extra == "TensorBoard":
+        config["format"] = "tensorboard"
+    return config
+
+
+def size_of(setting: str) -> dict[str, int]:
+    """Size of the model that ``setting`` trains, where it is not the default one."""
+    return SMALL if setting.endswith(", small model") else {}
 
 
 def has_existing_tool() -> bool:

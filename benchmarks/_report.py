@@ -5,18 +5,39 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import os
+import json
 import platform
-import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from _history import Figure, processor
 
 Array = npt.NDArray[np.float64]
+
+
+class Part(NamedTuple):
+    """Part of a result."""
+
+    paragraphs: list[str]
+    figures: dict[str, Figure]
+    """Costs by name."""
+    spread: float = 0.0
+    """That of the plain step, see ``_quiet.spread``."""
+
+
+class Rows(NamedTuple):
+    """Lines of a table, with the figures in them."""
+
+    rows: list[list[str]]
+    figures: dict[str, Figure]
+    spread: float
+    """That of the plain step."""
+
 
 RESAMPLES = 4000
 CONFIDENCE = 95
@@ -33,23 +54,12 @@ def arguments(purpose: str | None, rounds: int) -> argparse.ArgumentParser:
 
 def machine(framework: str = "torch") -> str:
     """Text of the processor, its cores and the versions that the figures depend on."""
-    parts = [
-        _processor(),
-        f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
-    ]
+    parts = [processor()]
     if framework == "torch" and (torch := importlib.import_module("torch")).cuda.is_available():
         parts.append(torch.cuda.get_device_name())
     version = importlib.metadata.version(framework)
     versions = f"Python {platform.python_version()}, {framework} {version}, numpy {np.__version__}"
     return f"{', '.join(parts)}; {platform.system()}; {versions}"
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1) if found else platform.processor() or platform.machine()
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -58,16 +68,53 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(title: str, paragraphs: Iterable[str], output: Path | None, framework: str = "torch") -> None:
-    """Print a result and write it to ``output``, followed by the machine and the command."""
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
+def merged(several: Sequence[Rows]) -> Rows:
+    """All rows and figures, with the largest spread."""
+    rows = [row for each in several for row in each.rows]
+    figures = {name: figure for each in several for name, figure in each.figures.items()}
+    return Rows(rows, figures, max(each.spread for each in several))
+
+
+def publish(
+    title: str,
+    paragraphs: Iterable[str],
+    output: Path | None,
+    framework: str = "torch",
+    figures: Mapping[str, Figure] = {},
+    spread: float = 0.0,
+) -> None:
+    """Print a result and write it to ``output``, followed by the machine and the command.
+
+    Args:
+        figures: costs that repeated runs are judged and compared by, also written to a JSON file beside the text.
+        spread: that of the plain step, see ``_quiet.spread``.
+    """
+    settings = shlex.join(_settings_of(sys.argv[1:]))
+    command = f"python benchmarks/{Path(sys.argv[0]).name} {settings}".rstrip()
     text = "\n\n".join([f"### {title}", *paragraphs, f"{machine(framework)}; `{command}`."]) + "\n"
     print(text)
-    if output is not None:
-        if output.suffix != ".md":
-            output.mkdir(parents=True, exist_ok=True)
-            output = output / f"{Path(sys.argv[0]).stem}.md"
-        output.write_text(text, encoding="utf-8")
+    if output is None:
+        return
+    file = file_in(output, Path(sys.argv[0]).stem)
+    file.write_text(text, encoding="utf-8")
+    if figures:
+        about = {"arguments": settings, "machine": machine(framework), "spread": spread, "figures": figures}
+        file.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
+
+
+def publish_parts(title: str, parts: Sequence[Part], output: Path | None, framework: str = "torch") -> None:
+    """Publish a result of several parts, with all their figures and the largest spread."""
+    paragraphs = [paragraph for part in parts for paragraph in part.paragraphs]
+    figures = {name: figure for part in parts for name, figure in part.figures.items()}
+    publish(title, paragraphs, output, framework, figures, max(part.spread for part in parts))
+
+
+def file_in(output: Path, stem: str) -> Path:
+    """Return ``output`` if it names a text, else the text ``stem`` in that directory, which is made."""
+    if output.suffix == ".md":
+        return output
+    output.mkdir(parents=True, exist_ok=True)
+    return output / f"{stem}.md"
 
 
 def _settings_of(argv: Sequence[str]) -> list[str]:
@@ -80,7 +127,7 @@ def _settings_of(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float, float, float]:
+def interval(statistic: Callable[[Array], Array], samples: Array) -> Figure:
     """Compute ``statistic`` of ``samples`` and the ends of its bootstrap interval.
 
     Args:
@@ -92,7 +139,17 @@ def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float
     picks = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
     edge = (100 - CONFIDENCE) / 2
     low, high = np.percentile(statistic(samples[picks]), [edge, 100 - edge])
-    return float(statistic(samples)), float(low), float(high)
+    return Figure(float(statistic(samples)), float(low), float(high))
+
+
+def difference(seconds: Array, variant: int) -> Any:
+    """Median over rounds of the time that a variant took longer than plain, the first."""
+    return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)
+
+
+def of_the_step(seconds: Array) -> Figure:
+    """Time that the second variant adds, as a fraction of the plain step: the first."""
+    return interval(lambda s: difference(s, 1) / np.median(s[..., 0], axis=-1), seconds)
 
 
 def verdict(aim: float, low: float, high: float | None = None) -> str:

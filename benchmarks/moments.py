@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from _gpt import GPT
-from _report import arguments, milliseconds, publish, table, verdict
+from _history import Figure
+from _quiet import spread
+from _report import Part, Rows, arguments, interval, merged, milliseconds, publish_parts, table, verdict
 
 from probe.core.moments import columns_for
 from probe.pytorch import tensors as reduction
@@ -89,19 +91,24 @@ def against(seconds: dict[str, list[float]], name: str, other: str) -> float:
     return float(np.median(np.array(seconds[name]) / np.array(seconds[other])))
 
 
-def host_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
-    """Lines of the contestants on the CPU."""
+def host_rows(number: int, dtype: torch.dtype, rounds: int) -> Rows:
+    """Lines of the contestants on the CPU, and the fused ones as figures."""
     measured = contestants(many(number, dtype, "cpu"))
     seconds = turns(measured, rounds, on_host)
     reference = next(iter(measured))
-    return [
-        [
-            f"{number} x {str(dtype).removeprefix('torch.')}: {name}",
-            milliseconds(float(np.median(seconds[name]))),
-            f"{against(seconds, name, reference):.2f}",
-        ]
+    of = f"{number} x {str(dtype).removeprefix('torch.')}"
+    rows = [
+        [f"{of}: {name}", milliseconds(float(np.median(seconds[name]))), f"{against(seconds, name, reference):.2f}"]
         for name in measured
     ]
+    fused = list(measured)[1:-1]
+    figures = {f"{of}: {name}, times the sum": ratio(seconds[name], seconds[reference]) for name in fused}
+    return Rows(rows, figures, spread(np.array(seconds[reference])))
+
+
+def ratio(seconds: list[float], reference: list[float]) -> Figure:
+    """Median over rounds of a ratio of times, with its interval."""
+    return interval(lambda s: np.median(s[..., 0] / s[..., 1], axis=-1), np.array([seconds, reference]).T)
 
 
 def device_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
@@ -152,35 +159,35 @@ def launch_counts(rows: list[list[str]]) -> int:
     return max(map(len, counts.values()))
 
 
-def report(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
-    """Tables for this machine."""
+def report(args: argparse.Namespace, numbers: Sequence[int]) -> Part:
+    """Report for this machine."""
     cases = [(number, dtype) for dtype in (torch.float32, torch.bfloat16) for number in numbers]
-    host = [row for case in cases for row in host_rows(*case, args.rounds)]
-    parts = [
+    host = merged([host_rows(*case, args.rounds) for case in cases])
+    paragraphs = [
         (
             f"Medians of {args.rounds} rounds on {args.threads} CPU threads: 149 tensors of a GPT of width 256, "
             "2,000 of one of width 64. Aim: min, max, mean, norm and nans within 3 times the sum: "
-            f"{verdict(AIM, largest(host))}."
+            f"{verdict(AIM, largest(host.rows))}."
         ),
-        table(["CPU", "time", "times the sum"], host),
+        table(["CPU", "time", "times the sum"], host.rows),
     ]
     if torch.cuda.is_available():
         rows = [row for case in cases for row in device_rows(*case, args.rounds)]
         header = [torch.cuda.get_device_name(), "time", "times reading once", "launches", "waits"]
-        parts += [
+        paragraphs += [
             table(header, rows),
             (
                 f"Aim: within 1.5 times reading once: {verdict(AIM_ON_DEVICE, largest(rows))}; "
                 f"launches independent of the tensors' number: {verdict(1, launch_counts(rows))}."
             ),
         ]
-    return parts
+    return Part(paragraphs, host.figures, host.spread)
 
 
 def main() -> None:
     args = arguments(__doc__, rounds=30).parse_args()
     torch.set_num_threads(args.threads)
-    publish("The reduction alone", report(args, (149, 2000)), args.output)
+    publish_parts("The reduction alone", [report(args, (149, 2000))], args.output)
 
 
 if __name__ == "__main__":

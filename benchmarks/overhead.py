@@ -21,8 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _quiet import take_turns
-from _report import Array, arguments, interval, milliseconds, publish, table, verdict
+from _quiet import spread, take_turns
+from _report import (
+    Array,
+    Part,
+    arguments,
+    difference,
+    interval,
+    milliseconds,
+    of_the_step,
+    publish_parts,
+    table,
+    verdict,
+)
 
 WARM_UP = 3
 UNSAMPLED_TURNS = 10
@@ -38,10 +49,12 @@ MEMORY_VARIANTS = ("plain", "probe imported", "probe", "existing tool")
 
 def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict[str, Any]:
     """Measure seconds a step for each round and variant under one setting."""
-    from _monitors import ATTACH, configuration, has_existing_tool, training_module
+    from _monitors import ATTACH, TARGETS, configuration, has_existing_tool, size_of, training_module
 
-    variants = ["plain", "probe", *["existing tool"] * (has_existing_tool() and args.framework == "pytorch")]
-    trainings = {name: training_module(args.framework).Training(args.device) for name in variants}
+    compared = setting in TARGETS and args.framework == "pytorch" and has_existing_tool()
+    variants = ["plain", "probe", *["existing tool"] * compared]
+    size = size_of(setting)
+    trainings = {name: training_module(args.framework).Training(args.device, **size) for name in variants}
     blocks = {name: block(training, args) for name, training in trainings.items()}
     unwatched = take_turns(blocks, WARM_UP + args.rounds).seconds[WARM_UP:]
     places = {name: scratch / name.replace(" ", "_") for name in variants[1:]}  # the existing tool takes no spaces
@@ -171,7 +184,7 @@ def run_case(text: str) -> None:
     os._exit(0)  # the existing tool's output at exit is not measured
 
 
-def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[str]:
+def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> Part:
     """Report of the time that each setting adds to a step."""
     measured = {setting: measure(args, "setting", setting) for setting in settings}
     header = ["collected", "plain step", "probe adds", "of the step", "existing tool adds", "probe / existing", "aim"]
@@ -186,13 +199,23 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
             f"{disturbance(measured.values())}"
         )
     ]
-    if args.framework == "mindspore":
-        notes.append(NO_COMPARISON)
-    elif not all("existing tool" in result["variants"] for result in measured.values()):
-        from _monitors import EXISTING_TOOL
+    notes += without_comparison(args.framework)
+    figures = {f"{setting}, of the step": of_the_step(without_offsets(result)) for setting, result in measured.items()}
+    return Part([table(header, rows), *notes], figures, max(map(spread_of, measured.values())))
 
-        notes.append(f"The existing tool ({EXISTING_TOOL}) is not installed here: no comparison.")
-    return [table(header, rows), *notes]
+
+def without_comparison(framework: str) -> list[str]:
+    """Reason why no figure has the existing tool beside it, if there is one."""
+    from _monitors import EXISTING_TOOL, has_existing_tool
+
+    if framework == "mindspore":
+        return [NO_COMPARISON]
+    return [] if has_existing_tool() else [f"The existing tool ({EXISTING_TOOL}) is not installed here: no comparison."]
+
+
+def spread_of(result: dict[str, Any]) -> float:
+    """Spread of the plain step."""
+    return spread(np.array(result["seconds"])[:, 0])
 
 
 def without_offsets(result: dict[str, Any]) -> Array:
@@ -210,6 +233,8 @@ def setting_row(setting: str, result: dict[str, Any], framework: str) -> list[st
     seconds = without_offsets(result)
     plain, added = float(np.median(seconds[:, 0])), difference(seconds, 1)
     row = [setting, milliseconds(plain), milliseconds(added), f"{added / plain:.1%}"]
+    if setting not in TARGETS:
+        return [*row, "-", "-", "-"]
     if framework == "mindspore":
         aim = TARGETS_ALONE.get(setting)
         return [*row, "-", "-", f"<= {aim:.0%} of the step: {verdict_alone(seconds, aim)}" if aim else "-"]
@@ -222,7 +247,7 @@ def setting_row(setting: str, result: dict[str, Any], framework: str) -> list[st
 
 def verdict_alone(seconds: Array, aim: float) -> str:
     """Judge whether probe adds at most the fraction ``aim`` of a plain step."""
-    ratio, low, high = interval(lambda s: difference(s, 1) / np.median(s[..., 0], axis=-1), seconds)
+    ratio, low, high = of_the_step(seconds)
     return f"{ratio:.1%} ({low:.1%} to {high:.1%}), {verdict(aim, low, high)}"
 
 
@@ -232,29 +257,22 @@ def disturbance(results: Iterable[dict[str, Any]]) -> str:
     return f" In {disturbed} of {number} rounds other processes were busy." if disturbed else ""
 
 
-def difference(seconds: Array, variant: int) -> Any:
-    """Median over rounds of the time that a variant took longer than plain."""
-    return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)
-
-
-def unsampled_report(args: argparse.Namespace) -> list[str]:
+def unsampled_report(args: argparse.Namespace) -> Part:
     """Report of the cost of a step that is not sampled."""
     result = measure(args, "unsampled")
     seconds = np.array(result["seconds"])
-    added, low, high = interval(lambda s: difference(s, 1), seconds)
-    plain = float(np.median(seconds[:, 0]))
-    return [
-        (
-            f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added / plain:+.2%} "
-            f"({low / plain:+.2%} to {high / plain:+.2%}) of a plain step's {milliseconds(plain)} longer; aim <= 1 %: "
-            f"{verdict(AIM, low / plain, high / plain)}. "
-            f"Median of {len(seconds)} pairs alternated in one process, and its {interval_name()}."
-            f"{disturbance([result])}"
-        )
-    ]
+    added, low, high = fractions = of_the_step(seconds)
+    note = (
+        f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added:+.2%} "
+        f"({low:+.2%} to {high:+.2%}) of a plain step's {milliseconds(float(np.median(seconds[:, 0])))} longer; "
+        f"aim <= 1 %: {verdict(AIM, low, high)}. "
+        f"Median of {len(seconds)} pairs alternated in one process, and its {interval_name()}."
+        f"{disturbance([result])}"
+    )
+    return Part([note], {"a step that is not sampled, longer by": fractions}, spread_of(result))
 
 
-def memory_report(args: argparse.Namespace) -> list[str]:
+def memory_report(args: argparse.Namespace) -> Part:
     """Report of the memory that weight gradients add to the peak."""
     from _monitors import has_existing_tool
 
@@ -273,7 +291,10 @@ def memory_report(args: argparse.Namespace) -> list[str]:
         f"Weight gradients add {added:+.2%} on the host to a process that has imported probe; aim <= 1 %: "
         f"{verdict(AIM, added)}."
     )
-    return [table(["weight gradients", "peak", "against plain"], rows), note]
+    hosts = np.array([[run["probe"]["host"], run["probe imported"]["host"]] for run in runs])
+    more = interval(lambda s: np.median(s[..., 0], axis=-1) / np.median(s[..., 1], axis=-1) - 1, hosts)
+    paragraphs = [table(["weight gradients", "peak", "against plain"], rows), note]
+    return Part(paragraphs, {"memory of weight gradients": more})
 
 
 def _more(peaks: dict[tuple[str, str], float], variant: str, place: str) -> str:
@@ -299,22 +320,25 @@ def main() -> None:
     args = parser.parse_args()
     if args.case:
         return run_case(args.case)
-    from _monitors import SETTINGS
+    from _monitors import EXTRAS, SETTINGS
 
-    only = args.only or [*SETTINGS, "unsampled", "memory"]
-    if unknown := set(only) - {*SETTINGS, "unsampled", "memory"}:
+    known = [*SETTINGS, *EXTRAS, "unsampled", "memory"]
+    only = args.only or known
+    if unknown := set(only) - {*known}:
         parser.error(f"--only: unknown: {', '.join(sorted(unknown))}")
-    settings = [setting for setting in SETTINGS if setting in only]
-    parts = settings_report(args, settings) if settings else []
-    parts += unsampled_report(args) if "unsampled" in only else []
-    parts += memory_report(args) if "memory" in only else []
+    settings = [setting for setting in (*SETTINGS, *EXTRAS) if setting in only]
+    parts = [settings_report(args, settings)] if settings else []
+    parts += [unsampled_report(args)] if "unsampled" in only else []
+    parts += [memory_report(args)] if "memory" in only else []
     title = "What watching costs a step" + " on MindSpore" * (args.framework == "mindspore")
-    return publish(title, [WHAT, *parts], args.output, {"pytorch": "torch"}.get(args.framework, args.framework))
+    framework = {"pytorch": "torch"}.get(args.framework, args.framework)
+    return publish_parts(title, [Part([WHAT], {}), *parts], args.output, framework)
 
 
 WHAT = (
-    "A GPT of 12 layers and width 256 with 149 parameter tensors, batch 4 x 128 tokens, AdamW, 2 CPU threads; ops min, "
-    "max, mean, norm and nans, CSV files, alerts off."
+    "A GPT of 12 layers and width 256 with 149 parameter tensors (the small model: 4 layers of width 128), batch "
+    "4 x 128 tokens, AdamW, 2 CPU threads; ops min, max, mean, norm and nans, CSV files, no alerts, unless a row names "
+    "something else."
 )
 NO_COMPARISON = (
     "No comparison: in this setting the existing tool (mindstudio-probe 26.2.0) ends training. It cannot listen to an "

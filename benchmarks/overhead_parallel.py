@@ -18,7 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import Array, arguments, interval, milliseconds, publish, table, verdict
+from _quiet import spread
+from _report import (
+    Array,
+    Part,
+    Rows,
+    arguments,
+    difference,
+    merged,
+    milliseconds,
+    of_the_step,
+    publish_parts,
+    table,
+    verdict,
+)
 
 ROOT = Path(__file__).parents[1]
 RANKS, WARM_UP = 2, 4
@@ -121,32 +134,30 @@ def measure(args: argparse.Namespace, training: str, tool: str) -> dict[str, Any
         return dict(json.loads(result.read_text()))
 
 
-def added(seconds: Array) -> Any:
-    """Median over rounds of the time that watching added."""
-    return np.median(seconds[..., 1] - seconds[..., 0], axis=-1)
-
-
 def without_offset(result: dict[str, Any]) -> Array:
     """Seconds less the difference between the models before anything was attached."""
     seconds: Array = np.array(result["seconds"])
-    return seconds - np.array([0.0, float(added(np.array(result["unwatched"])))])
+    return seconds - np.array([0.0, float(difference(np.array(result["unwatched"]), 1))])
 
 
-def row(args: argparse.Namespace, training: str) -> list[str]:
-    """Row of the table."""
+def row(args: argparse.Namespace, training: str) -> Rows:
+    """Measure one training; return its row."""
     ours = measure(args, training, "probe")
     if isinstance(ours, str):
         sys.exit(f"{training}: the measuring processes failed: {ours}")
     seconds = without_offset(ours)
-    plain, more = float(np.median(seconds[:, 0])), float(added(seconds))
-    ratio, low, high = interval(lambda s: added(s) / np.median(s[..., 0], axis=-1), seconds)
+    plain, more = float(np.median(seconds[:, 0])), float(difference(seconds, 1))
+    figure = of_the_step(seconds)
+    ratio, low, high = figure
     judged = f"{ratio:.1%} ({low:.1%} to {high:.1%}): {verdict(AIM, low, high)}"
+    figures = {f"{training}, of the step": figure}
     cells = [training, milliseconds(plain), milliseconds(more), judged]
     theirs = measure(args, training, "existing tool")
     if isinstance(theirs, str):
-        return [*cells, f"does not run: {theirs[:80]}", "-"]
-    tool = float(added(without_offset(theirs)))
-    return [*cells, milliseconds(tool), f"{more / tool:.2f}: {verdict(AIM_COMPARED * tool, more)}"]
+        return Rows([[*cells, f"does not run: {theirs[:80]}", "-"]], figures, spread(seconds[:, 0]))
+    tool = float(difference(without_offset(theirs), 1))
+    compared = f"{more / tool:.2f}: {verdict(AIM_COMPARED * tool, more)}"
+    return Rows([[*cells, milliseconds(tool), compared]], figures, spread(seconds[:, 0]))
 
 
 def main() -> None:
@@ -163,9 +174,10 @@ def main() -> None:
     if unknown := set(only) - {*TRAININGS}:
         parser.error(f"--only: unknown: {', '.join(sorted(unknown))}")
     header = ["", "plain step", "probe adds", f"of the step (aim <= {AIM:.0%})", "existing tool adds"]
-    rows = [row(args, training) for training in TRAININGS if training in only]
-    lines = [table([*header, f"probe / existing (aim <= {AIM_COMPARED})"], rows), NOTE.format(args=args)]
-    return publish("What watching weight gradients costs a step in two processes", lines, args.output)
+    rows = merged([row(args, training) for training in TRAININGS if training in only])
+    lines = [table([*header, f"probe / existing (aim <= {AIM_COMPARED})"], rows.rows), NOTE.format(args=args)]
+    part = Part(lines, rows.figures, rows.spread)
+    return publish_parts("What watching weight gradients costs a step in two processes", [part], args.output)
 
 
 NOTE = (

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from _report import Array, arguments, milliseconds, publish, table
+from _quiet import spread
+from _report import Array, Part, arguments, milliseconds, of_the_step, publish_parts, table
 
 from probe.core.faults import Faults
 from probe.core.moments import columns_for
@@ -142,7 +143,9 @@ def main() -> None:
         f"{args.rounds} rounds of {args.block} steps; a step of that training takes "
         f"{milliseconds(float(np.median(threaded[:, 0])))}."
     )
-    publish("What each sink and rule costs", [note, table(["", "added to a step", "inline"], rows)], args.output)
+    figures = {f"{name}, of the step": of_the_step(threaded[:, [0, i + 1]]) for i, name in enumerate(names)}
+    part = Part([note, table(["", "added to a step", "inline"], rows)], figures, spread(threaded[:, 0]))
+    publish_parts("What each sink and rule costs", [part], args.output)
 
 
 if __name__ == "__main__":

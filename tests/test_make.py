@@ -92,6 +92,20 @@ def test_ci_fails_where_a_pass_has_no_closing_line(clone: Path) -> None:
     assert code == 1
 
 
+def test_benchmarks_are_repeated_by_one_program(clone: Path) -> None:
+    """`make bench` names the scripts before `--` and their arguments after it."""
+    made(clone, "make", "venv")
+    scripts = "benchmarks/a.py benchmarks/b.py"
+    (call,) = made(clone, "make", "bench", "BENCH=.venv", f"BENCHMARKS={scripts}", "ARGS=--rounds 2")[2]
+    assert call == f".venv/bin/python benchmarks/_repeat.py {scripts} -- --rounds 2"
+
+
+def test_the_comparison_of_benchmarks_needs_no_environment(clone: Path) -> None:
+    """`make bench-compare` runs with any Python."""
+    (call,) = made(clone, "make", "bench-compare", "PYTHON=.venv/bin/python", "ARGS=--history a")[2]
+    assert call == ".venv/bin/python benchmarks/_history.py --history a"
+
+
 def test_another_torch_is_installed_and_the_same_one_is_not(clone: Path) -> None:
     """`make demo TORCH=...` replaces what another value has installed, and `make test` puts its own back."""
     assert any("torch==" in line for line in made(clone, "make", "demo")[2])
