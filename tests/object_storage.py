@@ -148,6 +148,8 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """Each implementation in turn."""
     require("s3fs")
-    start = {"seaweedfs": seaweedfs, "moto": moto}[request.param]
-    with start(tmp_path_factory.mktemp(request.param)) as server:
+    if request.param == "seaweedfs":
+        yield request.getfixturevalue("seaweed")
+        return
+    with moto(tmp_path_factory.mktemp("moto")) as server:
         yield server

@@ -67,7 +67,8 @@ def test_one_that_runs_on_can_be_ended(server: ForkServer, tmp_path: Path) -> No
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    other, _ = started(server, tmp_path, "")
+    (tmp_path / "other").mkdir()  # the first may not have read its script yet
+    other, _ = started(server, tmp_path / "other", "")
     assert other.wait(60) == 0
     process.kill()
     assert process.wait(60) == -signal.SIGKILL

@@ -27,6 +27,7 @@ from probe.demo.mindspore.training import Gpt  # noqa: E402
 
 STEPS = 24
 SMALL = Size(layers=2, width=48, heads=2, context=16)
+SHALLOW = SMALL._replace(layers=1)
 TOKENS = mindspore.tensor(np.arange(16).reshape(2, 8), mindspore.int32)
 
 
@@ -38,7 +39,7 @@ def small_batches(monkeypatch):
 
 def train(kind, tmp_path):
     """A short run of a small model, and what the monitor names."""
-    outcome = run(DemoPlan("mindspore", 1, kind, STEPS, tmp_path, ["csv"], SMALL), lambda _: None)
+    outcome = run(DemoPlan("mindspore", 1, kind, STEPS, tmp_path, ["csv"], SHALLOW), lambda _: None)
     assert outcome.faults == {}
     return outcome.injection, name_first_bad(outcome.findings), min(finding.step for finding in outcome.findings)
 

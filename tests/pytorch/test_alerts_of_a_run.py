@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +18,8 @@ require("torch")
 require("httpx")
 
 from tests.core.alerting.receivers import Receiver, serving, wait_for  # noqa: E402
+from tests.user_scripts import TORCH, Running, running  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, sys, time
 import torch
@@ -48,8 +46,8 @@ for _ in range(20):
 class Job:
     """A training script with a receiver of its alerts."""
 
-    def __init__(self, process: subprocess.Popen[str], receiver: Receiver) -> None:
-        self.process, self._receiver = process, receiver
+    def __init__(self, script: Running, receiver: Receiver) -> None:
+        self.script, self._receiver = script, receiver
 
     def alerts(self, kind: str = "") -> list[dict[str, Any]]:
         """The alerts that were received, of one kind if it is named."""
@@ -63,7 +61,7 @@ class Job:
 
     def ended(self) -> int:
         """The exit code."""
-        return self.process.wait(timeout=60)
+        return self.script.wait()
 
 
 @contextmanager
@@ -73,18 +71,11 @@ def job(script: str, output: Path, **config: Any) -> Iterator[Job]:
     with serving(receiver):
         channel = {"channel": "http", "severity": "info", "args": {"url": receiver.url()}}
         settings = {"wg_distribution": True, "format": "csv", "alert": {"channels": [channel], "group_seconds": 0}}
-        environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            [sys.executable, "-c", SCRIPT + script, json.dumps(settings | config)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
-            try:
-                yield Job(process, receiver)
-            finally:
-                process.kill()
+        arguments = json.dumps(settings | config)
+        with running(
+            SCRIPT + script, output / "script", arguments, modules=TORCH, MONITOR_OUTPUT_DIR=str(output)
+        ) as training:
+            yield Job(training, receiver)
 
 
 def test_a_nan_names_its_place(tmp_path: Path) -> None:
@@ -113,9 +104,8 @@ def test_sigterm_is_sent_and_ends_the_process(tmp_path: Path) -> None:
     """Within the time of grace; rows and numbers of all steps are there."""
     # One long sleep would not end if the signal came just before it.
     with job("print('trained', flush=True)\nwhile True:\n    time.sleep(0.05)\n", tmp_path) as training:
-        assert training.process.stdout is not None
-        assert [training.process.stdout.readline().strip() for _ in range(2)] == ["began", "trained"]
-        training.process.send_signal(signal.SIGTERM)
+        assert [training.script.stdout.readline().strip() for _ in range(2)] == ["began", "trained"]
+        training.script.send_signal(signal.SIGTERM)
         assert training.ended() == -signal.SIGTERM
         (alert,) = training.alerts("sigterm")
     assert alert["labels"]["step"] == "20"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,9 +14,9 @@ from tests.required import require
 
 require("torch")
 
+from tests import user_scripts  # noqa: E402
 from tests.pytorch.watching import Row, read  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.user_scripts import TORCH, Running  # noqa: E402
 
 BEGIN = """
 import os, resource, signal, sys
@@ -46,38 +42,24 @@ def say(what):
 """
 
 
-@contextmanager
-def running(script: str, output: Path) -> Iterator[subprocess.Popen[str]]:
-    """A training script in a process of its own, killed at the latest when the block ends."""
-    environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", BEGIN + script],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=output.parent,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def running(script: str, output: Path) -> AbstractContextManager[Running]:
+    """A training script in a process of its own."""
+    return user_scripts.running(BEGIN + script, output.parent, modules=TORCH, MONITOR_OUTPUT_DIR=str(output))
 
 
-def run(script: str, output: Path) -> subprocess.CompletedProcess[str]:
+class Ended(NamedTuple):
+    """What a script has left."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def run(script: str, output: Path) -> Ended:
     """A training script until it ends by itself."""
     with running(script, output) as process:
-        out, err = process.communicate(timeout=100)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    """Reads what ``process`` prints until it prints ``line``."""
-    assert process.stdout is not None
-    for said in process.stdout:
-        if said.strip() == line:
-            return
-    raise AssertionError(process.stderr.read() if process.stderr else "")
+        printed = process.end()
+        return Ended(process.returncode, printed, process.errors)
 
 
 def directory_of(output: Path) -> Path:
@@ -125,9 +107,9 @@ for number in range(100000000):
 def test_sigterm_flushes_and_kills(output_dir: Path) -> None:
     """SIGTERM ends the process as it would without us, after everything was written."""
     with running(ENDLESS, output_dir) as process:
-        wait_for(process, "under way")
+        process.wait_for("under way")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == -signal.SIGTERM
+        assert process.wait() == -signal.SIGTERM
     rows = read(directory_of(output_dir))
     steps = steps_of(rows, "param_updated")
     assert steps == set(range(len(steps))) >= set(range(20))
@@ -157,10 +139,10 @@ assert signal.getsignal(signal.SIGTERM) is handler
 say(f"ended at {monitor.step}")
 """
     with running(script.replace("BEFORE", str(when == "before")), output_dir) as process:
-        wait_for(process, "under way")
+        process.wait_for("under way")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
+        out = process.end()
+        assert (process.returncode, process.errors) == (0, "")
     steps = steps_of(read(directory_of(output_dir)), "param_updated")
     assert out.strip() == f"ended at {len(steps)}"
     assert steps == set(range(len(steps)))
@@ -170,9 +152,9 @@ def test_sigkill_leaves_readable_files(output_dir: Path) -> None:
     """After SIGKILL every file is whole up to its last write, and what was flushed is there."""
     script = ENDLESS.replace('say("under way")', 'assert monitor.flush(); say("under way")')
     with running(script, output_dir) as process:
-        wait_for(process, "under way")
-        process.kill()
-        process.wait(timeout=60)
+        process.wait_for("under way")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     rows = read(directory_of(output_dir))
     assert steps_of(rows, "param_updated") >= set(range(21))
     assert manifest_of(output_dir)["model"] == ["TinyNet"]

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from probe.launch.environment import watched
+from tests import user_scripts
 from tests.forks import ForkServer
 from tests.required import require
 
@@ -159,11 +160,9 @@ net.train()
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServer]:
+def forks() -> ForkServer:
     """A process that has imported torch and the monitor."""
-    server = ForkServer(("torch._dynamo", "probe.pytorch"), {**os.environ, **OWN})
-    yield server
-    server.close()
+    return user_scripts.forks(*user_scripts.TORCH)
 
 
 class Ended(NamedTuple):
@@ -201,12 +200,7 @@ def ran(
     own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out"), "CONFIG": str(settings), **environment}
     own = watched(own, settings) if watch else own
     arguments = ["-m", "tests.watched_script"] if watch else []
-    with (folder / "printed").open("w") as printed, (folder / "errors").open("w") as errors:
-        process = forks.start(
-            [*arguments, str(script)], environment=own, cwd=str(folder), stdout=printed.fileno(), stderr=errors.fileno()
-        )
-        code = process.wait(120)
-    return Ended(code, (folder / "printed").read_text(), (folder / "errors").read_text(), folder)
+    return Ended(*user_scripts.ran(forks, [*arguments, str(script)], folder, own), folder)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

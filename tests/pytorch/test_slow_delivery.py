@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pytorch.test_endings import ENDLESS, directory_of, manifest_of, running, steps_of, wait_for
+from tests.pytorch.test_endings import ENDLESS, directory_of, manifest_of, running, steps_of
 from tests.tables import read
 
 STUCK = """
@@ -40,9 +40,9 @@ def test_a_writer_that_is_stuck_does_not_keep_training_from_ending(
     os.mkfifo(fifo)
     monkeypatch.setenv("STUCK_ON", str(fifo))
     with running(STUCK + ENDLESS, output_dir) as process:
-        wait_for(process, "stuck")
+        process.wait_for("stuck")
         process.send_signal(number)
-        assert process.wait(timeout=60) == -number
+        assert process.wait() == -number
     assert {0, 1, 2} <= steps_of(read(directory_of(output_dir)), "param_updated")
     faults = manifest_of(output_dir)["faults"]
     assert faults["delivery: steps not written before the deadline"] > 0

@@ -267,8 +267,12 @@ class Rows:
         self._record_rejected(self.connection)
 
     def _record_rejected(self, connection: Connection) -> None:
-        known = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-        if not {"reject_errors", "reject_scans"} <= known:
+        import duckdb
+
+        try:
+            if not connection.execute("SELECT 1 FROM reject_errors LIMIT 1").fetchall():
+                return
+        except duckdb.CatalogException:  # no query has read text yet
             return
         own = {path for path, _ in self._places}
         rejected = connection.execute(_REJECTED).fetchall()

@@ -348,7 +348,12 @@ def _file_system(url: str) -> Any:
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+        files = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+        if package == "s3fs":
+            from probe.core.storage.s3_ranges import limit_attempts
+
+            limit_attempts(files)
+        return files
     except ImportError as absent:
         raise ImportError(missing(f"reading {url}", package, extra)) from absent
     except Exception as error:  # noqa: BLE001 - each storage has errors of its own

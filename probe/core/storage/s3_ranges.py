@@ -1,15 +1,36 @@
-"""Parts of objects in S3, each with the version of the object that it is of.
+"""Requests of objects in S3: parts, each with the version of the object that it is of, and how often one is repeated.
 
-``fsspec`` has no such function; without the version, a change between two parts of an object goes unnoticed.
+``fsspec`` has no function for a part and its version; without the version, a change between two parts of an object goes
+unnoticed.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 ATTEMPTS = 5
-"""Attempts to read an answer that breaks off; s3fs itself repeats requests that are refused."""
+"""Attempts of a request that is refused or has no answer, and attempts to read an answer that breaks off."""
+
+
+def limit_attempts(fs: Any) -> None:
+    """Let botocore alone repeat requests of ``fs``, as ``AWS_RETRY_MODE`` and ``AWS_MAX_ATTEMPTS`` or its files say.
+
+    s3fs would repeat each of its attempts: 25 requests and 40 seconds for an object that always answers 503, an hour if
+    there are thousands. Where no mode is chosen, it is ``standard``: at most :data:`ATTEMPTS`, with 15 seconds between
+    them, and a hundred repetitions in all that are not followed by answers.
+
+    Args:
+        fs: a ``s3fs.S3FileSystem`` that has made no request yet.
+    """
+    from botocore.session import Session
+
+    fs.retries = 1
+    session = Session(profile=fs.kwargs.get("profile"))
+    if "AWS_RETRY_MODE" not in os.environ and "retry_mode" not in session.get_scoped_config():
+        attempts = session.get_config_variable("max_attempts") or ATTEMPTS
+        fs.config_kwargs = {"retries": {"mode": "standard", "total_max_attempts": attempts}} | fs.config_kwargs
 
 
 def fetched(fs: Any, path: str, part: tuple[int, int] | None) -> tuple[bytes, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,8 +95,9 @@ def write_run(
     return root
 
 
+@functools.cache
 def tensors(step: int, rank: int) -> dict[str, dict[Key, Array]]:
-    """Every tensor of a step, by signal, in the order of execution."""
+    """Every tensor of a step, by signal, in the order of execution: made once for all runs, which leave it as it is."""
 
     def draw(signal: str, name: str, shape: tuple[int, ...], *more: int) -> Array:
         return np.random.default_rng([*signal.encode(), *name.encode(), step, *more]).normal(0.1, 1, shape)
@@ -123,7 +125,7 @@ def _batch(
     signal: str, step: int, changed: Mapping[Key, Array], rename: Mapping[str, str], dtype: str, ops: tuple[str, ...]
 ) -> Batch:
     columns = columns_for(ops)
-    block = np.array([moments([tensor], columns, 1e-8)[0] for tensor in changed.values()]).reshape(-1, len(columns))
+    block = moments([*changed.values()], columns, 1e-8).reshape(-1, len(columns))
     return Batch(
         signal=signal,
         step=step,

@@ -69,12 +69,12 @@ def comparable(analysis: Analysis) -> str:
 
 @pytest.mark.parametrize("change", [diverging, nan_everywhere])
 def test_any_number_of_pieces(tmp_path: Path, change: Any) -> None:
-    """1, 2, 7 and 64 pieces, in shuffled order, give the same JSON as the whole run; so do two processes."""
+    """7 and 20 pieces, in shuffled order, give the same JSON as the whole run; so do two processes."""
     write_run(tmp_path, RANKS, STEPS, change, groups=replicas)
     (next(tmp_path.glob("*rank2-*")) / "actv_0-4.csv").open("a").write("not a row\n")
     whole = comparable(analyse(tmp_path))
     assert json.loads(whole)["findings"] > 0
-    for least in (1, 2, 7, 64):
+    for least in (7, 20):
         engine = ShuffledEngine()
         assert comparable(analyse(tmp_path, engine=engine, least=least)) == whole
         assert engine.pieces >= min(least, RANKS)
@@ -133,9 +133,7 @@ AGAIN = [
 ]
 PROCESSES = (
     "test_gradients_of_replicas",
-    "test_nan_through_a_collective_in_the_forward",
     "test_one_of_three_replicas_differs",
-    "test_ranks_that_are_no_replicas_are_not_compared",
 )
 """Tests that are run with two processes, which take a second to start at each pass."""
 

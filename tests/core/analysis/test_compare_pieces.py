@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``a``, ``same``, and runs that differ in more and more: by columns, formats, lines that cannot be read, rows that
     come twice, and a resume."""
     root = tmp_path_factory.mktemp("runs")
-    about = {"ranks": range(5), "steps": range(9)}
+    about = {"ranks": range(5), "steps": range(9), "ops": ("min", "max", "mean", "norm")}
     write_run(root / "a", steps_per_file=3, **about)  # type: ignore[arg-type]
     write_run(root / "differs", _growing, steps_per_file=4, **about)  # type: ignore[arg-type]
     for name, change in (("twice", _write_twice), ("broken", _break_lines), ("parquet", _write_parquet)):
@@ -74,16 +74,16 @@ def _write_parquet(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "numbers"),
     [
-        ("differs", Options(first_step=2, ops=("norm",), relative=1e-7), (7,)),
+        ("differs", Options(first_step=2, ops=("norm",), relative=1e-7), (3,)),
         ("differs", Options(), (3,)),
-        ("twice", Options(), (7,)),
-        ("broken", Options(), (1, 2, 7, 64)),
+        ("twice", Options(), (4,)),
+        ("broken", Options(), (2, 7, 20)),
         ("parquet", Options(), (3,)),
-        ("resumed", Options(), (7,)),
+        ("resumed", Options(), (4,)),
     ],
 )
 def test_pieces_change_no_byte(runs: Path, name: str, options: Options, numbers: tuple[int, ...]) -> None:
-    """Up to 64 pieces, shuffled: by ranks, then by steps."""
+    """Up to 20 pieces, shuffled: by ranks, then by steps down to one."""
     wanted = as_json(compare(runs / "a", runs / name, options))
     for number in numbers:
         engine = CutEngine(number, seed=number)
@@ -130,7 +130,7 @@ def test_the_command_works_in_pieces(runs: Path) -> None:
 @pytest.fixture
 def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests of comparisons work in pieces."""
-    monkeypatch.setattr(test_compare, "compare", functools.partial(compare, engine=CutEngine(3, seed=3)))
+    monkeypatch.setattr(test_compare, "compare", functools.partial(compare, engine=CutEngine(2, seed=3)))
 
 
 @pytest.mark.usefixtures("_in_pieces")

@@ -37,18 +37,17 @@ def flat(found: list[tuple[int, ...]]) -> list[int]:
     return [rank for each in found for rank in each]
 
 
-@pytest.mark.parametrize("number", [1, 2, 7, 64])
-def test_results_do_not_depend_on_processes_or_pieces(root: Path, number: int) -> None:
+def test_results_do_not_depend_on_processes_or_pieces(root: Path) -> None:
     """One process and two give the same rows, whatever the number and order of pieces."""
     results = []
-    for processes in (1, 2):
+    for processes, number in ((1, 1), (1, 2), (1, 7), (1, 64), (2, 2), (2, 64)):
         pieces, problems = pieces_of(root, number), Problems()
         random.Random(number).shuffle(pieces)
         with engine_of("local", processes) as engine:
             assert engine.width == processes
             results.append(merged(list(read_each(engine, table, pieces, problems))))
         assert problems.kept == []
-    assert results[0] == results[1]
+    assert all(result == results[0] for result in results)
     assert {row[1] for row in results[0]["actv"]} == set(range(RANKS))
 
 

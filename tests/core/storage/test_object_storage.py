@@ -8,10 +8,12 @@ import multiprocessing
 import os
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -134,26 +136,24 @@ def test_commands_answer_with_the_same_bytes(packed: bool, seaweed_variables: Ob
         assert here == there
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_conversions_write_the_same(processes: str, seaweed_variables: ObjectServer, run: Path, tmp_path: Path) -> None:
-    """The curves are equal byte by byte if the files are of the same time, the rows of the database also otherwise."""
-    url = seaweed_variables.put(run, f"conversions{processes}")
+def test_conversions_write_the_same(seaweed_variables: ObjectServer, run: Path, tmp_path: Path) -> None:
+    """By one process, and by two but for the order of the problems: the curves are equal byte by byte if the files are
+    of the same time, the rows of the database also otherwise."""
+    url = seaweed_variables.put(run, "conversions")
     with_times_of(located(url), run)
     found = []
-    for root in (str(run), url):
+    for root, processes in ((str(run), "1"), (url, "1"), (url, "2")):
         out = tmp_path / f"of{len(found)}"
         code, said = answer(["csv2db", root, "-o", str(out), "-j", processes], root)
         curves = answer(["csv2tb", root, "-o", str(out / "curves"), "-j", processes], root)
-        dump = subprocess.run(
-            [sys.executable, "-c", DUMP, str(out / "monitor_metrics.db")], capture_output=True, check=True
-        ).stdout
+        with closing(sqlite3.connect(out / "monitor_metrics.db")) as database:
+            dump = list(database.iterdump())
         events = [path.read_bytes() for path in sorted((out / "curves").rglob("events*"))]
         assert events
-        found.append((code, said.replace(str(out), "OUT"), curves[0], curves[1].replace(str(out), "OUT"), dump, events))
+        lines = [text.replace(str(out), "OUT").splitlines() for text in (said, curves[1])]
+        found.append([code, curves[0], dump, events, *lines])
     assert found[0] == found[1]
-
-
-DUMP = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).iterdump(), sep='\\n')"
+    assert [*found[1][:4], *map(sorted, found[1][4:])] == [*found[2][:4], *map(sorted, found[2][4:])]
 
 
 def with_times_of(place: Place, folder: Path) -> None:
@@ -260,9 +260,10 @@ def test_what_changes_or_vanishes_is_a_problem(
     assert lines.count("has changed since it was listed") == 2
 
 
-def busy(times: int) -> Callable[[ProxiedRequest], Trouble | None]:
-    """Trouble: the first requests of each object, and every listing's first, are answered with 503."""
-    return lambda request: Trouble(status=503) if request.number <= times else None
+def busy(request: ProxiedRequest) -> Trouble | None:
+    """Trouble: the first two requests of each object of a signal, and every listing's first, are answered with 503."""
+    hit = request.is_listing or "/actv" in request.path
+    return Trouble(status=503) if hit and request.number <= 2 else None
 
 
 def cut(request: ProxiedRequest) -> Trouble | None:
@@ -270,7 +271,7 @@ def cut(request: ProxiedRequest) -> Trouble | None:
     return Trouble(cut_after=20) if request.number == 1 and not request.is_listing else None
 
 
-@pytest.mark.parametrize("faults", [busy(2), cut], ids=["busy", "cut"])
+@pytest.mark.parametrize("faults", [busy, cut], ids=["busy", "cut"])
 def test_passing_trouble_changes_nothing(
     faults: Callable[[ProxiedRequest], Trouble | None],
     seaweed: ObjectServer,
@@ -289,16 +290,44 @@ def test_passing_trouble_changes_nothing(
 def test_an_object_that_is_always_refused_is_a_problem(
     seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """503 to every attempt: the file is named with what came and what to do, and the rest is read."""
+    """503 to every attempt, of which there are as many as the variable allows: the file is named with what came and
+    what to do, and the rest is read."""
     directory = write_run(tmp_path, 0, range(2))
     url = seaweed.put(tmp_path, "refused")
     name = f"{directory.name}/actv_0-0.csv"
     with FaultyProxy(seaweed.url, lambda r: Trouble(status=503) if r.path.endswith(name) else None) as proxy:
-        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        with_variables(environment(proxy.url) | {"AWS_MAX_ATTEMPTS": "3"}, seaweed, monkeypatch)
         code, said = answer(["anomalies", url], url)
     assert code == 1
     assert "actv_0-0.csv" in said.replace("\n", "")
     assert "the storage is busy, after several attempts" in said
+    assert proxy.of_objects()[f"/{BUCKET}/refused/{name}"] == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "mode", "attempts"),
+    [
+        ({}, "standard", 5),
+        ({"AWS_MAX_ATTEMPTS": "2"}, "standard", 2),
+        ({"AWS_RETRY_MODE": "adaptive"}, "adaptive", None),
+        ({"AWS_CONFIG_FILE": "FILE"}, "legacy", 9),
+    ],
+)
+def test_one_layer_repeats_requests(
+    variables: dict[str, str], mode: str, attempts: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore, in a mode with bounded attempts unless the user's variables or files choose another; s3fs repeats none
+    of its attempts once more."""
+    require("s3fs")
+    for name in ("AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "config"
+    path.write_text("[default]\nretry_mode = legacy\nmax_attempts = 9\n")
+    for name, value in (environment("http://127.0.0.1:9") | variables).items():
+        monkeypatch.setenv(name, value.replace("FILE", str(path)))
+    files = object_store.new_store(f"s3://{BUCKET}/run").fs
+    chosen = files.s3.meta.config.retries
+    assert (files.retries, chosen["mode"], chosen.get("total_max_attempts")) == (1, mode, attempts)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -357,7 +386,7 @@ def test_a_bucket_or_folder_that_is_not_there(seaweed_variables: ObjectServer, t
 
 def test_a_server_that_is_not_there(seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is named, and what to check."""
-    with_variables(environment("http://127.0.0.1:9"), seaweed, monkeypatch)
+    with_variables(environment("http://127.0.0.1:9") | {"AWS_MAX_ATTEMPTS": "2"}, seaweed, monkeypatch)
     code, said = answer(["anomalies", f"s3://{BUCKET}/run"], tmp_path)
     assert code == 2
     assert "Could not connect" in said

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,9 @@ from probe.core.storage.pack_blocks import SEALS
 from probe.core.storage.packed_run import INDEX, packed_index
 from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
+from tests.forks import ROOT
 from tests.required import require
+from tests.user_scripts import Ended, forks, ran
 
 duckdb = require("duckdb")
 
@@ -195,10 +196,12 @@ print(seen)
 """
 
 
-def killed(run: Path, out: Path, last: int) -> subprocess.CompletedProcess[str]:
+def killed(run: Path, out: Path, last: int) -> Ended:
     """Pack in another process, which kills itself before its ``last``-th change of a file or folder."""
-    command = [sys.executable, "-c", KILLED, str(run), str(out), str(last), str(SMALL)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    script = run.parent / "killed.py"
+    script.write_text(KILLED)
+    words = [str(script), str(run), str(out), str(last), str(SMALL)]
+    return ran(forks("duckdb", "probe.core.storage.pack"), words, run.parent, os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_a_killed_pack_goes_on_and_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:

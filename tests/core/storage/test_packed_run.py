@@ -77,8 +77,19 @@ def described(root: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("sinks", [("csv",), ("parquet",), ("sqlite",), ("csv", "parquet"), ("csv", "sqlite")])
-@pytest.mark.parametrize("size", [SMALL, 1 << 28])
+@pytest.mark.parametrize(
+    ("sinks", "size"),
+    [
+        (("csv",), SMALL),
+        (("parquet",), SMALL),
+        (("sqlite",), SMALL),
+        (("csv", "parquet"), SMALL),
+        (("csv", "sqlite"), SMALL),
+        (("csv",), 1 << 28),
+        (("parquet",), 1 << 28),
+        (("sqlite",), 1 << 28),
+    ],
+)
 def test_all_is_as_in_the_run_itself(tmp_path: Path, sinks: tuple[str, ...], size: int) -> None:
     """Rows, columns, batches in their order, files by name, manifests, problems: whatever wrote the files."""
     for rank in range(3):

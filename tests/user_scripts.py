@@ -1,0 +1,138 @@
+"""Scripts of users, each in a process of its own: forked from one that has imported what they import."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple, TextIO
+
+from tests.forks import ROOT, Forked, ForkServer
+
+SECONDS = 600.0
+"""After which a script is given up."""
+
+TORCH = ("torch._dynamo", "probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching")
+"""What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
+was forked after its import."""
+
+_servers: dict[tuple[object, ...], ForkServer] = {}
+"""Those started so far, by number and what they import: they end with this process."""
+
+
+def forks(*modules: str, number: int = 0) -> ForkServer:
+    """The process that has imported ``modules``, for all tests of this process.
+
+    Args:
+        modules: those of packages that are not installed are left out.
+        number: of one of several such processes. The names of a set have another order in each.
+    """
+    key = (number, *modules)
+    if key not in _servers:
+        own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
+        installed = [each for each in modules if find_spec(each.partition(".")[0])]
+        _servers[key] = ForkServer(installed, own)
+        atexit.register(_servers[key].close)
+    return _servers[key]
+
+
+class Ended(NamedTuple):
+    """What a process has left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ran(server: ForkServer, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Ended:
+    """The end of a process that ``server`` forks, which runs as ``python`` with these arguments."""
+    with TemporaryFile("w+", encoding="utf-8") as stdout, TemporaryFile("w+", encoding="utf-8") as stderr:
+        process = server.start(
+            arguments, environment=environment, cwd=str(folder), stdout=stdout.fileno(), stderr=stderr.fileno()
+        )
+        try:
+            code = process.wait(SECONDS)
+        finally:
+            process.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        return Ended(code, stdout.read(), stderr.read())
+
+
+class Running:
+    """A script that runs."""
+
+    def __init__(self, process: Forked, stdout: TextIO, errors: Path) -> None:
+        self.stdout, self._process, self._errors = stdout, process, errors
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code of a script that has ended."""
+        return self._process.returncode
+
+    @property
+    def errors(self) -> str:
+        """What it has written to the standard error output so far."""
+        return self._errors.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, line: str) -> None:
+        """Reads what it prints until it prints ``line``."""
+        for printed in self.stdout:
+            if printed.strip() == line:
+                return
+        raise AssertionError(self.errors)
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to it."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once there is one."""
+        return self._process.wait(SECONDS)
+
+    def end(self) -> str:
+        """What it prints until it ends by itself."""
+        timer = threading.Timer(SECONDS, os.kill, (self._process.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            printed = self.stdout.read()
+        finally:
+            timer.cancel()
+        self.wait()
+        return printed
+
+
+@contextmanager
+def running(text: str, folder: Path, *arguments: str, modules: Sequence[str], **environment: str) -> Iterator[Running]:
+    """A script, killed at the latest when the block ends.
+
+    Args:
+        text: of the script.
+        folder: for the script and its errors.
+        arguments: of the script.
+        modules: those that the process has imported from which it is forked.
+        environment: what else is set for it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script, errors = folder / "script.py", folder / "errors"
+    script.write_text(text, encoding="utf-8")
+    reading, writing = os.pipe()
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    with os.fdopen(reading, encoding="utf-8") as stdout, errors.open("w") as stderr:
+        try:
+            process = forks(*modules).start(
+                [str(script), *arguments], environment=own, cwd=str(folder), stdout=writing, stderr=stderr.fileno()
+            )
+        finally:
+            os.close(writing)
+        try:
+            yield Running(process, stdout, errors)
+        finally:
+            process.kill()
+            process.wait()
