@@ -28,6 +28,11 @@ Numbers = Any
 write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
 ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
+Described = tuple[tuple[int, ...], object, Coverage | None]
+"""Shape of the part that this process holds, dtype as an object whose ``str`` users read, and coverage."""
+Plain = tuple[int, int, str, Described]
+"""Numbers side by side in host memory: address, number of elements, kind (see
+:data:`probe.core.backend.fused_reduce.KINDS`) and description."""
 Remove = Callable[[], None]
 """Function that removes the hook placed by the call that returned this function. It may be called twice."""
 Listen = Callable[[Tensor], None]
@@ -61,9 +66,12 @@ class Tensors(Protocol):
     def is_tensor(self, value: object) -> bool:
         """Return whether ``value`` holds numbers that can be read now."""
 
-    def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
-        """Return the shape of the part that this process holds, the dtype as an object whose ``str`` users read, and
-        the coverage, if the tensor itself has one."""
+    def plain(self, tensor: Tensor) -> Plain | None:
+        """Return where the numbers of a non-empty tensor lie if the compiled pass can read them there at once, else
+        None."""
+
+    def describe(self, tensor: Tensor) -> Described:
+        """Return the description of ``tensor``; the coverage is there only if the tensor itself has one."""
 
     def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], object]]:
         """Return a key that is equal for two readings only if they are of one object at one version, and a function

@@ -92,12 +92,12 @@ def test_every_float16_is_read_as_numpy_reads_it() -> None:
         alone = np.array([value])
         expected = float(alone.view(np.float16)[0])
         found = fused_reduce._library.brief["float16"]  # type: ignore[union-attr]
-        row = np.empty(7)
+        row = np.empty(fused_reduce.NUMBERS)
         found(alone.ctypes.data, 1, 0.0, 0, row.ctypes.data)
         assert (row[0], row[3]) == (expected, expected**2)
     for begin in range(0, len(finite) - 64, 64):
         part = finite[begin : begin + 64].copy()
-        row = np.empty(7)
+        row = np.empty(fused_reduce.NUMBERS)
         fused_reduce._library.brief["float16"](part.ctypes.data, 64, 0.0, 0, row.ctypes.data)  # type: ignore[union-attr]
         wide = part.view(np.float16).astype(np.float64)
         assert (row[0], row[1]) == (wide.min(), wide.max())
