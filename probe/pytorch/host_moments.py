@@ -7,7 +7,6 @@ again in float64 only if values exceeded the range of float32.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -53,7 +52,7 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: 
     """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
     places = fused_reduce.places(columns) if fused_reduce.available else None
-    known = [] if places is None else [*itertools.takewhile(bool, map(plain, tensors))]
+    known = [each for tensor in tensors if (each := plain(tensor)) is not None] if places is not None else []
     if len(known) < len(tensors) or len({kind for _, _, kind, _ in known}) > 1:
         return None
     addresses, sizes, kinds, _ = zip(*known, strict=True)

@@ -62,10 +62,9 @@ class Cost:
 
     def _since(self, begun: Begun) -> float:
         """Return the seconds since a piece of work began; note its end on the device."""
-        if type(begun) is float:
-            return time.perf_counter() - begun
-        began, mark = begun
-        seconds = time.perf_counter() - began
+        now = time.perf_counter()
+        began, mark = (begun, None) if type(begun) is float else begun
+        seconds: float = now - began
         if mark is not None and (end := self._now()) is not None:
             self._spans.append((mark, end))
         return seconds

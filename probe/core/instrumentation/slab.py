@@ -77,7 +77,8 @@ class Slab:
         """Return a copy of all rows, with the columns."""
         if not self.writes:
             return np.empty((0, self._width))
-        return np.concatenate([*self._full, self._block[: self._used]])[:, self._places]
+        rows: Array = np.concatenate([*self._full, self._block[: self._used]])[:, self._places]
+        return rows
 
     def clear(self) -> None:
         """Drop the rows; their memory is used again."""

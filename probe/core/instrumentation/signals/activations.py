@@ -56,7 +56,7 @@ class ActivationListener:
 
     def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
         self._run, self._module, self._places = run, module, places
-        self._record = record or partial(_record, run, module)
+        self._record = record or recording(run, module)
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
         self._guard = partial(run.guard, f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
@@ -181,13 +181,22 @@ class ActivationListener:
             )
 
 
-def _record(run: Run, module: Watched, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-    key = Key(module.name, part, micro_step, call, module.stage)
-    backward = signal == "actv_grad"
-    if backward:
-        key = run.recorder.next_call(signal, key)
-    scale = run.framework.hooks.loss_scale() if backward else None
-    run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+def recording(run: Run, module: Watched) -> Record:
+    """Return a function that records tensors of ``module``. It keeps their keys, since rules and writers
+    compare those of a step with those of the step before."""
+    recorder, loss_scale = run.recorder, run.framework.hooks.loss_scale
+    keys: dict[tuple[str, int, int], Key] = {}
+
+    def record(signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        place = part, micro_step, call
+        if (key := keys.get(place)) is None:
+            key = keys[place] = Key(module.name, part, micro_step, call, module.stage)
+        scale = None
+        if signal == "actv_grad":
+            key, scale = recorder.next_call(signal, key), loss_scale()
+        recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+
+    return record
 
 
 def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
