@@ -248,17 +248,22 @@ class Recorder:
         if (plain := self._plain(tensor, scale)) is None:
             return None
         address, size, kind, described = plain
-        identity = None
-        if shared and size > SHARED:
-            identity, alive = self._tensors.identity(tensor)
-            seen = self._seen.get(identity)
-            if seen is not None and seen[0]() is not None:
-                return described, self._order, seen[1], -1
-        if (number := self._slab.read(address, size, kind)) is None:
-            return None
-        if identity is not None:
-            self._seen[identity] = alive, SLAB + number
-        return described, self._order, SLAB + number, self._scale(scale)
+        if not shared or size <= SHARED:
+            number = self._slab.read(address, size, kind)
+            return None if number is None else (described, self._order, SLAB + number, self._scale(scale))
+        identity, alive = self._tensors.identity(tensor)
+        reference = self._seen_before(identity)
+        if reference is None:
+            if (number := self._slab.read(address, size, kind)) is None:
+                return None
+            reference = SLAB + number
+            self._seen[identity] = alive, reference
+        return described, self._order, reference, self._scale(scale)
+
+    def _seen_before(self, identity: object) -> Reference | None:
+        """Return the reference of a tensor that was recorded in this step as it is; None for any other."""
+        seen = self._seen.get(identity)
+        return None if seen is None or seen[0]() is None else seen[1]
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
@@ -445,11 +450,9 @@ class Recorder:
 
     def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
         identity, alive = self._tensors.identity(tensor)
-        seen = self._seen.get(identity)
-        if seen is not None and seen[0]() is not None:
-            return seen[1]
-        reference = self._reduce(tensor, shape, None)
-        self._seen[identity] = (alive, reference)
+        if (reference := self._seen_before(identity)) is None:
+            reference = self._reduce(tensor, shape, None)
+            self._seen[identity] = (alive, reference)
         return reference
 
     def _reduce(self, tensor: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> Reference:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import fused_reduce
+from probe.core.histogram import width
 from probe.core.records import Array
 
 LEAST = 64
@@ -29,7 +30,7 @@ class Slab:
         places = fused_reduce.places(columns) if fused_reduce.available else None
         self.writes = places is not None
         """True if the compiled pass is there and computes every column."""
-        self._places, self._width = places or [], len(columns)
+        self._places, self._width = places or [], width(columns)
         self._eps, self._more = eps, fused_reduce.needed(columns)
         self._full: list[Array] = []
         self._before = 0

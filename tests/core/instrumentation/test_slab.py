@@ -10,6 +10,7 @@ import pytest
 
 from probe.core.backend import fused_reduce
 from probe.core.faults import Faults
+from probe.core.histogram import BINS, HISTOGRAM
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.slab import LEAST, Slab
 from probe.core.moments import columns_for
@@ -55,9 +56,10 @@ def test_an_invalid_row_is_none_and_harms_no_other() -> None:
 
 
 def test_histograms_are_left_to_others() -> None:
-    slab = Slab(("min", "histogram"), 0.0)
+    """There are no rows, of the width of the others."""
+    slab = Slab(("min", HISTOGRAM), 0.0)
     assert not slab.writes
-    assert len(slab.rows()) == 0
+    assert slab.rows().shape == (0, 1 + BINS)
 
 
 class Plain(NumPy):
