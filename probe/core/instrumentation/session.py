@@ -368,20 +368,26 @@ class Session:
                 self._rested = 0.0
 
     def _begin(self, step: int) -> None:
-        """Begin ``step``: put the hooks back that it needs, or take them out if the next one does not need them either,
-        except in a backward, where frameworks iterate over them."""
-        sampled, idle, movable = self._samples(step), self._run.idle, self._hooks.backward_id() == -1
-        needed = sampled or self._samples(step + 1) or self._detached
-        if idle.resting and sampled and movable:
-            idle.wake()
-        elif idle.resting and sampled:
+        """Begin ``step``, with the hooks that it needs."""
+        sampled = self._samples(step)
+        self._guarded("hooks", lambda: self._move_hooks(step, sampled))
+        if sampled and self._run.idle.resting:
             sampled = False
             self._run.faults.lost(UNPLACED, 1)
-        elif movable and not (needed or idle.resting) and self._hooks.may_rest():
+        self._run.clock.begin(step, sampled)
+
+    def _move_hooks(self, step: int, sampled: bool) -> None:
+        """Put the hooks back if ``step`` is sampled, and take them out if neither it nor the next one is, except in a
+        backward, where frameworks iterate over them."""
+        idle = self._run.idle
+        if self._hooks.backward_id() != -1:
+            return
+        if sampled and idle.resting:
+            idle.wake()
+        elif not (sampled or idle.resting or self._detached or self._samples(step + 1)) and self._hooks.may_rest():
             begun = time.perf_counter()
             idle.rest()
             self._rested += time.perf_counter() - begun
-        self._run.clock.begin(step, sampled)
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
