@@ -239,7 +239,8 @@ class Recorder:
             return None
         try:
             return self._tensors.plain(tensor)
-        except Exception:  # noqa: BLE001 - the general path counts the failure, for this tensor alone
+        except Exception as error:  # noqa: BLE001 - the general path may reduce it
+            self._failed("tensors that lie side by side", error)
             return None
 
     def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Row | None:
