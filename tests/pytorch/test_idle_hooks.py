@@ -40,7 +40,7 @@ def train(
     """A training with ``each`` before each step: the hooks in each step, the rows of sampled ones, the model."""
     torch.manual_seed(0)
     model = TinyNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     monitor = watch(model, optimizer, step_interval=interval)
     seen = []
     for step in range(STEPS):
@@ -74,10 +74,14 @@ def test_hooks_stay_where_every_other_step_is_sampled() -> None:
 
 def doubles(model: Any) -> Any:
     """Hooks of the user that change outputs and gradients; their handles."""
+
+    def double(weight: Any) -> None:
+        weight.grad.mul_(2)
+
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
     return [
         layer.register_forward_hook(lambda _, __, output: output * 2),
-        layer.weight.register_post_accumulate_grad_hook(lambda weight: weight.grad.mul_(2)),
+        layer.weight.register_post_accumulate_grad_hook(double),
     ]
 
 
@@ -129,7 +133,7 @@ def in_backward() -> Iterator[tuple[Any, Any, Any]]:
     """A model whose optimizer steps within the backward, in the hook of the last parameter."""
     torch.manual_seed(0)
     model = TinyNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     monitor = watch(model, optimizer, step_interval=INTERVAL)
     yield model, optimizer, monitor
     monitor.stop()
