@@ -157,7 +157,7 @@ def on_forward(
 def may_rest() -> bool:
     """Return whether nothing was compiled in this process: graphs may depend on the hooks that a module had."""
     compiler = sys.modules.get("torch._dynamo.convert_frame")
-    return compiler is None or getattr(compiler, "FRAME_COUNTER", 1) == 0  # 2.13
+    return compiler is None or bool(getattr(compiler, "FRAME_COUNTER", 1) == 0)  # torch 2.13
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
