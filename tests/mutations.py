@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation("core/backend/numpy_moments.py", "return max(_sum_of_squares(shifted) - x.size * off * off, 0.0)", "return max(_sum_of_squares(shifted) + x.size * off, 0.0)", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "block.mean = float(centre) + off", "block.mean = float(centre) - 1e-4", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "np.abs(flat) < eps", "np.abs(flat) <= eps", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
-    Mutation("core/backend/fused_reduce.py", "if fits or low == high == squares == 0.0 else None", "if True else None", "test_fused.py test_fused_reduce.py"),
+    Mutation("core/backend/fused_reduce.py", "if write(address, size, kind, eps, more, ctypes.addressof(row)) else None", "if write(address, size, kind, eps, more, ctypes.addressof(row)) or True else None", "test_fused.py test_fused_reduce.py"),
     # rules
     Mutation("core/rules/spike.py", "spikes[n] = excess > bound or (-excess > bound", "spikes[n] = excess > bound or (excess > bound", "test_rules.py"),
     Mutation("core/rules/spike.py", "np.maximum(silent[slots] - 1, 0)", "np.maximum(silent[slots] - 2, 0)", "test_rules.py"),

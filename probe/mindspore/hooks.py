@@ -178,6 +178,11 @@ def on_forward(
         return placed.pop_all().close
 
 
+def may_rest() -> bool:
+    """Return False: the hooks of cells stay."""
+    return False
+
+
 def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
     """Call ``function`` in the backward of each forward of ``model``: no hook of a cell runs there, so that hooks can
     be removed."""

@@ -9,13 +9,14 @@ import torch
 
 from probe.core.records import Coverage
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors that hold their own elements."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that this process holds: its part of a distributed ``tensor``, the result of a collective,
     which is waited for, else ``tensor`` itself."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return tensor
     held: Any = tensor
     held = getattr(held, "_local_tensor", held)  # unlike to_local(), not recorded by autograd
@@ -24,7 +25,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def coverage(tensor: torch.Tensor) -> Coverage | None:
     """Return the coverage of a distributed tensor on this process; None if the process holds all of it."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return None
     spec: Any = getattr(tensor, "_spec", None)
     if spec is None:

@@ -7,6 +7,7 @@ Gradients of outputs come from tensor hooks placed in the forward, those of inpu
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import CodeType
@@ -22,7 +23,7 @@ from probe.pytorch import compiled, input_gradients
 from probe.pytorch import loss_scale as scaling
 from probe.pytorch.engines import names, native, pipelining, steps, table
 from probe.pytorch.engines.homes import home, ready
-from probe.pytorch.hook_handles import Own
+from probe.pytorch.hook_handles import Own, PlacedHook, PlacedHooks
 from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
@@ -146,9 +147,17 @@ def on_forward(
 
     with ExitStack() as placed:
         pre_hook = Own(guard(enter, is_compiling))
-        placed.callback(module.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
-        placed.callback(module.register_forward_hook(Own(guard(leave, is_compiling))).remove)
-        return placed.pop_all().close
+        entering = PlacedHook(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+        placed.callback(entering)
+        leaving = PlacedHook(module.register_forward_hook(Own(guard(leave, is_compiling))))
+        placed.pop_all()
+        return PlacedHooks(entering, leaving)
+
+
+def may_rest() -> bool:
+    """Return whether nothing was compiled in this process: graphs may depend on the hooks that a module had."""
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    return compiler is None or bool(getattr(compiler, "FRAME_COUNTER", 1) == 0)  # torch 2.13
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:

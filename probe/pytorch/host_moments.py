@@ -7,7 +7,6 @@ again in float64 only if values exceeded the range of float32.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -18,9 +17,10 @@ import torch
 from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
 from probe.core.backend.numpy_moments import SMALL, together, with_histograms
+from probe.core.backend.protocols import Plain
 from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
 from probe.core.moments import merge, repeated
-from probe.pytorch.dtensor import distinct
+from probe.pytorch.dtensor import PLAIN, distinct
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, float]
@@ -31,41 +31,33 @@ SHORT = 1 << 15
 """Elements up to which one float32 dot product is sufficiently exact (4e-6 of the norm) and cheaper."""
 KINDS = {getattr(torch, kind): kind for kind in fused_reduce.KINDS}
 """Dtypes that the compiled pass reads."""
-ONE_PASS = {name: n for n, name in enumerate((*fused_reduce.NAMES, "", "nans", "infs"))}
-"""Moments of the compiled pass, which fails if there is NaN or Inf, and their indices."""
 RUN = 1024
 """Elements whose squares are summed in float32: rounding grows with the length (1e-4 of the norm for a million equal
 elements, 1e-6 here). The norms of the runs of longer tensors are combined in float64."""
 
 
-def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
-    """Return :func:`moments` in a tenth of the time for short tensors, which need not be detached: no operator of torch
-    runs. Return None for other dtypes, layouts with gaps, histograms, NaN or Inf."""
-    places, dtype = _places(columns) if fused_reduce.available else None, tensors[0].dtype
+def plain(tensor: torch.Tensor) -> Plain | None:
+    """Return address, number, kind and description of numbers that the compiled pass reads where they are; None for
+    other dtypes, devices and layouts, for a pending negation, and for a subclass of tensors."""
+    dtype = tensor.dtype
     kind = KINDS.get(dtype)
-    if places is None or kind is None or not all(_ready(tensor, dtype) for tensor in tensors):
+    if kind is None or type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
-    chosen, more = places
-    if len(tensors) == 1:
-        row = fused_reduce.one(tensors[0].data_ptr(), tensors[0].numel(), kind, eps, more)
-        return None if row is None else np.array([[(*row, 0.0, 0.0)[place] for place in chosen]])
-    rows, sound = fused_reduce.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind, eps, more)
-    return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, chosen] if sound.all() else None
+    if not tensor.is_contiguous() or tensor.is_neg() or not (size := tensor.numel()):
+        return None
+    return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
 
 
-@functools.cache
-def _places(columns: tuple[str, ...]) -> tuple[list[int], int] | None:
-    """Return the indices of the columns among those of one pass, and what it has to compute; None if one of them is not
-    there."""
-    known = ONE_PASS.keys() >= set(columns)
-    return ([ONE_PASS[name] for name in columns], fused_reduce.needed(columns)) if known else None
-
-
-def _ready(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the elements have ``dtype`` and lie side by side in host memory, without a pending negation."""
-    if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
-        return False
-    return tensor.is_contiguous() and not tensor.is_neg()
+def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
+    """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
+    runs. Return None for other tensors, histograms, NaN or Inf."""
+    places = fused_reduce.places(columns) if fused_reduce.available else None
+    known = [each for tensor in tensors if (each := plain(tensor)) is not None] if places is not None else []
+    if len(known) < len(tensors) or len({kind for _, _, kind, _ in known}) > 1:
+        return None
+    addresses, sizes, kinds, _ = zip(*known, strict=True)
+    rows, valid = fused_reduce.each(addresses, sizes, kinds[0], eps, fused_reduce.needed(columns))
+    return rows[:, places] if valid.all() else None
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
@@ -135,14 +127,17 @@ def _sparse(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Return moments in which elements that are not stored count as zeros, and duplicate coordinates add up."""
     values = tensor.to_sparse_coo().coalesce().values()
     absent = tensor.numel() - values.numel()
-    zeros = dict.fromkeys(wanted, 0.0) | {"below": float(absent) if eps > 0 else 0.0}
+    zeros = dict.fromkeys(wanted, 0.0)
+    if "below" in wanted and eps > 0:
+        zeros["below"] = float(absent)
     parts = [(zeros, absent), *(_each(values, wanted, eps) if values.numel() else ())]
-    return merge([{name: row[name] for name in wanted} for row, _ in parts], [count for _, count in parts])
+    return merge([row for row, _ in parts], [count for _, count in parts])
 
 
 def _each(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Iterator[tuple[Row, int]]:
     for piece in _pieces(tensor):
-        yield _piece(_as_float(piece), wanted, eps), piece.numel()
+        row = _piece(_as_float(piece), wanted, eps)
+        yield {name: row[name] for name in wanted}, piece.numel()
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -164,7 +159,7 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Return moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
     row: Row = {"nans": 0.0, "infs": 0.0}
     if (known := _known(x, wanted, eps)) is not None:
-        return row | dict(zip(fused_reduce.NAMES, known, strict=False))
+        return dict(zip(fused_reduce.NAMES, known, strict=True))
     row["sum"] = x.sum().item()
     if not math.isfinite(row["sum"]):
         row["nans"] = float(torch.count_nonzero(torch.isnan(x)))

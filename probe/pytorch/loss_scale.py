@@ -49,7 +49,7 @@ def loss_scale() -> torch.Tensor | None:
     """Return the factor on the losses of the step in progress, if a watched scaler or optimizer scales them."""
     scaler = _current() if _current is not None else None
     if scaler is None:
-        return next((scale for read in _others if (scale := read()) is not None), None)
+        return next((scale for read in _others if (scale := read()) is not None), None) if _others else None
     return getattr(scaler, "_scale", None)
 
 

@@ -21,7 +21,7 @@ from probe.pytorch.dtensor import coverage, local
 Array = npt.NDArray[np.float64]
 
 _NOTHING = nullcontext()
-to_host = device_moments.to_host
+plain, to_host = host_moments.plain, device_moments.to_host
 HELD_ELEMENTS = 4096
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 

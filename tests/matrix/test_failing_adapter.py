@@ -19,6 +19,8 @@ UNASKED = {
     *("prepare", "on_first_forward", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
     *("hooks.runs", "on_every_step"),  # where targets are named; when it begins
     *("hooks.at_next_forward", "hooks.at_work"),  # when it ends
+    "hooks.may_rest",  # between steps that are not sampled
+    *("tensors.hold", "tensors.identity"),  # of tensors that the compiled pass cannot read, or of large ones
     *("hooks.held_scale", "hooks.recomputed_by"),  # of what the program asks for; in checkpointing
     *("collectives.bytes_of", "parallel.has_store", "parallel.meet", "parallel.store"),  # among several processes
     *("arrays.on_host", "tensors.unchanged"),  # of large matrices; of tensors that have an identity

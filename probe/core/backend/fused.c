@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* Numbers of a row. */
-enum { MIN, MAX, SUM, SUMSQ, BELOW, M2, MEAN, NUMBERS };
+enum { MIN, MAX, SUM, SUMSQ, BELOW, M2, MEAN, NANS, INFS, NUMBERS };
 /* What is computed besides the first four. */
 enum { COUNT_BELOW = 1, DEVIATIONS = 2 };
 
@@ -23,7 +23,7 @@ enum { COUNT_BELOW = 1, DEVIATIONS = 2 };
  * squares about that centre are more than FAR times those about the mean. */
 #define SAMPLE 256
 #define FAR 3.0
-/* Mean square below which squares in float32 have lost digits. */
+/* Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38). */
 #define FINEST 1e-31
 
 #if defined(__GNUC__)
@@ -45,6 +45,16 @@ INLINE double apart_of(const struct sums *all, size_t n)
     const double apart = all->distance - all->off * all->off / (double)n;
 
     return apart < 0.0 ? 0.0 : apart;
+}
+
+/* True if float32 can hold the results, so that the row is valid: there is no NaN and no infinity, and no sum or square
+ * is out of range, or all numbers are zero. */
+static int fits(const double *row, size_t n, int more)
+{
+    if (row[MIN] == 0.0 && row[MAX] == 0.0 && row[SUMSQ] == 0.0)
+        return 1;
+    return row[SUMSQ] > FINEST * (double)n && row[SUMSQ] < INFINITY && isfinite(row[SUM]) &&
+           !(more & DEVIATIONS && isnan(row[M2]));
 }
 
 INLINE float from_bits(uint32_t bits)
@@ -208,6 +218,7 @@ DEFINE_REST(float16, uint16_t)
         out[BELOW] = all.below;                                                                                        \
         out[M2] = all.least == all.most ? 0.0 : all.distance > FINEST * (double)n ? apart_of(&all, n) : NAN;           \
         out[MEAN] = centre + all.off / (double)n;                                                                      \
+        out[NANS] = out[INFS] = 0.0;                                                                                   \
     }
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -388,21 +399,23 @@ DEFINE_SETS(float16, uint16_t)
         return whole;                                                                                                  \
     }
 
-/* probe_moments_KIND: a row of n elements. probe_moments_KIND_each: one of each of count arrays. */
+/* probe_row_KIND: write a row of n elements; return whether it is valid. probe_rows_KIND: write one of each of
+ * count arrays, and whether it is valid. */
 #define DEFINE(KIND, TYPE)                                                                                             \
     DEFINE_PLAIN(KIND, TYPE)                                                                                           \
     DEFINE_ROW(KIND, TYPE, PLAIN, )                                                                                    \
                                                                                                                        \
-    void probe_moments_##KIND(const TYPE *x, size_t n, double eps, int more, double *out)                              \
+    int probe_row_##KIND(const TYPE *x, size_t n, double eps, int more, double *out)                                   \
     {                                                                                                                  \
         CHOOSE(KIND, x, n, (float)eps, more, out);                                                                     \
+        return fits(out, n, more);                                                                                     \
     }                                                                                                                  \
                                                                                                                        \
-    void probe_moments_##KIND##_each(const TYPE *const *xs, const size_t *sizes, size_t count, double eps, int more,   \
-                                   double *out)                                                                        \
+    void probe_rows_##KIND(const TYPE *const *xs, const size_t *sizes, size_t count, double eps, int more, double *out,  \
+                           unsigned char *valid)                                                                       \
     {                                                                                                                  \
         for (size_t i = 0; i < count; i++)                                                                             \
-            probe_moments_##KIND(xs[i], sizes[i], eps, more, out + NUMBERS * i);                                       \
+            valid[i] = (unsigned char)probe_row_##KIND(xs[i], sizes[i], eps, more, out + NUMBERS * i);                 \
     }
 
 DEFINE(float32, float)

@@ -1,5 +1,5 @@
-"""One pass over float32, bfloat16 or float16 numbers in host memory for all moments but counts of NaN and Inf, which
-are zero where the pass succeeds.
+"""One pass over float32, bfloat16 or float16 numbers in host memory for all moments but histograms. It succeeds where
+there is neither NaN nor Inf.
 
 Available if a C compiler was present when this package was installed. It takes about the time in which the numbers are
 read. Without it, everything works, but more slowly.
@@ -8,7 +8,7 @@ read. Without it, everything works, but more slowly.
 from __future__ import annotations
 
 import ctypes
-import math
+import functools
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -25,13 +25,13 @@ BRIEF = 1 << 21
 
 KINDS = ("float32", "bfloat16", "float16")
 """Dtypes that the compiled functions read."""
-NAMES = ("min", "max", "sum", "sumsq", "below", "m2")
-"""Moments of a row, in their order; then follows the mean, where deviations were computed, as exactly as they need
-it."""
+NAMES = ("min", "max", "sum", "sumsq", "below", "m2", "mean", "nans", "infs")
+"""Numbers of a row, in their order. The mean is there where deviations were computed, as exactly as they need it."""
+NUMBERS = len(NAMES)
 FOUR, BELOW, DEVIATIONS = 0, 1, 2
 """Moments to compute: the first four always, ``below`` and ``m2`` if the bit is set."""
-NUMBERS = len(NAMES) + 1
-Row = tuple[float, float, float, float, float, float, float]
+Row = tuple[float, ...]
+"""``NUMBERS`` numbers."""
 
 
 class _Library:
@@ -39,15 +39,13 @@ class _Library:
 
     def __init__(self, path: Path) -> None:
         brief, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
-        self.brief, self.long = ({kind: dll[f"probe_moments_{kind}"] for kind in KINDS} for dll in (brief, long))
-        self.each_brief, self.each_long = (
-            {kind: dll[f"probe_moments_{kind}_each"] for kind in KINDS} for dll in (brief, long)
-        )
+        self.brief, self.long = ({kind: dll[f"probe_row_{kind}"] for kind in KINDS} for dll in (brief, long))
+        self.each_brief, self.each_long = ({kind: dll[f"probe_rows_{kind}"] for kind in KINDS} for dll in (brief, long))
         how = (ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
         for function in (*self.brief.values(), *self.long.values()):
-            function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, *how), None
+            function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, *how), ctypes.c_int
         for function in (*self.each_brief.values(), *self.each_long.values()):
-            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *how)
+            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *how, ctypes.c_void_p)
             function.restype = None
 
 
@@ -76,6 +74,12 @@ def needed(columns: Collection[str]) -> int:
     return (BELOW if "below" in columns else FOUR) | (DEVIATIONS if "m2" in columns else FOUR)
 
 
+@functools.cache
+def places(columns: tuple[str, ...]) -> list[int] | None:
+    """Return the indices of ``columns`` in a row; None if one of them is not there, or nothing was compiled."""
+    return [NAMES.index(name) for name in columns] if available and set(NAMES).issuperset(columns) else None
+
+
 def one(address: int, size: int, kind: str = "float32", eps: float = 0.0, more: int = FOUR) -> Row | None:
     """Return the moments of ``size`` numbers of a ``kind`` that lie side by side at ``address``.
 
@@ -87,28 +91,35 @@ def one(address: int, size: int, kind: str = "float32", eps: float = 0.0, more: 
         more: moments to compute besides the first four, as :func:`needed` returns it; the rest of the row is without
             meaning.
     """
-    if not available or _library is None:
+    if not available:
         return None
     row = _results.row
-    (_library.brief if size <= BRIEF else _library.long)[kind](address, size, eps, more, row)
-    low, high, total, squares, below, apart, mean = row
-    fits = SQUARES_TOO_SMALL * size < squares < math.inf and math.isfinite(total)
-    fits = fits and not (more & DEVIATIONS and math.isnan(apart))
-    return (low, high, total, squares, below, apart, mean) if fits or low == high == squares == 0.0 else None
+    return tuple(row) if write(address, size, kind, eps, more, ctypes.addressof(row)) else None
+
+
+def write(address: int, size: int, kind: str, eps: float, more: int, row: int) -> bool:
+    """Write the moments that :func:`one` returns to the address ``row``; return false if they are not valid."""
+    assert _library is not None, "not compiled: see `available`"
+    return bool((_library.brief if size <= BRIEF else _library.long)[kind](address, size, eps, more, row))
 
 
 def each(
-    addresses: Sequence[int], sizes: Sequence[int], kind: str = "float32", eps: float = 0.0, more: int = FOUR
+    addresses: Sequence[int],
+    sizes: Sequence[int],
+    kind: str = "float32",
+    eps: float = 0.0,
+    more: int = FOUR,
+    rows: npt.NDArray[np.float64] | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return the moments of many arrays of one kind, a row each, and a mask of the valid rows: see :func:`one`."""
+    """Return the moments of many arrays of one kind, a row each, and a mask of the valid rows: see :func:`one`.
+
+    Args:
+        rows: where the moments are written, side by side; if None, into a new array.
+    """
     assert _library is not None, "not compiled: see `available`"
-    rows = np.empty((len(sizes), NUMBERS))
+    rows = np.empty((len(sizes), NUMBERS)) if rows is None else rows
+    valid = np.empty(len(sizes), np.bool_)
     where, lengths = np.array(addresses, np.uintp), np.array(sizes, np.uintp)
     function = (_library.each_brief if sum(sizes) <= BRIEF else _library.each_long)[kind]
-    function(where.ctypes.data, lengths.ctypes.data, len(sizes), eps, more, rows.ctypes.data)
-    squares = rows[:, 3]
-    with np.errstate(invalid="ignore"):
-        sound = (SQUARES_TOO_SMALL * lengths < squares) & (squares < math.inf) & np.isfinite(rows[:, 2])
-    if more & DEVIATIONS:
-        sound &= ~np.isnan(rows[:, 5])
-    return rows, sound | ~rows[:, :4].any(axis=1)
+    function(where.ctypes.data, lengths.ctypes.data, len(sizes), eps, more, rows.ctypes.data, valid.ctypes.data)
+    return rows, valid

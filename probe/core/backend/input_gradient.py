@@ -27,14 +27,14 @@ class EdgeSum:
         at_end: Callable[[Callable[..., None]], None],
     ) -> None:
         self._edges, self._missing, self._listeners = edges, edges, listeners
-        self._add, self._at_end, self._give_up_waiting = add, at_end, guard(self._send)
+        self._add, self._at_end, self._guard = add, at_end, guard
         self._sum: Tensor | None = None
         self._lost = False
 
     def add(self, gradient: Tensor | None) -> None:
         """Add the gradient along one edge; None if no gradient flows there."""
         if self._missing == self._edges > 1:
-            self._at_end(self._give_up_waiting)
+            self._at_end(self._guard(self._send))
         self._missing -= 1
         try:
             if gradient is not None and not self._lost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,27 @@ Numbers = Any
 write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
 ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
+Described = tuple[tuple[int, ...], object, Coverage | None]
+"""Shape of the part that this process holds, dtype as an object whose ``str`` users read, and coverage."""
+Plain = tuple[int, int, str, Described]
+"""Numbers side by side in host memory: address, number, kind (of ``fused_reduce.KINDS``) and description."""
 Remove = Callable[[], None]
 """Function that removes the hook placed by the call that returned this function. It may be called twice."""
+
+
+@runtime_checkable
+class Restful(Protocol):
+    """:data:`Remove` whose hook can be taken out for a while."""
+
+    def __call__(self) -> None: ...
+
+    def rest(self) -> None:
+        """Take the hook out."""
+
+    def wake(self) -> None:
+        """Put the hook back, in the same place among other hooks, unless it was removed."""
+
+
 Listen = Callable[[Tensor], None]
 Guard = Callable[..., Callable[..., None]]
 """Function that turns a function into a hook, which never raises and, on steps that are not sampled, returns at once.
@@ -61,9 +80,11 @@ class Tensors(Protocol):
     def is_tensor(self, value: object) -> bool:
         """Return whether ``value`` holds numbers that can be read now."""
 
-    def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
-        """Return the shape of the part that this process holds, the dtype as an object whose ``str`` users read, and
-        the coverage, if the tensor itself has one."""
+    def plain(self, tensor: Tensor) -> Plain | None:
+        """Return the place of a non-empty tensor that the compiled pass can read at once; None for any other."""
+
+    def describe(self, tensor: Tensor) -> Described:
+        """Return the description of ``tensor``; the coverage is there only if the tensor itself has one."""
 
     def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], object]]:
         """Return a key that is equal for two readings only if they are of one object at one version, and a function
@@ -145,7 +166,8 @@ class StepListener(Reports, Protocol):
 class Hooks(Protocol):
     """Names and hooks of models and optimizers. Every ``on_...`` whose hook lasts returns a function that removes it.
 
-    A listener may be called in any step; a ``guard`` wraps the function that the framework will call.
+    A listener may be called in any step; a ``guard`` wraps the function that the framework will call. Hooks that need
+    not be there in steps that are not sampled are :class:`Restful`.
     """
 
     def check_model(self, model: Module, settings: Any) -> None:
@@ -253,6 +275,9 @@ class Hooks(Protocol):
         self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
     ) -> None:
         """Listen to the gradient of each input *through this module*, other branches left out."""
+
+    def may_rest(self) -> bool:
+        """Return whether :class:`Restful` hooks may be taken out where no backward runs."""
 
     def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
         """Call ``function`` at times when hooks may be removed: in every forward of ``model`` from now on, or its

@@ -22,6 +22,7 @@ from probe.core.backend.protocols import (
 )
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
+from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, TargetNames, Watched
@@ -195,7 +196,12 @@ class Run:
     """Functions that return the seconds within collectives of the sampled step in progress; None if unknown."""
     trained: frozenset[int] = field(default=frozenset(), init=False)
     """Identities of the parameters that an optimizer updates; empty if none is known."""
+    idle: IdleHooks = field(init=False)
+    """The hooks of the sources, between sampled steps."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
+
+    def __post_init__(self) -> None:
+        self.idle = IdleHooks(self.faults, self.settings.compiled != "record")
 
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
         """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
@@ -336,7 +342,7 @@ class Run:
 
         clock, guard = self.clock, partial(self.guard, where)
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
-        return hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients)
+        return self.idle.keep(hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients))
 
 
 REMEDIES = {

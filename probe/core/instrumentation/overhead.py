@@ -17,11 +17,8 @@ Mark = Any
 """A moment in the order of a device's work; None where there is no device."""
 
 
-class Begun(NamedTuple):
-    """The beginning of a piece of the monitor's work."""
-
-    time: float
-    mark: Mark
+Begun = Any
+"""The beginning of a piece of the monitor's work: its time, with a mark where there is a clock of the device."""
 
 
 class Spent(NamedTuple):
@@ -48,21 +45,29 @@ class Cost:
 
     def begin(self) -> Begun:
         """Begin a piece of the monitor's work."""
-        mark = None if self._clock is None or self._taken % MEASURED_EVERY else self._now()
-        return Begun(time.perf_counter(), mark)
+        if self._clock is None:
+            return time.perf_counter()
+        return time.perf_counter(), None if self._taken % MEASURED_EVERY else self._now()
 
     def end(self, begun: Begun) -> None:
         """End a piece of work, on the thread that began it."""
-        self.hooks += time.perf_counter() - begun.time
-        self._span(begun)
+        self.hooks += self._since(begun)
 
     def take(self, drain: Begun) -> Spent:
         """Return the cost of the step, including the drain that ends now, and begin another step."""
-        seconds = time.perf_counter() - drain.time
-        self._span(drain)
+        seconds = self._since(drain)
         spent = Spent(self.hooks, seconds, self._spans)
         self.hooks, self._spans, self._taken = 0.0, [], self._taken + 1
         return spent
+
+    def _since(self, begun: Begun) -> float:
+        """Return the seconds since a piece of work began; note its end on the device."""
+        now = time.perf_counter()
+        began, mark = (begun, None) if type(begun) is float else begun
+        seconds: float = now - began
+        if mark is not None and (end := self._now()) is not None:
+            self._spans.append((mark, end))
+        return seconds
 
     def _now(self) -> Mark:
         if (clock := self._clock) is None:
@@ -73,10 +78,6 @@ class Cost:
             self._clock = None
             _log.warning("what the monitor costs on the device is no longer measured: %s", error)
             return None
-
-    def _span(self, begun: Begun) -> None:
-        if begun.mark is not None and (end := self._now()) is not None:
-            self._spans.append((begun.mark, end))
 
 
 class Overhead:

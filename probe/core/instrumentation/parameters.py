@@ -78,7 +78,8 @@ class Parameters:
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
                 for attach in self._run.each_parameter:
-                    self._attached.setdefault(id(parameter.thing), ExitStack()).callback(attach(parameter))
+                    remove = self._run.idle.keep(attach(parameter))
+                    self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
                 still.append(parameter)
         self._waiting = still

@@ -7,22 +7,26 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probe.core.backend.protocols import Block, Shard, Tensor, Tensors
+from probe.core.backend.protocols import Block, Described, Plain, Shard, Tensor, Tensors
 from probe.core.histogram import BINS, HISTOGRAM, shifted, width
+from probe.core.instrumentation.slab import Slab
 from probe.core.moments import nothing
-from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.records import Array, Batch, Key
 
 Reference = int
-"""A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
-Described = tuple[tuple[int, ...], object, Coverage | None]
+"""A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor; from ``SLAB`` on, one of the slab."""
 Row = tuple[Described, int, Reference, Reference]
 """Description (shape, dtype, coverage), order, reference of the values, and reference of the factor in them (a gradient
 scaler's); -1 for none."""
 Known = dict[object, tuple[Callable[[], object], Block]]
+SLAB = 1 << 40
+"""The reference of the slab's first row."""
 NOTHING = 1 << 60
 """The reference of a tensor without elements."""
 MISSING = NOTHING + 1
 """The reference of a tensor that could not be reduced: its row is left out."""
+SHARED = 4096
+"""Elements up to which a tensor is read again instead of found again."""
 UNKNOWN: Described = ((), None, None)
 """Description of a tensor that could not be described."""
 Failed = Callable[[str, Exception], None]
@@ -63,13 +67,15 @@ class Pending:
     block_rows: int
     held: list[int]
     """The rows of the held tensors."""
+    slab: Array
+    """The rows of the slab."""
     distribution: bool = False
     """True if histograms are written though no op needs them."""
 
     def batches(self, step: int) -> list[Batch]:
         """Return the batches of all signals; wait for the device, once."""
         rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
-        rows = np.concatenate([rows, nothing(self.columns)[np.newaxis]])
+        rows = np.concatenate([rows, self.slab, nothing(self.columns)[np.newaxis]])
         made = (
             (_computed if readings.computed else self._batch)(signal, readings, rows, step)
             for signal, readings in self.readings.items()
@@ -81,7 +87,7 @@ class Pending:
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
         left_out = readings.forgotten.union(np.flatnonzero(at == MISSING).tolist())
-        at = np.minimum(at, len(rows) - 1)
+        at = np.where((at >= SLAB) & (at < NOTHING), at - SLAB + self.block_rows, np.minimum(at, len(rows) - 1))
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
             columns[HISTOGRAM] = rows[at, -BINS:]
@@ -169,6 +175,7 @@ class Recorder:
     ) -> None:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._failed, self._distribution = failed, distribution
+        self._slab = Slab(self.columns, eps)
         self._known: Known = {}
         self.clear()
 
@@ -180,6 +187,7 @@ class Recorder:
         self._rows = 0
         self._held: list[Tensor] = []
         self._held_rows: list[int] = []
+        self._slab.clear()
         self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
         self._scales: dict[object, tuple[Tensor, Reference]] = {}
         self._calls = 0
@@ -210,18 +218,53 @@ class Recorder:
             shared: whether the same object may be recorded again in this step, and is then reduced only once.
             remember: whether :meth:`record_all` may reuse the result if the tensor is unchanged.
         """
-        row: Row
         try:
-            tensor, described = self._describe(tensor)
-            reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
-            row = described, self._order, reference, self._scale(scale)
+            row = self._read(tensor, scale, shared)
+            if row is None:
+                tensor, described = self._describe(tensor)
+                reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
+                row = described, self._order, reference, self._scale(scale)
+                if remember and scale is None and 0 <= reference < NOTHING:
+                    self._remember(tensor, self._blocks[-1])
         except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
             self._leave_out(signal, key, error)
-            reference, row = MISSING, (UNKNOWN, self._order, MISSING, -1)
+            row = UNKNOWN, self._order, MISSING, -1
         self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
-        if remember and scale is None and 0 <= reference < NOTHING:
-            self._remember(tensor, self._blocks[-1])
+
+    def _plain(self, tensor: Tensor | Shard, scale: Tensor | None) -> Plain | None:
+        """Return where the compiled pass can read ``tensor``, and only its values are ``scale`` times too large; else
+        None."""
+        if not self._slab.writes or (scale is not None and "below" in self.columns):
+            return None
+        try:
+            return self._tensors.plain(tensor)
+        except Exception as error:  # noqa: BLE001 - the general path may reduce it
+            self._failed("tensors that lie side by side", error)
+            return None
+
+    def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Row | None:
+        """Return the row of a tensor that is read where it lies: the short path from a hook to the compiled pass; None
+        for any other."""
+        if (plain := self._plain(tensor, scale)) is None:
+            return None
+        address, size, kind, described = plain
+        if not shared or size <= SHARED:
+            number = self._slab.read(address, size, kind)
+            return None if number is None else (described, self._order, SLAB + number, self._scale(scale))
+        identity, alive = self._tensors.identity(tensor)
+        reference = self._seen_before(identity)
+        if reference is None:
+            if (number := self._slab.read(address, size, kind)) is None:
+                return None
+            reference = SLAB + number
+            self._seen[identity] = alive, reference
+        return described, self._order, reference, self._scale(scale)
+
+    def _seen_before(self, identity: object) -> Reference | None:
+        """Return the reference of a tensor that was recorded in this step as it is; None for any other."""
+        seen = self._seen.get(identity)
+        return None if seen is None or seen[0]() is None else seen[1]
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
@@ -230,6 +273,36 @@ class Recorder:
         if not tensors:
             return
         readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
+        found = self._read_all(tensors, scale)
+        if len(found) < len(tensors):
+            others = [i for i in range(len(tensors)) if i not in found]
+            rows = self._reduce_all(signal, [keys[i] for i in others], [tensors[i] for i in others], scale)
+            found.update(zip(others, rows, strict=True))
+        for i, key in enumerate(keys):
+            described, reference = found[i]
+            readings.put(key, (described, self._order, reference, factor))
+            self._calls += 1
+
+    def _read_all(
+        self, tensors: Sequence[Tensor | Shard], scale: Tensor | None
+    ) -> dict[int, tuple[Described, Reference]]:
+        """Return descriptions and references of the tensors that are read where they lie, by their indices."""
+        kinds: dict[str, list[tuple[int, Plain]]] = {}
+        for i, tensor in enumerate(tensors):
+            if (plain := self._plain(tensor, scale)) is not None:
+                kinds.setdefault(plain[2], []).append((i, plain))
+        found = {}
+        for kind, each in kinds.items():
+            numbers, valid = self._slab.read_each([x[0] for _, x in each], [x[1] for _, x in each], kind)
+            for (i, plain), number, fits in zip(each, numbers, valid.tolist(), strict=True):
+                if fits:
+                    found[i] = plain[3], SLAB + number
+        return found
+
+    def _reduce_all(
+        self, signal: str, keys: Sequence[Key], tensors: Sequence[Tensor | Shard], scale: Tensor | None
+    ) -> list[tuple[Described, Reference]]:
+        """Reduce tensors in few kernel launches, except those already reduced and unchanged since."""
         known = [self._known_place(signal, key, each, scale) for key, each in zip(keys, tensors, strict=True)]
         places = [place for _, _, place in known]
         fresh = [i for i, place in enumerate(places) if place is None]
@@ -242,9 +315,8 @@ class Recorder:
                 block = self._blocks[-1]
                 for row, i in enumerate(fresh):
                     self._remember(known[i][0], block[row : row + 1])
-        for key, (_, about, _), place in zip(keys, known, places, strict=True):
-            readings.put(key, (about, self._order, NOTHING if place is None else place, factor))
-            self._calls += 1
+        found = zip(known, places, strict=True)
+        return [(described, NOTHING if place is None else place) for (_, described, _), place in found]
 
     def compute(
         self, signal: str, key: Key, tensor: Tensor, block: Block, finish: Finish, *, micro_stepped: bool = False
@@ -321,7 +393,8 @@ class Recorder:
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         wait = self._tensors.to_host(self._blocks)
-        return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows), self._distribution)
+        held, slab = list(self._held_rows), self._slab.rows()
+        return Pending(dict(chosen), self.columns, wait, self._rows, held, slab, self._distribution)
 
     def _settle(self) -> None:
         """Reduce the held tensors together."""
@@ -378,11 +451,9 @@ class Recorder:
 
     def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
         identity, alive = self._tensors.identity(tensor)
-        seen = self._seen.get(identity)
-        if seen is not None and seen[0]() is not None:
-            return seen[1]
-        reference = self._reduce(tensor, shape, None)
-        self._seen[identity] = (alive, reference)
+        if (reference := self._seen_before(identity)) is None:
+            reference = self._reduce(tensor, shape, None)
+            self._seen[identity] = (alive, reference)
         return reference
 
     def _reduce(self, tensor: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> Reference:

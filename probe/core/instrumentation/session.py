@@ -12,6 +12,7 @@ from typing import Protocol
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
@@ -59,6 +60,8 @@ class Session:
         """Time of the last step's end; seconds of the delivery thread and of the device up to the last sampled step."""
         self._own = 0.0
         """Seconds of the monitor between the last step and the one in progress."""
+        self._rested = 0.0
+        """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
         self._outcome: Outcome = "applied"
         self._thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
@@ -104,7 +107,7 @@ class Session:
             return
         step = run.clock.step
         self._guarded("control", lambda: act(step))
-        self._run.clock.begin(step, self._samples(step))
+        self._begin(step)
 
     def _place(self, sources: Sequence[Source]) -> None:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
@@ -328,8 +331,8 @@ class Session:
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
         finally:  # the configuration may stop training, and a program may catch that and go on
+            self._begin(step + 1)
             self._own = time.perf_counter() - self._ended
-            self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
@@ -361,7 +364,30 @@ class Session:
             if sampled and self._output is not None:
                 delivered, self._delivered = self._delivered, self._output.beside
                 on_device, self._on_device = self._on_device, self._output.on_device
-                pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
+                pace.sampled(own + self._rested + self._on_device - on_device, self._delivered - delivered)
+                self._rested = 0.0
+
+    def _begin(self, step: int) -> None:
+        """Begin ``step``, with the hooks that it needs."""
+        sampled = self._samples(step)
+        self._guarded("hooks", lambda: self._move_hooks(step, sampled))
+        if sampled and self._run.idle.resting:
+            sampled = False
+            self._run.faults.lost(UNPLACED, 1)
+        self._run.clock.begin(step, sampled)
+
+    def _move_hooks(self, step: int, sampled: bool) -> None:
+        """Put the hooks back if ``step`` is sampled, and take them out if neither it nor the next one is, except in a
+        backward, where frameworks iterate over them."""
+        idle = self._run.idle
+        if self._hooks.backward_id() != -1:
+            return
+        if sampled and idle.resting:
+            idle.wake()
+        elif not (sampled or idle.resting or self._detached or self._samples(step + 1)) and self._hooks.may_rest():
+            begun = time.perf_counter()
+            idle.rest()
+            self._rested += time.perf_counter() - begun
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""

@@ -55,7 +55,7 @@ def test_squares_that_lost_their_digits_are_left_to_others() -> None:
 
 
 def test_zeros_are_exact() -> None:
-    assert of(np.zeros(5000, np.float32)) == (0.0,) * 7
+    assert of(np.zeros(5000, np.float32)) == (0.0,) * fused_reduce.NUMBERS
 
 
 def test_rounding_does_not_grow_with_the_length() -> None:
@@ -92,12 +92,12 @@ def test_every_float16_is_read_as_numpy_reads_it() -> None:
         alone = np.array([value])
         expected = float(alone.view(np.float16)[0])
         found = fused_reduce._library.brief["float16"]  # type: ignore[union-attr]
-        row = np.empty(7)
+        row = np.empty(fused_reduce.NUMBERS)
         found(alone.ctypes.data, 1, 0.0, 0, row.ctypes.data)
         assert (row[0], row[3]) == (expected, expected**2)
     for begin in range(0, len(finite) - 64, 64):
         part = finite[begin : begin + 64].copy()
-        row = np.empty(7)
+        row = np.empty(fused_reduce.NUMBERS)
         fused_reduce._library.brief["float16"](part.ctypes.data, 64, 0.0, 0, row.ctypes.data)  # type: ignore[union-attr]
         wide = part.view(np.float16).astype(np.float64)
         assert (row[0], row[1]) == (wide.min(), wide.max())

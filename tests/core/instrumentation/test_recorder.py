@@ -40,6 +40,9 @@ class NumPy:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, Array)
 
+    def plain(self, tensor: Array) -> None:
+        return None
+
     def describe(self, tensor: Array) -> tuple[tuple[int, ...], object, None]:
         return tensor.values.shape, tensor.values.dtype, None
 

@@ -56,8 +56,9 @@ class ActivationListener:
 
     def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
         self._run, self._module, self._places = run, module, places
-        self._record = record or partial(_record, run, module)
+        self._record = record or recording(run, module)
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
+        self._guard = partial(run.guard, f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
@@ -82,13 +83,14 @@ class ActivationListener:
         if kind_ == "training":
             self._run.clock.forward_began(whole=False)
         call = self._call(kind_)
+        parts = input_parts(self._tensors, inputs)
         if kind_ == "training" and "input" in self._places:
-            for part, tensor in self._inputs(inputs, "input"):
+            for part, tensor in self._select("input", inputs[0], parts):
                 self._record("actv", part, tensor, self._run.clock.micro_step, call)
         names: list[str] = []
         edges = None
         if "input_grad" in self._places and self._arms(kind_):
-            watched = self._inputs(inputs, "input_grad")
+            watched = self._select("input_grad", inputs[0], parts)
             names = [part for part, _ in watched]
             try:
                 edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
@@ -101,18 +103,18 @@ class ActivationListener:
         if not self._open or self._run.clock.searching:
             return
         call, names, edges = self._open.pop()
+        parts = output_parts(self._tensors, outputs)
         if kind_ == "training" and "output" in self._places:
-            for part, tensor in self._outputs(outputs, "output"):
+            for part, tensor in self._select("output", outputs, parts):
                 self._record("actv", part, tensor, self._run.clock.micro_step, call)
         if not self._wants_gradients or not self._arms(kind_):
             return
         if "output_grad" in self._places:
-            for part, tensor in self._outputs(outputs, "output_grad"):
+            for part, tensor in self._select("output_grad", outputs, parts):
                 self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, self._micro_step(kind_))))
         if edges is not None:
             listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
-            results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
-            self._hooks.on_input_gradients(edges, results, listeners, self._guard)
+            self._hooks.on_input_gradients(edges, [tensor for _, tensor in parts], listeners, self._guard)
 
     def _miss(self, rows: int) -> None:
         if COMPILED not in self._run.faults.counts:
@@ -140,9 +142,6 @@ class ActivationListener:
         """True if this forward builds the graph that will be differentiated; one that saves memory builds none."""
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
-    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
-        return self._run.guard(f"gradient of module {self._module.full!r}", function)
-
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
         step = self._run.clock.step
 
@@ -152,12 +151,6 @@ class ActivationListener:
                 self._record("actv_grad", part, gradient, micro_step, call)
 
         return listen
-
-    def _inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], place: str) -> list[Part]:
-        return self._select(place, inputs[0], input_parts(self._tensors, inputs))
-
-    def _outputs(self, outputs: Any, place: str) -> list[Part]:
-        return self._select(place, outputs, output_parts(self._tensors, outputs))
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""
@@ -188,22 +181,35 @@ class ActivationListener:
             )
 
 
-def _record(run: Run, module: Watched, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-    key = Key(module.name, part, micro_step, call, module.stage)
-    backward = signal == "actv_grad"
-    if backward:
-        key = run.recorder.next_call(signal, key)
-    scale = run.framework.hooks.loss_scale() if backward else None
-    run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+def recording(run: Run, module: Watched) -> Record:
+    """Return a function that records tensors of ``module``. It keeps their keys, since rules and writers
+    compare those of a step with those of the step before."""
+    recorder, loss_scale = run.recorder, run.framework.hooks.loss_scale
+    keys: dict[tuple[str, int, int], Key] = {}
+
+    def record(signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        place = part, micro_step, call
+        if (key := keys.get(place)) is None:
+            key = keys[place] = Key(module.name, part, micro_step, call, module.stage)
+        scale = None
+        if signal == "actv_grad":
+            key, scale = recorder.next_call(signal, key), loss_scale()
+        recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+
+    return record
 
 
 def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
     """Return the tensor arguments in order, keyword arguments after positional ones."""
     args, kwargs = inputs
+    if len(args) == 1 and not kwargs and tensors.is_tensor(args[0]):
+        return [("input", args[0])]
     values = [x for x in leaves((*args, *kwargs.values())) if tensors.is_tensor(x)]
     return numbered(values, tensors.is_tensor, "input")
 
 
 def output_parts(tensors: Tensors, outputs: Any) -> list[Part]:
     """Return the tensors of ``outputs`` in order."""
+    if tensors.is_tensor(outputs):
+        return [("output", outputs)]
     return numbered(list(leaves(outputs)), tensors.is_tensor, "output")

@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from probe.core.errors import missing
 from probe.core.histogram import buckets
 from probe.core.naming import tag
@@ -22,10 +25,12 @@ RUN_FOLDER = "run"
 
 
 class _Curves(NamedTuple):
-    """The event of a signal, kept from step to step: only its values change."""
+    """The text of the scalars of a signal as an event has it, kept from step to step: only its values change."""
 
     about: tuple[object, ...]
-    event: Event
+    text: npt.NDArray[np.uint8]
+    places: npt.NDArray[np.int64]
+    """Places of the four bytes of each value, a row each."""
 
 
 class TensorBoardSink:
@@ -57,15 +62,15 @@ class TensorBoardSink:
 
     def write(self, snapshot: Snapshot) -> None:
         """Append the events of one step in one write."""
-        events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in snapshot.batches if len(batch)]
-        events += [self._distributed(batch, snapshot.ops) for batch in snapshot.batches if len(batch)]
-        events.append(self._run(snapshot))
-        for event in events:
-            event.step, event.wall_time = snapshot.step, snapshot.time
+        batches = [batch for batch in snapshot.batches if len(batch)]
+        head = self._new_event(step=snapshot.step, wall_time=snapshot.time).SerializeToString()
+        events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in batches]
+        others = [*(self._distributed(batch, snapshot.ops) for batch in batches), self._run(snapshot)]
+        events = [head + text for text in (*events, *(event.SerializeToString() for event in others))]
         with open_for_append(self._path) as file:
             if not file.seek(0, os.SEEK_END):
-                events[:0] = self._beginning(snapshot.time)
-            append(file, b"".join(record(event.SerializeToString()) for event in events))
+                events[:0] = (event.SerializeToString() for event in self._beginning(snapshot.time))
+            append(file, b"".join(map(record, events)))
 
     def _beginning(self, time: float) -> Iterator[Event]:
         """Yield the first events of a file; the second makes readers drop steps of other files from this step on."""
@@ -75,18 +80,19 @@ class TensorBoardSink:
             event.session_log.status = event.session_log.START
             yield event
 
-    def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
-        """Return the event of ``batch``, op by op."""
+    def _measured(self, batch: Batch, ops: tuple[str, ...]) -> bytes:
+        """Return the scalars of ``batch``, op by op, as the text of an event without step and time."""
         about = (batch.keys, ops, batch.micro_stepped)
         known = self._curves.get(batch.signal)
         if known is None or known.about != about:
             tags = [tag(batch.signal, key, self._rank, batch.micro_stepped) for key in batch.keys]
-            known = _Curves(about, self._event((f"{name}_{op}", 0.0) for op in ops for name in tags))
-            self._curves[batch.signal] = known
-        values = [value for op in ops for value in batch.op(op).tolist()]
-        for scalar, value in zip(known.event.summary.value, values, strict=True):
-            scalar.simple_value = value
-        return known.event
+            event = self._event((f"{name}_{op}", 0.0) for op in ops for name in tags)
+            text = np.frombuffer(event.SerializeToString(), np.uint8).copy()
+            known = self._curves[batch.signal] = _Curves(about, text, _places(event, len(text)))
+        with np.errstate(over="ignore"):
+            values = np.array([batch.op(op) for op in ops]).astype("<f4")
+        known.text[known.places] = values.view(np.uint8).reshape(-1, 4)
+        return known.text.tobytes()
 
     def _distributed(self, batch: Batch, ops: Sequence[str]) -> Event:
         """Return the event of the histograms of ``batch``, each under the tag of its row, without an op."""
@@ -106,3 +112,13 @@ class TensorBoardSink:
         for name, value in scalars:
             event.summary.value.add(tag=name, simple_value=value)
         return event
+
+
+def _places(event: Event, length: int) -> npt.NDArray[np.int64]:
+    """Return the places of the values in the text of an event of scalars: each is at the end of its message, behind the
+    tag; before the message is its length, in seven bits a byte."""
+    sizes = np.array([scalar.ByteSize() for scalar in event.summary.value], dtype=np.int64)
+    ends = np.cumsum(1 + np.ceil(np.log2(sizes + 1) / 7).astype(np.int64) + sizes)
+    begin = length - (ends[-1] if len(ends) else 0)
+    places: npt.NDArray[np.int64] = (begin + ends)[:, np.newaxis] + np.arange(-4, 0)
+    return places

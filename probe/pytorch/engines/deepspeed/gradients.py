@@ -12,7 +12,7 @@ from probe.core.backend.patch import weakly
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.engine import Listen, Parameter
-from probe.pytorch.hook_handles import on_own, removing
+from probe.pytorch.hook_handles import TensorHook, on_own
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, Any]]:
@@ -73,7 +73,7 @@ class DeepSpeedHome:
         hook = guard(accumulated)
         handle = parameter.register_post_accumulate_grad_hook(weakly(hook))
         _put_first(parameter._post_accumulate_grad_hooks, handle.id)
-        return removing(handle, parameter, "_post_accumulate_grad_hooks", hook)
+        return TensorHook(handle, parameter, "_post_accumulate_grad_hooks", hook)
 
     def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
         """Return the parameter with its coverage under the optimizer; other tensors unchanged."""

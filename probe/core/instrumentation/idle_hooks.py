@@ -1,0 +1,56 @@
+"""The hooks of sources between sampled steps: taken out where several steps in a row are not sampled, since a hook
+without effect costs time, too."""
+
+from __future__ import annotations
+
+from probe.core.backend.protocols import Remove, Restful
+from probe.core.faults import Faults
+
+FAILED = "hooks between sampled steps"
+"""Place of failures."""
+UNPLACED = "hooks: steps that were due to be sampled, but began within a backward, where none can be placed"
+"""What is counted of steps that cannot be sampled."""
+
+
+class IdleHooks:
+    """The hooks that can be taken out for a while.
+
+    Args:
+        faults: counter of hooks that could not be moved.
+        may_rest: false if all hooks are to stay.
+    """
+
+    def __init__(self, faults: Faults, may_rest: bool) -> None:
+        self._faults, self._may_rest = faults, may_rest
+        self._hooks: dict[Restful, None] = {}
+        self.resting = False
+        """True if the hooks are taken out."""
+
+    def keep(self, remove: Remove) -> Remove:
+        """Note a hook that was placed; return the function that removes it."""
+        if not self._may_rest or not isinstance(remove, Restful):
+            return remove
+        hook = remove
+        self._hooks[hook] = None
+
+        def gone() -> None:
+            self._hooks.pop(hook, None)
+            hook()
+
+        return gone
+
+    def rest(self) -> None:
+        """Take all hooks out."""
+        self._each(True)
+
+    def wake(self) -> None:
+        """Put all hooks back."""
+        self._each(False)
+
+    def _each(self, rests: bool) -> None:
+        self.resting = rests
+        for hook in [*self._hooks]:
+            try:
+                (hook.rest if rests else hook.wake)()
+            except Exception as error:  # noqa: BLE001 - the others can still be moved
+                self._faults.note(FAILED, error)
