@@ -10,14 +10,18 @@ are wanted are computed: they are flags at compile time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from probe.core.moments import MOMENTS
+
+Integers = npt.NDArray[np.int64]
 
 BLOCK = 1 << 11
 """Elements that one program holds at a time: its lanes."""
@@ -42,6 +46,20 @@ _FLAGS = {name: 1 << place for place, name in enumerate(MOMENTS)}
 _ADDED, _RANGE = tl.constexpr(4 + 8 + 16), tl.constexpr(256)  # the range: extremes for our own use, NaN left out
 _HUGE, _TINY = tl.constexpr(1e18), tl.constexpr(1e-13)
 """Magnitudes between which float32 holds 64 squares, the least of which still counts."""
+
+
+class AddressTable(NamedTuple):
+    """Addresses of tensors on their device."""
+
+    numbers: torch.Tensor
+    chunks: int
+    aligned: bool
+    """True if each tensor begins at a multiple of 16 bytes."""
+
+
+MOST_TABLES = 32
+"""Tables that are kept; the oldest goes first."""
+_tables: dict[Hashable, AddressTable] = {}
 
 
 def takes(tensor: torch.Tensor) -> bool:
@@ -94,30 +112,44 @@ def _several(
     tensors: Sequence[torch.Tensor], chunk: int, eps: torch.Tensor, result: torch.Tensor, wanted: int, wide: bool
 ) -> None:
     """Reduce tensors that a table on the device names."""
-    table, chunks, aligned = _table(tensors, chunk)
-    work = table.to(result.device, non_blocking=True)
+    work, chunks, aligned = _on_device(tensors, chunk)
     partial = torch.empty((chunks, _PARTIAL), dtype=torch.float64, device=result.device)
     dtype = POINTERS[tensors[0].dtype]
     _reduce[(chunks,)](work, eps, partial, dtype, wanted, wide, aligned, BLOCK, num_warps=WARPS)
     _merge[(len(tensors),)](work[2 * chunks :], partial, result, wanted, result.shape[1], 128, num_warps=4)
 
 
-def _table(tensors: Sequence[torch.Tensor], chunk: int) -> tuple[torch.Tensor, int, bool]:
-    """Return one table of chunks (address, length), then tensors (first chunk, chunks, elements); count the chunks, and
-    return whether each begins at a multiple of 16 bytes."""
+def _on_device(tensors: Sequence[torch.Tensor], chunk: int) -> AddressTable:
+    """Return the table of ``tensors``: the one of an earlier call with equal addresses, as parameters have, or a copy
+    of a new one. A stream has its own, so that none is read before it is copied."""
+    device, width = tensors[0].device, tensors[0].element_size()
     counts = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
     starts = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-    width = tensors[0].element_size()
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream, chunk, width, starts.tobytes(), counts.tobytes())
+    if (known := _tables.get(key)) is not None:
+        return known
+    table, chunks = _table(starts, counts, width, chunk)
+    host = torch.from_numpy(table)
+    copied = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+    found = AddressTable(copied, chunks, not (starts % 16).any())
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
+        _tables[key] = found
+        while len(_tables) > MOST_TABLES:
+            _tables.pop(next(iter(_tables)), None)
+    return found
+
+
+def _table(starts: Integers, counts: Integers, width: int, chunk: int) -> tuple[Integers, int]:
+    """Return one table of chunks (address, length), then tensors (first chunk, chunks, elements); count the chunks."""
     of_tensor = -(-counts // chunk)
     first = np.cumsum(of_tensor) - of_tensor
     chunks = int(of_tensor.sum())
-    owner = np.repeat(np.arange(len(tensors)), of_tensor)
+    owner = np.repeat(np.arange(len(counts)), of_tensor)
     offset = (np.arange(chunks) - first[owner]) * chunk
     addresses, lengths = starts[owner] + offset * width, np.minimum(counts[owner] - offset, chunk)
     table = np.concatenate([np.stack([addresses, lengths], 1).ravel(), np.stack([first, of_tensor, counts], 1).ravel()])
-    host = torch.from_numpy(table)
-    aligned = not (starts % 16).any()
-    return (host.pin_memory() if torch.cuda.is_available() else host), chunks, bool(aligned)
+    return table, chunks
 
 
 @triton.jit

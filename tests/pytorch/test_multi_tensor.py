@@ -51,6 +51,11 @@ np.testing.assert_allclose(
 )
 few = device_moments.by_kernels(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
 np.testing.assert_array_equal(few, got[:, [names.index("max"), names.index("nans")]])
+tensors[0].fill_(3.0)  # at the same address
+again = device_moments.by_kernels(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
+assert again[0].tolist() == [3.0, 0.0]
+np.testing.assert_array_equal(again[1:], few[1:])
+assert 0 < len(triton_moments._tables) <= triton_moments.MOST_TABLES
 print("equal", len(tensors))
 """
 
