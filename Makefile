@@ -9,6 +9,7 @@
 # make stack   Prometheus, Alertmanager, exporter, remediation and a training on this machine   (ARGS=)
 # make bench   what the monitor costs, beside the existing tool, on a quiet machine   (BENCHMARKS= ARGS=)
 # make bench-compare   its newest figures beside the cheapest earlier ones; fails where one is costlier   (ARGS=)
+# make gpu     the same of a GPU and of the kernels for it, in less than eight minutes   (ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
 # make clean   remove what these made
@@ -52,7 +53,7 @@ endef
 PACKAGING := setup.py pyproject.toml probe/core/backend/fused.c
 # demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, false_alarms.py more, memory.py half an
 # hour, run_rules.py ten minutes; report.py writes 4 GB, dashboards.py 3 GB.
-BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/memory.py benchmarks/report.py benchmarks/scale.py benchmarks/run_rules.py benchmarks/hangs.py benchmarks/dashboards.py benchmarks/stack.py,$(sort $(wildcard benchmarks/*.py)))
+BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/memory.py benchmarks/report.py benchmarks/scale.py benchmarks/run_rules.py benchmarks/hangs.py benchmarks/dashboards.py benchmarks/stack.py benchmarks/gpu.py,$(sort $(wildcard benchmarks/*.py)))
 export OMP_NUM_THREADS ?= 2
 # One process for each of two cores, a file at a time: fixtures of a file are made once. ARGS="-n 0" runs all in one.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -60,7 +61,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare clean browser servers always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu clean browser servers always
 
 venv: $(VENV)/.ready
 
@@ -111,6 +112,9 @@ bench: $(BENCH)/.ready
 # Any Python will do: it only reads benchmarks/history.jsonl.
 bench-compare:
 	$(PYTHON) benchmarks/_history.py $(ARGS)
+
+gpu: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(NUMPY2) $(BENCH) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

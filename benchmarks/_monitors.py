@@ -23,7 +23,12 @@ SETTINGS["everything"] = {key: on for setting in SETTINGS.values() for key, on i
 
 EXTRAS = ("everything, default alerts", "everything, TensorBoard", "everything, small model")
 """Settings that differ from ``everything`` by one thing; the small model has 4 layers of width 128."""
-SMALL = {"layers": 4, "width": 128}
+LARGE = ("weight gradients, large model", "parameters, large model")
+"""Settings for a device: a model of 1.0e9 parameters in sequences of 1,024 tokens."""
+SIZES = {
+    "small model": {"layers": 4, "width": 128},
+    "large model": {"layers": 20, "width": 2048, "heads": 16, "tokens": 1024},
+}
 
 TARGETS = {
     "weight gradients": 1 / 6,
@@ -50,7 +55,7 @@ def configuration(setting: str, **more: Any) -> dict[str, Any]:
 
 def size_of(setting: str) -> dict[str, int]:
     """Size of the model that ``setting`` trains, where it is not the default one."""
-    return SMALL if setting.endswith(", small model") else {}
+    return SIZES.get(setting.partition(", ")[2], {})
 
 
 def has_existing_tool() -> bool:

@@ -315,18 +315,19 @@ def main() -> None:
     parser.add_argument("--memory-runs", type=int, default=5, help="processes for each figure of memory")
     parser.add_argument("--framework", choices=["pytorch", "mindspore"], default="pytorch", help="framework")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--only", nargs="*", help="settings, or unsampled, or memory; all of them if left out")
+    parser.add_argument(
+        "--only", nargs="*", help="settings, or unsampled, or memory; if left out, all but those of the large model"
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         return run_case(args.case)
-    from _monitors import EXTRAS, SETTINGS
+    from _monitors import EXTRAS, LARGE, SETTINGS
 
-    known = [*SETTINGS, *EXTRAS, "unsampled", "memory"]
-    only = args.only or known
-    if unknown := set(only) - {*known}:
+    only = args.only or [*SETTINGS, *EXTRAS, "unsampled", "memory"]
+    if unknown := set(only) - {*SETTINGS, *EXTRAS, *LARGE, "unsampled", "memory"}:
         parser.error(f"--only: unknown: {', '.join(sorted(unknown))}")
-    settings = [setting for setting in (*SETTINGS, *EXTRAS) if setting in only]
+    settings = [setting for setting in (*SETTINGS, *EXTRAS, *LARGE) if setting in only]
     parts = [settings_report(args, settings)] if settings else []
     parts += [unsampled_report(args)] if "unsampled" in only else []
     parts += [memory_report(args)] if "memory" in only else []

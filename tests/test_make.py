@@ -100,6 +100,13 @@ def test_benchmarks_are_repeated_by_one_program(clone: Path) -> None:
     assert call == f".venv/bin/python benchmarks/_repeat.py {scripts} -- --rounds 2"
 
 
+def test_the_parts_on_a_gpu_run_in_the_environment_of_the_tests(clone: Path) -> None:
+    """`make gpu` needs the kernels' compiler and the tests."""
+    made(clone, "make", "venv")
+    (call,) = made(clone, "make", "gpu", "ARGS=--only versions")[2]
+    assert call == ".venv/bin/python benchmarks/gpu.py --only versions"
+
+
 def test_the_comparison_of_benchmarks_needs_no_environment(clone: Path) -> None:
     """`make bench-compare` runs with any Python."""
     (call,) = made(clone, "make", "bench-compare", "PYTHON=.venv/bin/python", "ARGS=--history a")[2]

@@ -34,8 +34,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -
     if kernels is None or any(tensor.device.type != "cuda" for tensor in stored):
         rows = torch.stack([_row(tensor, columns, eps) for tensor in stored])
     else:
-        readable = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in stored]
-        rows = grouped(kernels, readable, columns, eps)
+        rows = by_kernels(kernels, stored, columns, eps)
     for i in (i for i, number in enumerate(times) if number != 1):
         rows[i] = torch.stack([*repeated(dict(zip(columns, rows[i], strict=True)), times[i]).values()])
     return rows
@@ -62,15 +61,16 @@ def _bins(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.signbit(x), ZERO - distance, ZERO + distance).masked_fill_(torch.isnan(x), NAN)
 
 
-def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
-    """Call the kernels once for each dtype and device; return the rows in the order of ``tensors``."""
+def by_kernels(kernels: ModuleType, stored: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
+    """Call the kernels once for each dtype and device; return the rows in the order of ``stored``."""
+    tensors = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in stored]
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault((tensor.dtype, tensor.device), []).append(i)
     first = tensors[0].device
     blocks = []
     for (_, device), members in groups.items():
-        limit = torch.as_tensor(eps).to(device, torch.float64) if torch.is_tensor(eps) else _full(eps, device)
+        limit = _limit(eps, device) if "below" in columns else None
         blocks.append(kernels.moments([tensors[i] for i in members], columns, limit).to(first))
     if len(blocks) == 1:
         return blocks[0]
@@ -79,8 +79,10 @@ def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Seque
     return torch.stack([rows[i] for i in order])
 
 
-def _full(value: float, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, dtype=torch.float64, device=device)
+def _limit(eps: Any, device: torch.device) -> torch.Tensor:
+    if torch.is_tensor(eps):
+        return eps.to(device, torch.float64)
+    return torch.full((), eps, dtype=torch.float64, device=device)
 
 
 @functools.cache

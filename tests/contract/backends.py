@@ -5,6 +5,7 @@ Each framework has a module of plain functions beside this one: ``tensor``, ``el
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -81,3 +82,5 @@ BACKENDS = (
     Backend("mindspore", *_MINDSPORE, compiled=True),
     Backend("mindspore-device", *_MINDSPORE, reduction="device", resolution=2e-7),
 )
+if os.environ.get("CONTRACT_OF") == "kernels":  # a process of its own: Triton's interpreter is chosen once
+    BACKENDS = (Backend("torch-kernels", *_TORCH, reduction="kernels"),)

@@ -21,6 +21,8 @@ SHORT = 1 << 15
 """Up to which torch's host reduction takes one dot product."""
 SIZES = (1, 7, SMALL, SMALL + 1, RUN, SHORT + 1, BLOCK, BLOCK + 1, 4 * BLOCK + 777)
 """Those about which reductions on a host change from one way to another."""
+KERNEL_SIZES = (1, 7, (1 << 11) - 1, 1 << 11, (1 << 13) + 1, 5 * (1 << 13) + 777)
+"""Those about which lanes and chunks of a kernel end."""
 DEVICE_SIZES = (1, 7, SMALL + 1, 4 * BLOCK + 777)
 """A reduction on a device has one way for all."""
 NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
@@ -158,4 +160,4 @@ def possible(dtype: str, size: int, content: str) -> bool:
 
 
 def sizes_for(backend: Backend) -> tuple[int, ...]:
-    return DEVICE_SIZES if backend.reduction == "device" else SIZES
+    return {"device": DEVICE_SIZES, "kernels": KERNEL_SIZES}.get(backend.reduction, SIZES)

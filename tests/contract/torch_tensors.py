@@ -10,6 +10,8 @@ import torch
 
 from probe.pytorch import device_moments, tensors
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def tensor(values: Any, dtype: str) -> Any:
     """``values`` through torch's own conversion."""
@@ -30,3 +32,11 @@ def host(given: Sequence[Any], columns: Sequence[str], eps: float) -> Any:
 def device(given: Sequence[Any], columns: Sequence[str], eps: float) -> Any:
     """That of tensors on a device, by torch's own operators, which can be run anywhere."""
     return tensors.to_host([device_moments.moments(given, columns, eps)])()
+
+
+def kernels(given: Sequence[Any], columns: Sequence[str], eps: float) -> Any:
+    """That of tensors on a CUDA device, by the kernels: on such a device, or by Triton's interpreter."""
+    from probe.pytorch import triton_moments
+
+    there = [tensor.to(DEVICE) for tensor in given]
+    return tensors.to_host([device_moments.by_kernels(triton_moments, there, columns, eps)])()

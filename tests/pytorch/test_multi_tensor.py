@@ -29,7 +29,7 @@ for dtype in triton_moments.POINTERS:
 tensors += [torch.randn(3000, generator=draw) * 1e-25, torch.randn(3000, generator=draw) * 1e25]
 tensors += [torch.randn(70000, generator=draw) * 1e-4 + 1]
 
-got = device_moments.grouped(triton_moments, tensors, names, 1e-8).numpy()
+got = device_moments.by_kernels(triton_moments, tensors, names, 1e-8).numpy()
 expected = host_moments.moments(tensors, names, 1e-8)
 count = np.array([t.numel() for t in tensors])
 size = np.sqrt(expected[:, names.index("sumsq")] / count) * count
@@ -39,8 +39,23 @@ for i, name in enumerate(names):
         near = np.abs(got[:, i] - expected[:, i]) <= room
     same = (got[:, i] == expected[:, i]) | (np.isnan(got[:, i]) & np.isnan(expected[:, i]))
     assert (near | same).all(), (name, got[~(near | same), i], expected[~(near | same), i])
-few = device_moments.grouped(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
+assert [triton_moments.chunk_of(n) for n in (1, 131_072, 1 << 25, 1 << 40)] == [8192, 8192, 32_768, 65_536]
+assert triton_moments.LARGEST <= 64 * triton_moments.BLOCK
+triton_moments.SMALLEST = triton_moments.LARGEST
+large = [tensor for tensor in tensors if tensor.numel() == 70_000]
+np.testing.assert_allclose(
+    device_moments.by_kernels(triton_moments, large, names, 1e-8).numpy(),
+    got[[tensor.numel() == 70_000 for tensor in tensors]],
+    rtol=2e-5,
+    atol=1e-3,
+)
+few = device_moments.by_kernels(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
 np.testing.assert_array_equal(few, got[:, [names.index("max"), names.index("nans")]])
+tensors[0].fill_(3.0)  # at the same address
+again = device_moments.by_kernels(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
+assert again[0].tolist() == [3.0, 0.0]
+np.testing.assert_array_equal(again[1:], few[1:])
+assert 0 < len(triton_moments._tables) <= triton_moments.MOST_TABLES
 print("equal", len(tensors))
 """
 
