@@ -92,7 +92,7 @@ TENSORS = SimpleNamespace(
     is_tensor=lambda value: isinstance(value, Tensor),
     describe=lambda tensor: (tensor.data.shape, tensor.data.dtype, None),
     identity=lambda tensor: (object(), lambda: None),
-    **dict.fromkeys(("hold", "number", "unchanged"), lambda *_: None),
+    **dict.fromkeys(("hold", "number", "unchanged", "plain"), lambda *_: None),
     moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
     agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
     adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),
@@ -128,7 +128,9 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
     learning_rate=lambda optimizer: optimizer.lr,
-    **dict.fromkeys("check_model check_optimizer loss_scale held_scale recomputed_by at_work".split(), lambda *_: None),  # noqa: SIM905
+    **dict.fromkeys(
+        "check_model check_optimizer loss_scale held_scale recomputed_by at_work may_rest".split(), lambda *_: None
+    ),  # noqa: SIM905
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})

@@ -9,7 +9,7 @@ from probe.core.faults import Faults
 FAILED = "hooks between sampled steps"
 """Place of failures."""
 UNPLACED = "hooks: steps that were due to be sampled, but began within a backward, where none can be placed"
-"""What is counted of steps that cannot be sampled."""
+"""Kind of loss that is counted for a step that cannot be sampled."""
 
 
 class IdleHooks:
@@ -49,7 +49,8 @@ class IdleHooks:
 
     def _each(self, rests: bool) -> None:
         self.resting = rests
-        for hook in [*self._hooks]:
+        hooks = [*self._hooks]
+        for hook in reversed(hooks) if rests else hooks:  # each knows the hooks before it, which are there both times
             try:
                 (hook.rest if rests else hook.wake)()
             except Exception as error:  # noqa: BLE001 - the others can still be moved

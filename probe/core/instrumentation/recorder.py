@@ -238,9 +238,11 @@ class Recorder:
         if not self._slab.writes or (scale is not None and "below" in self.columns):
             return None
         try:
-            return self._tensors.plain(tensor)
-        except Exception as error:  # noqa: BLE001 - the general path may reduce it
-            self._failed("tensors that lie side by side", error)
+            if type(tensor) is not Shard:
+                return self._tensors.plain(tensor)
+            found = self._tensors.plain(tensor.tensor)
+            return found and (*found[:3], (*found[3][:2], tensor.coverage))
+        except Exception:  # noqa: BLE001 - the general path reduces it, or reports the error
             return None
 
     def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Row | None:
@@ -252,7 +254,7 @@ class Recorder:
         if not shared or size <= SHARED:
             number = self._slab.read(address, size, kind)
             return None if number is None else (described, self._order, SLAB + number, self._scale(scale))
-        identity, alive = self._tensors.identity(tensor)
+        identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
         reference = self._seen_before(identity)
         if reference is None:
             if (number := self._slab.read(address, size, kind)) is None:
