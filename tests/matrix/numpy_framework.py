@@ -116,7 +116,7 @@ HOOKS = SimpleNamespace(
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
-    state_names=lambda optimizer: {},
+    **dict.fromkeys(("state_names", "may_rest"), lambda *_: {}),
     adam=lambda optimizer: lambda parameter: None,
     backward_id=lambda: Tensor.in_backward,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
@@ -128,9 +128,7 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
     learning_rate=lambda optimizer: optimizer.lr,
-    **dict.fromkeys(
-        "check_model check_optimizer loss_scale held_scale recomputed_by at_work may_rest".split(), lambda *_: None
-    ),  # noqa: SIM905
+    **dict.fromkeys("check_model check_optimizer loss_scale held_scale recomputed_by at_work".split(), lambda *_: None),  # noqa: SIM905
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
