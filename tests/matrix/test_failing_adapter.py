@@ -27,6 +27,8 @@ UNASKED = {
     *("tensors.adam", "hooks.holds"),  # of optimizers with two moments; of gradients that no backward has put there
 }
 """Functions that the run of this test need not call once it has begun; all others are called, and fail."""
+REPLACED = {"tensors.plain"}
+"""Functions whose failure changes no row: tensors are then reduced in the general way, which counts its own failures."""
 SETTINGS = EVERYTHING | {
     "run": {"enable": True},
     "mg_direction": True,
@@ -166,7 +168,7 @@ def fail_in_turn(framework: Harness, switch: Switch, names: Iterable[str], setti
         assert step(framework, model, loop) == step(framework, plain_model, plain_loop), name
         monitor.ops = ["mean", "min"]  # everything is found and hooked anew
         assert monitor.flush()
-        assert (monitor.faults != before) == (name in switch.called), name
+        assert (monitor.faults != before) == (name in switch.called - REPLACED), name
         switch.failing = set()
         monitor.ops = ["mean", "max"]
     monitor.stop()
