@@ -28,7 +28,7 @@ UNASKED = {
 }
 """Functions that the run of this test need not call once it has begun; all others are called, and fail."""
 REPLACED = {"tensors.plain"}
-"""Functions whose failure changes no row: tensors are then reduced in the general way, which counts its own failures."""
+"""Functions whose failure changes no row: tensors are then reduced in the general way, which counts its failures."""
 SETTINGS = EVERYTHING | {
     "run": {"enable": True},
     "mg_direction": True,
