@@ -31,6 +31,10 @@ TRITON := triton==3.7.1
 EXISTING_TOOL := mindstudio-probe==26.2.0
 # Each in a folder of its own, since there are two of each: the processes of a test put the one they want on their path.
 VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3 duckdb==1.5.6
+# Likewise, with all that they need: it clashes with what others need, or starts threads in whoever imports it.
+TRACKERS := wandb==0.31.0 mlflow-skinny==3.17.2 swanlab==0.10.3 trackio==0.43.0
+needs_of_mlflow-skinny := sqlalchemy alembic
+needs_of_trackio = $(NUMPY)
 # From the oldest that setup.py promises to the newest there is. All are built for Python 3.11, not all for others.
 TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
 MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
@@ -45,6 +49,8 @@ NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
 apart = PATH="$$(cd $(1)/bin && pwd):$$PATH" DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
 	--target $(1)/versions/$(subst ==,-,$(2)) $(2)
+with_needs = $(1)/bin/python -m pip install --upgrade --target $(1)/versions/$(subst ==,-,$(2)) $(2) \
+	$(needs_of_$(firstword $(subst ==, ,$(2))))
 define newline
 
 
@@ -151,6 +157,7 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
 	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,otlp,logs,ray,test,parallel,check,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
+	$(foreach version,$(TRACKERS),$(call with_needs,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created

@@ -48,6 +48,10 @@ FEATURES = {
         "opentelemetry-sdk>=1.25",  # metrics for what outgrows one Prometheus
         "opentelemetry-exporter-otlp-proto-http>=1.25",  # sends them over HTTP
     ],
+    "wandb": ["wandb>=0.20"],  # format: wandb and probe track: Weights & Biases
+    "mlflow": ["mlflow>=3"],  # likewise
+    "swanlab": ["swanlab>=0.10"],
+    "trackio": ["trackio>=0.40"],
     "ray": [
         "ray[client]>=2.40",  # runs the analysis of many ranks on a cluster; its client for addresses such as ray://
     ],
@@ -137,7 +141,12 @@ setup(
         "all": [package for feature in FEATURES.values() for package in feature],
         **DEVELOPMENT,
     },
-    entry_points={"console_scripts": ["probe = probe.cli:main"]},
+    entry_points={
+        "console_scripts": ["probe = probe.cli:main"],
+        # Lightning asks them for callbacks; without PROBE_CONFIG they give none, and import nothing.
+        "lightning.pytorch.callbacks_factory": ["probe = probe.launch.lightning:callbacks"],
+        "pytorch_lightning.callbacks_factory": ["probe = probe.launch.lightning:callbacks"],
+    },
     classifiers=[
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",

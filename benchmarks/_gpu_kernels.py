@@ -88,6 +88,8 @@ def code(_: str) -> Iterator[Row]:
 def _kernels(kernels: Any) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], int]]:
     import triton.language as tl
 
+    from probe.pytorch import triton_kernels
+
     flags = sum(1 << place for place, name in enumerate(MOMENTS) if name in FUSED)
     everything = (1 << len(MOMENTS)) - 1
     table = {"table": "*i64", "eps_at": "*fp64", "partial": "*fp64", "result": "*fp64", "out": "*fp64"}
@@ -99,15 +101,15 @@ def _kernels(kernels: Any) -> Iterator[tuple[str, Any, dict[str, str], dict[str,
             several = {**constants, "dtype": dtype, "aligned": True}
             yield (
                 f"{title} of {name}, one tensor",
-                kernels._reduce_one,
+                triton_kernels.reduce_one,
                 {**shared, "start": f"*{name}"},
                 one,
                 kernels.WARPS,
             )
-            yield f"{title} of {name}, several", kernels._reduce, shared, several, kernels.WARPS
+            yield f"{title} of {name}, several", triton_kernels.reduce, shared, several, kernels.WARPS
     merged = {"wanted": flags, "block": 128}
-    yield "chunks of one tensor", kernels._merge_one, shared, merged, 4
-    yield "chunks of several", kernels._merge, shared, {**merged, "width": len(FUSED)}, 4
+    yield "chunks of one tensor", triton_kernels.merge_one, shared, merged, 4
+    yield "chunks of several", triton_kernels.merge, shared, {**merged, "width": len(FUSED)}, 4
 
 
 def _resources(cubin: bytes) -> Row:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def processes(args: Namespace, scratch: Path) -> Iterator[str]:
         "aim",
     ]
     yield (
-        f"{run.sizes.ranks:,} ranks, {run.row_count:,} rows in Parquet; all but `pack` read the packed run. Aims: "
+        f"{run.sizes.ranks:,} ranks, {run.row_count:,} rows in Parquet; all but `pack` read the packed run. One "
+        f"process has one core (DuckDB would take all), and counts as a worker. Aims: "
         f"{LEAST_RATIO} times as fast, a worker below {MOST_WORKER} MiB, the driver below {MOST_DRIVER} MiB."
     )
     yield table(header, lines)
@@ -130,7 +132,8 @@ def _contest(name: str, command: Callable[[str], TreeCost], args: Namespace) -> 
     costs: list[TreeCost] = []
 
     def turn(j: str) -> float:
-        costs.append(command(j))
+        with one_core() if j == "1" else nullcontext():
+            costs.append(command(j))
         print(f"{name} -j {j}: {costs[-1][:3]}", file=sys.stderr, flush=True)
         return costs[-1].seconds
 
@@ -139,7 +142,8 @@ def _contest(name: str, command: Callable[[str], TreeCost], args: Namespace) -> 
     seconds = np.array(rounds.seconds)
     ratio, low, high = interval(lambda x: np.median(x[..., 0] / x[..., 1], axis=-1), seconds)
     one, two = np.median(seconds, axis=0)
-    driver, worker = max(cost.driver for cost in costs), max(cost.worker for cost in costs)
+    driver = max(cost.driver for cost in costs if cost.worker)
+    worker = max(cost.worker or cost.driver for cost in costs)
     disturbed = f" ({rounds.disturbed} disturbed)" if rounds.disturbed else ""
     memory = max(driver / MOST_DRIVER, worker / MOST_WORKER)
     return [
@@ -152,6 +156,17 @@ def _contest(name: str, command: Callable[[str], TreeCost], args: Namespace) -> 
         f"{worker:,.0f} MiB",
         verdict(1.0, memory),
     ]
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and what it starts, on one core."""
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
 
 
 # First causes.

@@ -51,7 +51,7 @@ def writers(root: Path) -> dict[str, Write]:
     """Functions that the delivery thread may call for a step: each sink, each rule."""
     context = SinkContext(directory=root / "run", root=root, rank=0)
     many = SinkContext(directory=root / "many", root=root, rank=0, steps_per_file=STEPS_A_FILE)
-    made = [(name, name, context) for name in SINKS]
+    made = [(name, name, context) for name, sink in SINKS.items() if not sink.numbers]  # those need a running monitor
     made.insert(len(made) - 1, ("parquet", f"parquet, {STEPS_A_FILE} steps a file", many))
     writes: dict[str, Write] = {}
     for name, title, where in made:

@@ -23,7 +23,16 @@ FOLDERS = {
     "cli": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
-LIBRARIES = ("deep_signals", "deepspeed", "megatron", "outcomes", "transformers", "unlike_ranks", "wrapped_signals")
+LIBRARIES = (
+    "deep_signals",
+    "deepspeed",
+    "megatron",
+    "outcomes",
+    "run_parallel",
+    "transformers",
+    "unlike_ranks",
+    "wrapped_signals",
+)
 """Files of ``distributed`` whose ranks train with DeepSpeed or Megatron-Core: one process runs them all, since imports
 of these take long."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}

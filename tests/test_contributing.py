@@ -253,7 +253,54 @@ class Titles:
         (r"CHANNELS: dict\[.*\] = \{", '    "titles": Titles,'),
     ),
 )
-ADDITIONS = (OP, RULE, SINK, SIGNAL, CHANNEL, ENGINE, KIND)
+TRACKER = Addition(
+    "a tracker of experiments",
+    "probe/core/trackers/names.py",
+    '''
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, TrackerTarget
+
+
+class NamesTracker:
+    """Names of series in a file."""
+
+    def __init__(self, target: TrackerTarget) -> None:
+        self._path, self._names = Path("names.txt"), set[str]()
+
+    def begin(self) -> None:
+        """Nothing is begun."""
+
+    def log(self, rows: Sequence[TrackedRow]) -> None:
+        self._names.update(name for row in rows for name in row.values)
+
+    def alert(self, notice: Notice) -> None:
+        self._names.add(notice.title)
+
+    def table(self, table: TrackedTable) -> None:
+        self._names.add(table.name)
+
+    def summary(self, texts: Mapping[str, Cell]) -> None:
+        self._names.update(texts)
+
+    def artifact(self, path: Path) -> None:
+        """There is no place for files."""
+
+    def end(self) -> None:
+        self._path.write_text(" ".join(sorted(self._names)), encoding="utf-8")
+''',
+    "probe/core/trackers/__init__.py",
+    (
+        (
+            r"TRACKERS: dict\[.*\] = \{",
+            '    "names": TrackerPlace("probe.core.trackers.names:NamesTracker", "numpy"),',
+        ),
+    ),
+)
+ADDITIONS = (OP, RULE, SINK, TRACKER, SIGNAL, CHANNEL, ENGINE, KIND)
 IMPORTS = {
     ENGINE.touched: ("from probe.pytorch.engines import .*pipelining", "wrapping"),
     KIND.touched: ("from probe.mindspore.optimizers import .*torch_style", "plain"),
@@ -271,7 +318,7 @@ optimizer = SGD([model.members["weight"]], 0.1, 0.0)
 monitor = TrainerMon({
     "param_distribution": True,
     "ops": ["rms"],
-    "format": "lines",
+    "format": ["lines", "names"],
     "alert": {
         "rules": [{"rule_name": "AnomalyPresent", "args": {"step": 1}}],
         "channels": [{"channel": "titles", "args": {"path": "titles.txt"}}],
@@ -286,6 +333,7 @@ monitor.stop()
 print(Path(monitor.output_directory, "lines.txt").read_text())
 print(sorted({(finding.rule, finding.step) for finding in monitor.findings}))
 print(Path("titles.txt").read_text())
+print(Path("names.txt").read_text())
 """
 WRAPPING = """
 import torch
@@ -388,6 +436,8 @@ def test_what_any_framework_uses_is_added_by_these_edits(copy: Path, tmp_path: P
     assert "ones 0 [3.5355339059327378]" in out
     assert "[('AnomalyPresent', 1)]" in out
     assert "toy: first bad: weight (param_origin) on rank 0 at step 1" in out
+    assert "probe/findings" in out
+    assert "probe/ones/weight/rms" in out
 
 
 @pytest.mark.torch

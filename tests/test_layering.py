@@ -17,6 +17,7 @@ FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
     *("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
     *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2", "ray"),
+    *("wandb", "mlflow", "swanlab", "trackio"),
 )
 ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
@@ -50,6 +51,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"storage"}),
     frozenset({"rules"}),
     frozenset({"output.metrics"}),
+    frozenset({"trackers"}),
     frozenset({"output.sinks", "alerting.channels", "run_state.rules"}),
     frozenset({"config"}),
     frozenset({"distributed", "instrumentation"}),

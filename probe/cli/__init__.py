@@ -35,6 +35,7 @@ VERBS: dict[str, str] = {
     "serve": "probe.cli.serve:serve",
     "sql": "probe.cli.sql:sql",
     "targets": "probe.cli.targets:targets",
+    "track": "probe.cli.track:track",
 }
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +27,19 @@ def _prepare(framework: ModuleType) -> None:
     for owner in _optimizers(framework):
         note_made(owner, functools.partial(_made, framework.__name__))
     if framework.__name__ == "torch":
+        for wrapper in (framework.nn.parallel.DistributedDataParallel, framework.nn.DataParallel):
+            note_made(wrapper, _wrapped)
         after_import("megatron.core.optimizer", _prepare_megatron)
+        after_import("deepspeed", _prepare_deepspeed)
+    else:
+        after_import(
+            "mindformers.tools.register", lambda _: guarded(lambda: import_module("probe.mindspore.callbacks"))
+        )
+
+
+def _register(_: ModuleType) -> None:
+    """Make MindSpore Transformers know our callback, which registers itself."""
+    guarded(lambda: import_module("probe.mindspore.callbacks"))
 
 
 def _optimizers(framework: ModuleType) -> list[type]:
@@ -55,9 +68,25 @@ def _made(framework: str, optimizer: Any) -> None:
 
 
 def _finding(framework: str) -> Any:
-    from importlib import import_module
-
     return import_module(FINDERS[framework]).WATCH
+
+
+def _wrapped(wrapper: Any) -> None:
+    if (finding := sys.modules.get(FINDERS["torch"])) is not None:  # else there is no optimizer yet
+        finding.WATCH.wrapped(wrapper)
+
+
+def _prepare_deepspeed(module: ModuleType) -> None:
+    original: Callable[..., Any] = module.initialize
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        if made[1] is not None:
+            guarded(lambda: _finding("torch").paired(made[0], made[1]))
+        return made
+
+    module.initialize = initialize  # type: ignore[attr-defined]
 
 
 def _prepare_megatron(module: ModuleType) -> None:

@@ -29,12 +29,13 @@ if str(mindspore.__version__).split("+")[0] == DAMAGED:
     )
 
 from probe.mindspore.adapter import TrainerMon  # noqa: E402  # after the check
-from probe.mindspore.callbacks import MFLossMonitor, TrainingStateMonitor, from_yaml  # noqa: E402
+from probe.mindspore.callbacks import MFLossMonitor, ProbeCallback, TrainingStateMonitor, from_yaml  # noqa: E402
 
 __all__ = [
     "ConfigError",
     "EnableGradientAccumulation",
     "MFLossMonitor",
+    "ProbeCallback",
     "ReduceBatchSize",
     "ReduceDataloaderWorkers",
     "ReduceLearningRate",

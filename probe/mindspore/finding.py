@@ -15,11 +15,12 @@ from probe.mindspore.adapter import TrainerMon
 
 
 class CellFinder:
-    """See :class:`probe.launch.watch.Finder`."""
+    """See :class:`probe.launch.model_search.Finder`."""
 
     framework = "mindspore"
     monitor = TrainerMon
     called = nn.Cell
+    step = ""
 
     def trains(self, model: Any) -> bool:
         return not isinstance(model, nn.Optimizer)

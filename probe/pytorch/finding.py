@@ -14,14 +14,16 @@ from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
 from probe.pytorch.engines.names import inside
+from probe.pytorch.engines.steps import made_steps
 
 
 class TorchFinder:
-    """See :class:`probe.launch.watch.Finder`."""
+    """See :class:`probe.launch.model_search.Finder`."""
 
     framework = "pytorch"
     monitor = TrainerMon
     called = torch.nn.Module
+    step = "step"
 
     def trains(self, model: torch.nn.Module) -> bool:
         if torch.compiler.is_compiling() or hooks.backward_id() != -1:
@@ -52,12 +54,11 @@ class TorchFinder:
             model = around[0]
         while isinstance(model, _COMPILED):
             model = model._orig_mod
+        hooks.attach_before_tracing(model)
         return model
 
     def made_steps(self, optimizer: Any) -> int:
-        states = getattr(optimizer, "state", {})
-        counts = [state.get("step", 0) for state in [*states.values()] if isinstance(state, dict)]
-        return max((int(count) for count in counts), default=0)
+        return made_steps(optimizer)
 
 
 _COMPILED = torch._dynamo.OptimizedModule

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import CodeType
@@ -73,7 +74,7 @@ def check_model(model: Any, settings: Settings) -> None:
         )
     if settings.compiled == "record":
         compiled.check()
-    elif settings.xy_distribution and (names := _compiled(model)):
+    elif settings.xy_distribution and model not in _UNTRACED and (names := _compiled(model)):
         raise ValueError(
             f"set_monitor: module {names[0]!r} is compiled by torch.compile, and hooks do not run inside; to record "
             'what runs there, set "compiled": "record" (torch 2.13 or later) in the configuration, and call '
@@ -81,6 +82,14 @@ def check_model(model: Any, settings: Settings) -> None:
             "watched as it is"
         )
     table.check(model)
+
+
+def attach_before_tracing(model: torch.nn.Module) -> None:
+    """Accept a model in which modules are compiled, since none of them has run: as if the monitor had come first."""
+    _UNTRACED.add(model)
+
+
+_UNTRACED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:

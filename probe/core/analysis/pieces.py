@@ -122,9 +122,10 @@ def by_steps(
     cuts: tuple[Cut, ...] = ("steps",),
 ) -> list[Piece]:
     """Cut a run into ranges of steps, in their order; each piece has all ranks. Together the ranges contain every step
-    from 0 on, whatever steps there are. Arguments as of :func:`by_ranks`."""
+    from 0 on, whatever steps there are. Arguments as of :func:`by_ranks`; a piece has more than ``most_bytes`` where
+    less would have the workers open every file too often."""
     whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
-    return _parts_of_steps(whole, _number(whole, most_bytes, least))
+    return _parts_of_steps(whole, _number_by_steps(_spans(whole), most_bytes, least))
 
 
 class ReadingCost(NamedTuple):
@@ -155,6 +156,17 @@ def reading_cost(pieces: Iterable[Piece]) -> ReadingCost:
         size += sum(int(size) for _, _, size, _ in _spans(piece))
         rows += piece.rows
     return ReadingCost(number, len(ranks), files, size, rows, math.ceil(files / LISTED) + files * REQUESTS)
+
+
+class FileSpan(NamedTuple):
+    """Part of a file that a piece reads."""
+
+    first: int
+    """First step."""
+    after: int
+    """The step after the last."""
+    bytes: float
+    rows: float
 
 
 @contextmanager
@@ -306,8 +318,8 @@ def _filled(piece: Piece) -> Piece:
     return replace(piece, bytes=int(size), rows=int(sum(rows for _, _, _, rows in spans)))
 
 
-def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
-    """Return the first step of each file within the piece, the step after its last, and its share of bytes and rows."""
+def _spans(piece: Piece) -> list[FileSpan]:
+    """Return what each file has of the piece."""
     low, high = piece.steps or (0, HIGHEST)
     ranks = sorted(piece.ranks)
     found = []
@@ -316,7 +328,7 @@ def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
             stop = int(max(file.first + 1, min(end, file.last + 1)))
             first, after = max(file.first, low), min(stop, high + 1)
             share = max(0, after - first) / (stop - file.first) * _share_of_ranks(file, ranks)
-            found.append((first, max(first + 1, after), (file.bytes or 0) * share, (file.rows or 0) * share))
+            found.append(FileSpan(first, max(first + 1, after), (file.bytes or 0) * share, (file.rows or 0) * share))
     return found
 
 
@@ -335,6 +347,27 @@ def _within(ranks: Sequence[int], file: TableFile) -> range:
 
 def _number(whole: Piece, most_bytes: int, least: int) -> int:
     return max(least, math.ceil(whole.bytes / most_bytes))
+
+
+def _number_by_steps(spans: Sequence[FileSpan], most_bytes: int, least: int) -> int:
+    """Return the number of ranges of steps. A file is opened in each of them that has some of its steps: where every
+    cut goes through files, opening them must not cost more than reading."""
+    if not spans:
+        return least
+    size = sum(span.bytes for span in spans)
+    inner = max(span.after for span in spans) - min(span.first for span in spans) - 1
+    cut = sum(span.after - span.first - 1 for span in spans) / max(inner, 1)  # files on average, by one cut
+    affordable = max(_stretches(spans), math.ceil(size / max(most_bytes, OPENING * cut)))
+    return max(least, min(math.ceil(size / most_bytes), affordable))
+
+
+def _stretches(spans: Iterable[FileSpan]) -> int:
+    """Return the number of ranges of steps, no file of which has steps of another one."""
+    number, until = 0, -1
+    for span in sorted(spans):
+        number += span.first >= until
+        until = max(until, span.after)
+    return number
 
 
 def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:

@@ -47,6 +47,7 @@ from probe.core.moments import GROUPS, OPS
 from probe.core.output.sinks import FORMATS, offered
 from probe.core.output.sinks.otlp import OtlpSettings
 from probe.core.output.sinks.prometheus import PrometheusSettings
+from probe.core.output.sinks.tracker import TrackerSettings
 from probe.core.records import SEVERITIES
 from probe.core.rules import GROUP, RULES
 from probe.core.run_state.rules import RUN_RULES
@@ -440,14 +441,17 @@ class Settings(Section):
         Form("name or list of names", ", ".join(FORMATS), f"one or a list of {', '.join(FORMATS)}"),
     ] = ("csv",)
     """Formats of the output: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`,
-    which writes no file and keeps the values for the program. `prometheus` shows the latest numbers to `probe
-    exporter` and to Prometheus, `otlp` sends them to a collector of OpenTelemetry. A list writes to several at once.
-    Parquet files are written every step_count_per_record steps and at the end: a run that is killed loses the steps
-    since then. Other names are those of installed packages with an entry point in the group `probe.sinks`."""
+    which writes no file and keeps the values for the program. `prometheus` shows the latest numbers to `probe exporter`
+    and to Prometheus, `otlp` sends them to a collector of OpenTelemetry. `wandb`, `mlflow`, `swanlab` and `trackio`
+    show a part of the numbers in that tracker of experiments. A list writes to several at once. Parquet files are
+    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then. Other
+    names are those of installed packages with an entry point in the group `probe.sinks`."""
     prometheus: PrometheusSettings = PrometheusSettings()
     """Numbers for Prometheus, with `format: prometheus`."""
     otlp: OtlpSettings = OtlpSettings()
     """Metrics by OpenTelemetry's protocol, with `format: otlp`."""
+    trackers: TrackerSettings = TrackerSettings()
+    """Trackers of experiments, with `format: wandb` and its like."""
     ops: tuple[Annotated[Text, Names(EVERY_OP)], ...] = ("norm",)
     """Numbers computed for every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans
     and infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
@@ -512,7 +516,7 @@ class Settings(Section):
     @property
     def sink_options(self) -> dict[str, Section]:
         """Options of sinks, by name."""
-        return {"prometheus": self.prometheus, "otlp": self.otlp}
+        return {"prometheus": self.prometheus, "otlp": self.otlp, "trackers": self.trackers}
 
     @property
     def statistics(self) -> tuple[str, ...]:

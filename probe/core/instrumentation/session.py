@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol
@@ -275,6 +275,10 @@ class Session:
         sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self._run.optimizers]
         if any(sharing):
             self._exchange(sharing.index(max(sharing)), optimizer)
+
+    def release(self, identities: Collection[int]) -> None:
+        """Watch the optimizers with these identities no more. Call between steps, before :meth:`change`."""
+        self._run.adopt([each for each in self._run.optimizers if id(each) not in identities])
 
     def _watches(self, optimizer: Optimizer) -> bool:
         return any(optimizer is watched for watched in self._run.optimizers)

@@ -110,6 +110,8 @@ class Collector:
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
         self._ended_at: int | None = None
+        self._narrowed: Subject | None = None
+        """Subject from the next step on."""
         self._retired = False
         """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
@@ -171,7 +173,7 @@ class Collector:
         if self.session is None:
             return None
         if not self.numbers.active:
-            self.numbers.begin()
+            self.numbers.begin(self.step - 1 if self.step > self.first else None)
             if self.numbers.active:
                 self.session.inform(self.numbers)
         return self.numbers
@@ -244,8 +246,17 @@ class Collector:
 
     # Plans.
 
+    def narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        """Watch these alone of the present models and optimizers, from the next step on."""
+        self._narrowed = self._subject.narrowed(models, optimizers)
+
     def _between(self, step: int) -> None:
         """Apply every plan that takes effect with ``step``, which is about to begin."""
+        if self.session is not None and self._narrowed is not None:
+            before, self._subject, self._narrowed = self._subject, self._narrowed, None
+            kept = {id(optimizer) for optimizer in self._subject.optimizers}
+            self.session.release({id(optimizer) for optimizer in before.optimizers} - kept)
+            self._apply(self._planner.plan, step)
         if self.session is not None:
             for plan in self._planner.plans(step, None if self.output is None else self.output.news):
                 self._apply(plan, step)

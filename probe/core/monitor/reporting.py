@@ -62,7 +62,7 @@ class Reporting:
         """Report the ``numbers`` of every step, and what rules find in them."""
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
-        numbers.on_findings(lambda findings: self.metrics.found(each.rule for each in findings if not each.resolved))
+        numbers.on_findings(self.metrics.run_found)
         if self._feed is not None:
             numbers.on_findings(self._feed.run_found)
             numbers.listen(self._feed.step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,22 @@ class Subject:
         """The models, in their order."""
         return [*self.attachment.model.values()] if self.is_named else _each(self.attachment.model)
 
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers that take the steps of those that were passed."""
+        return [self.framework.parallel.acting(optimizer) for optimizer in _each(self.attachment.optimizer)]
+
+    def narrowed(self, models: Sequence[Any], optimizers: Sequence[Any]) -> Subject:
+        """Return the subject without all other models and optimizers."""
+        kept = {id(model) for model in models}
+        passed = self.attachment.model
+        model = (
+            {name: each for name, each in passed.items() if id(each) in kept}
+            if isinstance(passed, Mapping)
+            else [each for each in self.models if id(each) in kept]
+        )
+        return replace(self, attachment=self.attachment._replace(model=model, optimizer=[*optimizers]))
+
     def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
         """Return the run that ``plan`` watches from ``step`` on.
 
@@ -67,7 +83,7 @@ class Subject:
         """
         settings, passed, hooks = plan.settings, self.attachment, self.framework.hooks
         chunks = [(0, model) for model in self.models] if self.is_named else list(enumerate(self.models))
-        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in _each(passed.optimizer)]
+        optimizers = [*self.optimizers]
         hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
         for _, model in chunks:
             hooks.check_model(model, settings.model_copy(update=hooked))

@@ -126,8 +126,22 @@ class Monitor(Legacy):
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
 
+    def _narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        if self._collector is not None and models and optimizers:
+            self._collector.narrow(models, optimizers)
+            self._models = [weakref.ref(model) for model in models]
+
     def _watches_any(self, models: Sequence[Any]) -> bool:
-        return self._attached and any(each() is model for each in self._models for model in models)
+        if not self._attached:
+            return False
+        mine = [model for each in self._models if (model := each()) is not None]
+        return bool(self._parts(mine) & self._parts(models))
+
+    def _parts(self, models: Sequence[Any]) -> set[int]:
+        """Return the identities of models and of all modules in them, whatever wraps them."""
+        hooks = self.framework.hooks
+        inside = {id(module) for model in models for _, module in hooks.modules(model)}
+        return inside | {id(model) for model in models}
 
     def on_snapshot(self, listener: SnapshotListener) -> Remove:
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
@@ -325,6 +339,11 @@ class Monitor(Legacy):
             self._collectives.stop()  # attaching begins again, with these
 
 
-def is_watched(model: Any) -> bool:
-    """Return whether any monitor of this process is attached to ``model``."""
-    return any(monitor._watches_any([model]) for monitor in [*_ATTACHED])
+def watcher_of(models: Sequence[Any]) -> Monitor | None:
+    """Return the monitor that is attached to any of ``models``, or to a part or a wrapper of one; None if none is."""
+    return next((monitor for monitor in [*_ATTACHED] if monitor._watches_any(models)), None)
+
+
+def narrow(monitor: Monitor, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """Watch these alone of the models and optimizers that were passed to ``monitor``, from the next step on."""
+    monitor._narrow(models, optimizers)

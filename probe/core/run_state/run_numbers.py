@@ -18,7 +18,7 @@ from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer,
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.naming import PHASE
-from probe.core.output.sinks import Sink, is_live
+from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
@@ -91,8 +91,8 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        live = settings.run.enable is not False and is_live(settings.formats)
-        if settings.run.enable or marks is not None or live:
+        shown = settings.run.enable is not False and shows_numbers(settings.formats)
+        if settings.run.enable or marks is not None or shown:
             self.begin()
 
     @property
@@ -100,13 +100,18 @@ class RunNumbers:
         """True if numbers are recorded."""
         return self._thread is not None
 
-    def begin(self) -> None:
-        """Record numbers from now on, unless the configuration forbids it or the run has ended."""
+    def begin(self, last: int | None = None) -> None:
+        """Record numbers from now on, unless the configuration forbids it or the run has ended.
+
+        Args:
+            last: the step that ended last, if any has.
+        """
         if (
             self._thread is None
             and not self._closed
             and (self._settings.enable is not False or self._marks is not None)
         ):
+            self._last = last
             self._thread = StateThread(self._take, self._look, self._faults)
 
     # Called by the program, on the training thread.

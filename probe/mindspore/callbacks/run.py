@@ -50,7 +50,8 @@ class RunCallback(Callback):
         if not self._warned and params.dataset_sink_mode and int(params.batch_num) > 1:
             self._warned = True
             _log.warning(
-                "RunCallback: the dataset is sunk to the device, so that %d steps end together: they are recorded as "
+                "%s: the dataset is sunk to the device, so that %d steps end together: they are recorded as "
                 "one step, with the numbers of the last; dataset_sink_mode=False shows each",
+                type(self).__name__,
                 int(params.batch_num),
             )

@@ -1,6 +1,6 @@
-"""Callbacks for training loops, for the Hugging Face Trainer and for Lightning.
+"""Callbacks for training loops and for trainers: Hugging Face, Lightning, Accelerate, Composer and torchtitan.
 
-The last two are imported when they are used, since their packages are optional.
+Those of trainers are imported when they are used, since their packages are optional.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ __all__ = ["MFLossMonitor", "TrainingCallbacks", "TrainingStateMonitor", "from_y
 _LAZY = {
     "HuggingFaceCallback": "probe.pytorch.callbacks.huggingface",
     "LightningCallback": "probe.pytorch.callbacks.lightning",
+    "ComposerCallback": "probe.pytorch.callbacks.composer",
+    "ProbeTracker": "probe.pytorch.callbacks.accelerate",
+    "WatchedMetrics": "probe.pytorch.callbacks.torchtitan",
+    "watch": "probe.pytorch.callbacks.accelerate",
 }
 """Callbacks of optional packages, and their modules."""
 

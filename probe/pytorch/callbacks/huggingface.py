@@ -1,11 +1,13 @@
-"""Callback for the Hugging Face ``Trainer``, which records its numbers with ``monitor.log``."""
+"""Callback for the Hugging Face ``Trainer``: attaches a monitor, and records the Trainer's numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from probe.core.errors import missing
-from probe.core.transformers.loss_monitor import RunLog
+from probe.launch.sources import Source
+from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.pytorch.adapter import TrainerMon
 
 try:
     from transformers import TrainerCallback
@@ -17,17 +19,46 @@ NAMES = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_no
 
 
 class HuggingFaceCallback(TrainerCallback):
-    """Callback that logs loss, learning rate, gradient norm and the loss of evaluations whenever the Trainer does
-    (``logging_steps``).
+    """Callback that watches a Trainer's training: ``Trainer(..., callbacks=[ProbeCallback("monitor.json")])``.
+
+    It attaches a monitor when training begins and stops it when training ends. Loss, learning rate, gradient norm
+    (before clipping) and the loss of evaluations are recorded whenever the Trainer logs them (``logging_steps``), for
+    the step that ended last; the loss is the mean since the Trainer's log before.
 
     Args:
-        monitor: receives the numbers, such as a ``TrainerMon``.
+        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
+            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
+        overrides: keys of the configuration, which replace those of ``config``.
+
+    Raises:
+        ConfigError: naming every problem of the configuration.
     """
 
-    def __init__(self, monitor: RunLog) -> None:
-        self._monitor = monitor
+    def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
+        self._run = TrainerRun(TrainerMon, config, overrides)
+
+    @property
+    def monitor(self) -> Any:
+        """The monitor of the training in progress, or of the last one; None before the first."""
+        return self._run.monitor
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,  # noqa: ARG002
+        model: Any = None,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        self._run.begin([model], [optimizer], args.gradient_accumulation_steps, state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
-        values = {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
-        if values:
-            self._monitor.log_ended(**values)
+        self._run.log_ended(**{NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self._run.end()
+
+
+ProbeCallback = HuggingFaceCallback
+"""Name of the callback, the same for every trainer."""

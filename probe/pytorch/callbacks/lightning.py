@@ -1,4 +1,4 @@
-"""Callback for Lightning's ``Trainer``, which records its numbers with ``monitor.log``."""
+"""Callback for Lightning's ``Trainer``: attaches a monitor, and records the metrics of each step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.core.errors import missing
-from probe.core.transformers.loss_monitor import RunLog
+from probe.launch.sources import Source
+from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.pytorch.adapter import TrainerMon
 
 try:
     from lightning.pytorch import Callback
@@ -18,24 +20,84 @@ except ImportError:
 
 
 class LightningCallback(Callback):
-    """Callback that logs the loss and the learning rate of each step, and the loss of validations. It waits for no
-    device.
+    """Callback that watches a Trainer's training: ``Trainer(callbacks=[ProbeCallback("monitor.json")])``.
+
+    It attaches a monitor when training begins, after the sanity check, and stops it when training ends. Recorded for
+    each step are the loss over its micro batches and what the module has logged in them; for the step that ended last,
+    what validations have logged. It waits for no device.
 
     Args:
-        monitor: receives the numbers, such as a ``TrainerMon``.
-        validation: name of the metric that is logged as ``val_loss``.
+        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
+            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
+        validation: name of the metric that is recorded as ``val_loss``.
+        overrides: keys of the configuration, which replace those of ``config``.
+
+    Raises:
+        ConfigError: naming every problem of the configuration.
     """
 
-    def __init__(self, monitor: RunLog, validation: str = "val_loss") -> None:
-        self._monitor, self._validation = monitor, validation
+    def __init__(
+        self, config: Source | NumberReceiver | None = None, *, validation: str = "val_loss", **overrides: Any
+    ) -> None:
+        self._run, self._validation = TrainerRun(TrainerMon, config, overrides), validation
+        self._begin(0)
+
+    @classmethod
+    def of_environment(cls) -> LightningCallback:
+        """Return the callback of a program that is watched without a line of code."""
+        made = cls()
+        made._run = TrainerRun(TrainerMon, automatic=True)
+        return made
+
+    @property
+    def monitor(self) -> Any:
+        """The monitor of the training in progress, or of the last one; None before the first."""
+        return self._run.monitor
+
+    def _begin(self, updates: int) -> None:
+        self._updates = updates
+        """Updates that the trainer has counted."""
+        self._values: dict[str, Any] = {}
+        """Numbers of the step in progress."""
+        self._seen: dict[str, Any] = {}
+        """Metrics that have been recorded: the trainer keeps them until they are logged again."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        optimizers = list(trainer.optimizers)
+        self._begin(trainer.global_step)
+        steps = trainer.global_step // max(len(optimizers), 1)  # each optimizer's update counts there
+        self._run.begin([trainer.strategy.model], optimizers, trainer.accumulate_grad_batches, steps)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
-        values = {"loss": loss, "learning_rate": groups[0].get("lr") if groups else None}
-        self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
+        if loss is not None:
+            earlier = self._values.get("loss") if pl_module.automatic_optimization else None
+            self._values["loss"] = loss if earlier is None else earlier + loss  # divided by the number of micro batches
+        self._values |= self._metrics(trainer)
+        if trainer.global_step != self._updates:
+            self._updates, values, self._values = trainer.global_step, self._values, {}
+            self._run.log_ended(**values)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        value = trainer.callback_metrics.get(self._validation)
-        if value is not None and not trainer.sanity_checking:
-            self._monitor.log_ended(val_loss=value)
+        if not trainer.sanity_checking:
+            values = self._metrics(trainer)
+            if self._validation in values:
+                values["val_loss"] = values.pop(self._validation)
+            self._run.log_ended(**values)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        self._run.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        self._run.end()
+
+    def _metrics(self, trainer: Any) -> dict[str, Any]:
+        """Return the metrics that were logged since the last call."""
+        there = dict(trainer.callback_metrics)
+        new = {name: value for name, value in there.items() if value is not self._seen.get(name)}
+        self._seen = there
+        return new
+
+
+ProbeCallback = LightningCallback
+"""Name of the callback, the same for every trainer."""

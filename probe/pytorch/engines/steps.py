@@ -73,3 +73,10 @@ def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) ->
         placed.callback(base.register_optimizer_step_pre_hook(lambda optimizer, *_: began(optimizer)).remove)
         placed.callback(base.register_optimizer_step_post_hook(lambda optimizer, *_: ended(optimizer)).remove)
         return placed.pop_all().close
+
+
+def made_steps(optimizer: Any) -> int:
+    """Return the number of updates that ``optimizer`` counts in its state, in earlier runs too; 0 if it counts none."""
+    states = getattr(optimizer, "state", {})
+    counts = [state.get("step", 0) for state in [*states.values()] if isinstance(state, dict)]
+    return max((int(count) for count in counts), default=0)

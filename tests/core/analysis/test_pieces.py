@@ -25,6 +25,7 @@ from tests.core.analysis.causes_data import write_rank, write_run
 from tests.core.analysis.pieces_data import Table, merged, table
 from tests.core.output.sink_data import context, snapshot
 from tests.required import require
+from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
 
@@ -124,6 +125,18 @@ def test_no_piece_is_larger_than_asked_for_unless_a_rank_is(tmp_path: Path) -> N
     one = by_ranks(run, least=6)[0].bytes
     assert [len(piece.ranks) for piece in by_ranks(run, most_bytes=2 * one + 1000)] == [2, 2, 2]
     assert [len(piece.ranks) for piece in by_ranks(run, most_bytes=1)] == [1] * 6
+
+
+@pytest.mark.parametrize(("steps_per_file", "pieces"), [(20, 2), (1, 20), (5, 4)])
+def test_steps_are_not_cut_where_files_would_be_opened_too_often(
+    steps_per_file: int, pieces: int, tmp_path: Path
+) -> None:
+    """A small file that has all steps of its rank is not opened for each of many ranges; where files end, cuts are
+    free."""
+    run = SimulatedRun(ParallelSizes(dp=20), None, 0, 20, 10, steps_per_file=steps_per_file)
+    run.write(tmp_path, processes=1)
+    found = by_steps(last_run(tmp_path, Problems()), signals=["actv"], most_bytes=1, least=2)
+    assert len(found) == pieces
 
 
 def test_ranges_of_steps_are_contiguous_and_begin_with_files(whole: tuple[RecordedRun, Table, Problems]) -> None:

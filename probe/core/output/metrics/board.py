@@ -54,7 +54,7 @@ class Counts(NamedTuple):
     faults: int
 
 
-class _Column:
+class LayerColumn:
     """One op of the layers of one signal.
 
     Args:
@@ -66,6 +66,8 @@ class _Column:
         names = [row_name(key) for key in keys]
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
         self._row_of = np.fromiter((places[name] for name in names), np.intp, len(names))
+        self.layers = tuple(places)
+        """Names of the layers, in their order."""
         self.series = tuple(Series(TENSORS[op].name, (signal, label(name))) for name in places)
         wanted = (not chosen or any(fnmatchcase(name, pattern) for pattern in chosen) for name in places)
         self.wanted: Bools = np.fromiter(wanted, np.bool_, len(places))
@@ -100,8 +102,8 @@ class MetricBoard:
         self._most, self._chosen = most, tuple(chosen)
         self._numbers: dict[Series, float] = {}
         self._named: dict[str, Series] = {}
-        self._columns: dict[tuple[str, str], _Column] = {}
-        self._shown: list[tuple[_Column, Bools]] = []
+        self._columns: dict[tuple[str, str], LayerColumn] = {}
+        self._shown: list[tuple[LayerColumn, Bools]] = []
         self._chosen_at = -math.inf
         self._left_out = 0
         self._overflow: set[str] = set()
@@ -135,7 +137,7 @@ class MetricBoard:
         pairs = [*shown.items(), *tensors[:room]]
         return [series for series, _ in pairs], np.array([value for _, value in pairs], np.float64)
 
-    def _places(self) -> list[tuple[_Column, int]]:
+    def _places(self) -> list[tuple[LayerColumn, int]]:
         return [(column, int(place)) for column, shown in self._shown for place in np.flatnonzero(shown)]
 
     def _take_run(self, snapshot: Snapshot, batch: Batch) -> None:
@@ -177,7 +179,7 @@ class MetricBoard:
                 continue
             column = self._columns.get((batch.signal, op))
             if column is None or column.keys != batch.keys:
-                column = self._columns[batch.signal, op] = _Column(batch.signal, op, batch.keys, self._chosen)
+                column = self._columns[batch.signal, op] = LayerColumn(batch.signal, op, batch.keys, self._chosen)
                 self._chosen_at = -math.inf
             column.take(rows)
 
@@ -201,7 +203,7 @@ class MetricBoard:
         ends = np.cumsum([len(each.series) for each in columns])
         self._shown = list(zip(columns, np.split(best, ends[:-1]), strict=True)) if columns else []
 
-    def _is_shown(self, column: _Column) -> Bools:
+    def _is_shown(self, column: LayerColumn) -> Bools:
         for each, shown in self._shown:
             if each is column:
                 return shown

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from probe.core.faults import Faults
 from probe.core.output.metrics.board import Counts, MetricBoard
@@ -38,6 +38,16 @@ class MetricsWriter(Protocol):
 
     def end(self, seconds: float) -> None:
         """Remove what would be wrong once the run is over; give up after ``seconds``. May raise."""
+
+
+class HubOutlet(Protocol):
+    """Ways out of one format."""
+
+    def close(self, seconds: float) -> None:
+        """Send once more and end, within ``seconds``."""
+
+
+Kind = TypeVar("Kind", bound=HubOutlet)
 
 
 class MetricsSender:
@@ -149,12 +159,17 @@ class MetricsHub:
         self.name, self.faults = name, faults
         self._folder = folder
         self._found: Counter[str] = Counter(dict.fromkeys(rules, 0))
-        self._outlets: dict[str, MetricsOutlet] = {}
+        self._outlets: dict[str, HubOutlet] = {}
+        self.receivers: list[Callable[[Sequence[Any]], None]] = []
+        """Functions that get the findings about numbers of the run."""
         self._lock = threading.Lock()
         self._closed = False
 
-    def outlet(self, name: str, make: Callable[[MetricsHub], MetricsOutlet]) -> MetricsOutlet:
+    def outlet(self, name: str, kind: type[Kind], make: Callable[[MetricsHub], Kind]) -> Kind:
         """Return the outlet of a format, made at the first call.
+
+        Args:
+            kind: its class.
 
         Raises:
             Exception: if it cannot be made.
@@ -163,9 +178,10 @@ class MetricsHub:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the run has ended")
-            if name not in self._outlets:
-                self._outlets[name] = make(self)
-            return self._outlets[name]
+            known = self._outlets.get(name)
+            if not isinstance(known, kind):
+                known = self._outlets[name] = make(self)
+            return known
 
     def mapped_file(self, most: int) -> MetricsFile:
         """Return a new mapped file with room for ``most`` series.
@@ -184,6 +200,12 @@ class MetricsHub:
     def found(self, rules: Iterable[str]) -> None:
         """Count findings of ``rules``, one each."""
         self._found.update(rules)
+
+    def run_found(self, findings: Sequence[Any]) -> None:
+        """Count findings about numbers of the run, and pass them on."""
+        self.found(each.rule for each in findings if not each.resolved)
+        for receive in self.receivers:
+            receive(findings)
 
     def counts(self) -> Counts:
         """Return the counts of the monitor itself."""

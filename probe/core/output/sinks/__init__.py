@@ -10,6 +10,7 @@ from typing import Protocol
 
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Snapshot
+from probe.core.trackers import TRACKERS
 
 
 class Sink(Protocol):
@@ -42,6 +43,8 @@ class BuiltIn:
     format: bool = True
     """True if a configuration names it under ``format``."""
     live: bool = False
+    """True if it shows the progress of this rank to another process."""
+    numbers: bool = False
     """True if it shows numbers of the run from the first step on, whether or not the program logs any."""
 
     def __call__(self, context: SinkContext) -> Sink:
@@ -50,13 +53,28 @@ class BuiltIn:
         return made
 
 
+@dataclass(frozen=True)
+class TrackerFormat(BuiltIn):
+    """The sink of a tracker of experiments."""
+
+    tracker: str = ""
+    """Its name."""
+
+    def __call__(self, context: SinkContext) -> Sink:
+        module, _, name = self.path.partition(":")
+        made: Sink = getattr(import_module(module), name)(self.tracker, context)
+        return made
+
+
+_TRACKER = "probe.core.output.sinks.tracker:TrackerSink"
 SINKS: dict[str, BuiltIn] = {
     "csv": BuiltIn("probe.core.output.sinks.csv:CsvSink", rows_only=True),
     "tensorboard": BuiltIn("probe.core.output.sinks.tensorboard:TensorBoardSink"),
     "sqlite": BuiltIn("probe.core.output.sinks.sqlite:SqliteSink", rows_only=True),
     "parquet": BuiltIn("probe.core.output.sinks.parquet:ParquetSink", rows_only=True),
-    "prometheus": BuiltIn("probe.core.output.sinks.prometheus:PrometheusSink", live=True),
-    "otlp": BuiltIn("probe.core.output.sinks.otlp:OtlpSink", live=True),
+    "prometheus": BuiltIn("probe.core.output.sinks.prometheus:PrometheusSink", live=True, numbers=True),
+    "otlp": BuiltIn("probe.core.output.sinks.otlp:OtlpSink", live=True, numbers=True),
+    **{name: TrackerFormat(_TRACKER, numbers=True, tracker=name) for name in TRACKERS},
     "cost": BuiltIn("probe.core.output.sinks.overhead:CostSink", format=False),
     "anomaly": BuiltIn("probe.core.output.sinks.anomaly:AnomalySink", format=False),
 }
@@ -85,8 +103,13 @@ def factory(name: str) -> Factory | None:
 
 
 def is_live(formats: Sequence[str]) -> bool:
-    """Return whether one of ``formats`` shows numbers of the run from the first step on."""
+    """Return whether one of ``formats`` shows the progress of this rank to another process."""
     return any(getattr(SINKS.get(name), "live", False) for name in formats)
+
+
+def shows_numbers(formats: Sequence[str]) -> bool:
+    """Return whether one of ``formats`` shows numbers of the run from the first step on."""
+    return any(getattr(SINKS.get(name), "numbers", False) for name in formats)
 
 
 def written_beside(formats: Sequence[str]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class OtlpSink:
         hub = self._context.metrics
         if hub is None:
             raise RuntimeError("format: otlp: it needs a running monitor")
-        self._outlet = hub.outlet("otlp", self._new_outlet)
+        self._outlet = hub.outlet("otlp", MetricsOutlet, self._new_outlet)
 
     def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
         options = self._context.options.get("otlp")

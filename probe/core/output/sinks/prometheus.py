@@ -51,7 +51,7 @@ class PrometheusSink:
         hub = self._context.metrics
         if hub is None:
             raise RuntimeError("format: prometheus: it needs a running monitor")
-        self._outlet = hub.outlet("prometheus", self._new_outlet)
+        self._outlet = hub.outlet("prometheus", MetricsOutlet, self._new_outlet)
 
     def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
         options = self._context.options.get("prometheus")

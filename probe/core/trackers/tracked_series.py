@@ -1,0 +1,235 @@
+"""Series that a tracker gets: numbers of the run, summaries of signals, and a limited number of layers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import numpy as np
+
+from probe.core.moments import OPS
+from probe.core.naming import RUN, row_name
+from probe.core.output.metrics.board import UNNAMED, VALUE, Bools, LayerColumn, label
+from probe.core.records import Array, Batch, Key, Snapshot
+from probe.core.trackers import TrackedRow
+
+PREFIX = "probe"
+"""First part of the name of every series."""
+MOST_SERIES = 200
+"""Most series of a run."""
+MOST_FULL = 5000
+"""Most series of a run with ``full``."""
+NUMBERS_PART = 4
+"""The part of the series that is kept for numbers of the run: one in this many."""
+COUNTS = ("nans", "infs")
+"""Ops whose sums over layers are in the summary of a signal."""
+
+
+class SignalStep:
+    """Rows of one signal in one step, of all ranks that are read."""
+
+    def __init__(self, batches: Sequence[Batch], ranks: Sequence[int]) -> None:
+        self._batches, self._ranks = batches, ranks
+        self._ops: dict[str, Array | None] = {}
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Keys of all rows."""
+        own = self._batches
+        return own[0].keys if len(own) == 1 else tuple(key for batch in own for key in batch.keys)
+
+    def op(self, name: str) -> Array | None:
+        """Return a column of an op; None if it was not collected, or if the signal's columns are no moments."""
+        if name not in self._ops:
+            try:
+                columns = [np.asarray(batch.op(name), np.float64) for batch in self._batches]
+                self._ops[name] = columns[0] if len(columns) == 1 else np.concatenate(columns)
+            except KeyError:
+                self._ops[name] = None
+        return self._ops[name]
+
+    def place(self, row: int) -> str:
+        """Return the layer of a row, with its rank if there are several."""
+        for batch, rank in zip(self._batches, self._ranks, strict=True):
+            if row < len(batch):
+                name = label(row_name(batch.keys[row]))
+                return f"{name} (rank {rank})" if len(set(self._ranks)) > 1 else name
+            row -= len(batch)
+        raise IndexError(row)
+
+
+class TrackedSeries:
+    """Chooser of the series of a run: a series that is chosen once is kept.
+
+    Two threads write it. Layers that are asked for come first. If not all others fit in, those whose values are
+    farthest from their own history are chosen at the 2nd, 4th, 8th, ... step, each time for half of the room that is
+    left; a value that is not finite is chosen at once.
+
+    Args:
+        most: most series.
+        asked: patterns of the names of layers.
+    """
+
+    def __init__(self, most: int, asked: Sequence[str]) -> None:
+        self._most, self._asked = most, tuple(asked)
+        self._numbers: dict[str, str] = {}
+        self._summaries: dict[str, None] = {}
+        self._columns: dict[tuple[str, str], LayerColumn] = {}
+        self._layers: dict[str, None] = {}
+        """Names of the series of layers."""
+        self._shown: dict[tuple[str, str], tuple[Bools, list[tuple[int, str]]]] = {}
+        """By column: its chosen layers, and their places with the names of their series."""
+        self._changed = False
+        """True if there are columns from which nothing was chosen yet."""
+        self._steps = 0
+        self._lock = threading.Lock()
+        self.worst: dict[str, str] = {}
+        """Worst layer by signal: the first that is not finite, else that of the largest norm."""
+        self.left_out = 0
+        """Number of series for which there is no room."""
+
+    def of_snapshot(self, snapshot: Snapshot) -> TrackedRow:
+        """Return the values of ``snapshot``: numbers of the run, or of tensors of one rank."""
+        tensors = {batch.signal: SignalStep((batch,), (snapshot.rank,)) for batch in tensors_of(snapshot.batches)}
+        numbers = next((batch for batch in snapshot.batches if batch.signal == RUN), None)
+        return self.row(snapshot.step, snapshot.time, snapshot.ops, tensors, numbers)
+
+    def row(
+        self, step: int, time: float, ops: Sequence[str], tensors: Mapping[str, SignalStep], numbers: Batch | None
+    ) -> TrackedRow:
+        """Return the values of one step.
+
+        Args:
+            ops: ops of the tensors.
+            numbers: numbers of the run; None if there are none.
+        """
+        values: dict[str, float] = {}
+        with self._lock:
+            if numbers is not None:
+                values |= self._of_run(numbers)
+            for signal, each in tensors.items():
+                values |= self._summary(signal, each, ops)
+            if tensors:
+                self._take(ops, tensors)
+                self._choose_if_due()
+                values |= self._of_layers(tensors)
+        return TrackedRow(step, time, values)
+
+    def _of_run(self, batch: Batch) -> dict[str, float]:
+        found = {}
+        for key, value in zip(batch.keys, batch.columns[VALUE].tolist(), strict=True):
+            name = self._numbers.get(key.name)
+            if name is None:
+                if len(self._numbers) >= self._most // NUMBERS_PART:
+                    continue
+                name = self._numbers[key.name] = f"{PREFIX}/{RUN}/{label(key.name)}"
+            found[name] = value
+        return found
+
+    def _summary(self, signal: str, rows: SignalStep, ops: Sequence[str]) -> dict[str, float]:
+        """Return the median and the maximum of the finite norms, NaN if there is none, and counts of NaN and Inf."""
+        sizes = rows.op(next((op for op in ("norm", *ops) if op in OPS and rows.op(op) is not None), "norm"))
+        if sizes is None or not len(sizes):
+            return {}
+        finite = np.isfinite(sizes)
+        self.worst[signal] = rows.place(int(np.argmin(finite) if not finite.all() else np.argmax(np.abs(sizes))))
+        found: dict[str, float] = {}
+        if rows.op("norm") is not None:
+            known = sizes[finite] if finite.any() else np.array([np.nan])
+            found |= {"norm_median": float(np.median(known)), "norm_max": float(known.max())}
+        found |= {"nan_layers": float(np.isnan(sizes).sum()), "inf_layers": float(np.isinf(sizes).sum())}
+        for op in COUNTS:
+            if op in ops and (counts := rows.op(op)) is not None:
+                found[op] = float(counts.sum())
+        return {self._named_summary(signal, name): value for name, value in found.items()}
+
+    def _named_summary(self, signal: str, name: str) -> str:
+        full = f"{PREFIX}/{signal}/{name}"
+        self._summaries[full] = None
+        return full
+
+    def _take(self, ops: Sequence[str], tensors: Mapping[str, SignalStep]) -> None:
+        self._steps += 1
+        for signal, rows in tensors.items():
+            keys = rows.keys
+            for op in ops:
+                values = rows.op(op) if op in OPS and op not in COUNTS else None
+                if values is None:
+                    continue
+                column = self._columns.get((signal, op))
+                if column is None or column.keys != keys:
+                    column = self._columns[signal, op] = LayerColumn(signal, op, keys, ())
+                    self._show(signal, op)
+                    self._changed = True
+                column.take(values)
+
+    def _choose_if_due(self) -> None:
+        due = self._steps >= 2 and self._steps & (self._steps - 1) == 0
+        bad = any((np.isinf(column.change) & ~self._shown[at][0]).any() for at, column in self._columns.items())
+        if due or bad or self._changed:
+            self._changed = False
+            self._choose(due)
+
+    def _choose(self, due: bool) -> None:
+        """Choose further series while there is room.
+
+        Args:
+            due: whether those that are far from their history are chosen.
+        """
+        room = max(0, self._most - self._most // NUMBERS_PART - len(self._summaries) - len(self._layers))
+        others = [
+            _Candidate(float(column.change[place]), at, place)
+            for at, column in self._columns.items()
+            for place in np.flatnonzero(~self._shown[at][0]).tolist()
+        ]
+        wanted = others
+        if len(others) > room:
+            asked = [one for one in others if self._is_asked(one)]
+            bad = [one for one in others if np.isinf(one.change)]
+            far = sorted((one for one in others if one.change > 0), key=lambda one: -one.change)
+            wanted = [*asked, *bad, *(far[: (room + 1) // 2] if due else [])]
+        taken = list(dict.fromkeys(wanted))[:room]
+        for one in taken:
+            self._layers[self._name(one.column, one.place)] = None
+        for at in {one.column for one in taken}:
+            self._show(*at)
+        self.left_out = len(others) - len(taken)
+
+    def _is_asked(self, one: _Candidate) -> bool:
+        return any(fnmatchcase(self._columns[one.column].layers[one.place], pattern) for pattern in self._asked)
+
+    def _name(self, at: tuple[str, str], place: int) -> str:
+        signal, op = at
+        return f"{PREFIX}/{signal}/{label(self._columns[at].layers[place])}/{op}"
+
+    def _show(self, signal: str, op: str) -> None:
+        """Find the chosen layers of a column."""
+        at = signal, op
+        shown = np.zeros(len(self._columns[at].layers), np.bool_)
+        names = [(place, self._name(at, place)) for place in range(len(shown))]
+        chosen = [(place, name) for place, name in names if name in self._layers]
+        shown[[place for place, _ in chosen]] = True
+        self._shown[at] = shown, chosen
+
+    def _of_layers(self, tensors: Mapping[str, SignalStep]) -> dict[str, float]:
+        return {
+            name: float(self._columns[at].values[place])
+            for at, (_, chosen) in self._shown.items()
+            if at[0] in tensors
+            for place, name in chosen
+        }
+
+
+class _Candidate(NamedTuple):
+    """Layer of a column without a series."""
+
+    change: float
+    column: tuple[str, str]
+    place: int
+
+
+def tensors_of(batches: Iterable[Batch]) -> list[Batch]:
+    """Return the batches about tensors; collectives, whose rows are named by places in a program, are no layers."""
+    return [batch for batch in batches if batch.signal not in (RUN, UNNAMED)]

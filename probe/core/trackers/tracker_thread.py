@@ -1,0 +1,153 @@
+"""Thread that hands a run to a tracker: bounded, so that a tracker that hangs costs its own rows alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from probe.core.faults import Faults
+from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
+from probe.core.trackers.tracker_budget import TrackerBudget
+
+MOST_WAITING = 1000
+"""Rows, alerts and tables that may wait; later ones are dropped and counted."""
+Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
+
+
+class TrackerThread:
+    """Thread on which a tracker is begun, fed and ended. It belongs to the process that started it.
+
+    Args:
+        tracker: begun at the first row.
+        every: seconds from one call of the tracker to the next.
+        last: returns what is handed over at the end.
+        budget: account of the processor time of the tracker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tracker: Tracker,
+        every: float,
+        faults: Faults,
+        last: Callable[[], Iterable[Item]],
+        budget: TrackerBudget | None = None,
+    ) -> None:
+        self._budget = budget or TrackerBudget(1.0)
+        self._where, self._every, self._faults, self._last = f"tracker {name}", every, faults, last
+        self._tracker, self._begun, self._given_up = tracker, False, False
+        self._waiting: deque[Item] = deque()
+        self._sent = self._put = 0
+        self._ending, self._process = threading.Event(), os.getpid()
+        self._thread = threading.Thread(target=self._work, name="probe-tracker", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Queue ``item``; never wait."""
+        if os.getpid() != self._process or self._ending.is_set():
+            return
+        if self._given_up or self._put - self._sent >= MOST_WAITING:
+            self._lost(1)
+            return
+        self._put += 1
+        self._waiting.append(item)
+
+    def close(self, seconds: float) -> None:
+        """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
+        if os.getpid() != self._process:
+            return
+        self._ending.set()
+        self._thread.join(max(0.0, seconds))
+        if seconds > 0 and self._thread.is_alive():
+            self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))
+            self._lost(self._put - self._sent)
+
+    def _work(self) -> None:
+        while not self._ending.wait(self._every):
+            self._hand_over()
+        self._hand_over()
+        if self._begun:
+            self._guarded(self._send_last)
+            self._guarded(self._tracker.end)
+
+    def _send_last(self) -> None:
+        for item in self._last():
+            self._send([item])
+
+    def _hand_over(self) -> None:
+        items = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not items:
+            return
+        if not self._begun and not self._given_up:
+            self._begun = self._guarded(self._tracker.begin)
+            self._given_up = not self._begun
+        with self._budget.spending():
+            self._send(merged(each for each in items if isinstance(each, TrackedRow)))
+            for item in latest(items):
+                self._send([item])
+        self._sent += len(items)
+
+    def _send(self, items: Sequence[Item]) -> None:
+        if self._given_up or (items and not self._guarded(partial(deliver, self._tracker, items))):
+            self._lost(len(items))
+
+    def _guarded(self, function: Callable[[], None]) -> bool:
+        try:
+            function()
+        except TrackerEnded as ended:
+            self._given_up = True
+            self._faults.note(self._where, ended)
+            return False
+        except BaseException as error:  # noqa: BLE001 - training goes on, and the next rows may be taken
+            self._faults.note(self._where, error)
+            return False
+        return True
+
+    def _lost(self, number: int) -> None:
+        if number:
+            self._faults.lost(f"{self._where}: rows not taken", number)
+
+
+def deliver(tracker: Tracker, items: Sequence[Item]) -> None:
+    """Hand ``items`` to ``tracker``: rows, or one of another kind."""
+    for item in items:
+        if isinstance(item, TrackedRow):
+            tracker.log([each for each in items if isinstance(each, TrackedRow)])
+            return
+        if isinstance(item, Notice):
+            tracker.alert(item)
+        elif isinstance(item, TrackedTable):
+            tracker.table(item)
+        elif isinstance(item, Path):
+            tracker.artifact(item)
+        else:
+            tracker.summary(item)
+
+
+def merged(rows: Iterable[TrackedRow]) -> list[TrackedRow]:
+    """Return one row a step, in the order of steps."""
+    found: dict[int, TrackedRow] = {}
+    for row in rows:
+        before = found.get(row.step)
+        values = row.values if before is None else {**before.values, **row.values}
+        found[row.step] = row._replace(values=values)
+    return [found[step] for step in sorted(found)]
+
+
+def latest(items: Iterable[Item]) -> list[Item]:
+    """Return the items that are no rows: every alert and file, one table of a name, and one summary."""
+    alone: list[Item] = []
+    tables: dict[str, Item] = {}
+    texts: dict[str, Cell] = {}
+    for item in items:
+        if isinstance(item, (Notice, Path)):
+            alone.append(item)
+        elif isinstance(item, TrackedTable):
+            tables[item.name] = item
+        elif not isinstance(item, TrackedRow):
+            texts |= item
+    return [*alone, *tables.values(), *([texts] if texts else [])]

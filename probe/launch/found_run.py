@@ -1,0 +1,81 @@
+"""Run of a program that is watched as it is: what one monitor watches, and which of its optimizers have stepped."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from probe.core.monitor.trainer_mon import Monitor, narrow
+
+ENOUGH = 10
+"""Steps of others after which an optimizer without a step is dropped."""
+
+
+class FoundRun:
+    """Models and optimizers that one monitor watches.
+
+    Args:
+        models: by name; one alone has an empty name.
+        begun: number of the first step.
+    """
+
+    def __init__(self, monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[Any], begun: int) -> None:
+        self.monitor, self.begun = monitor, begun
+        self.continued: int | None = None
+        """Number of the step with which another run goes on, if a wrapper was put around the model."""
+        self._models = {name: weakref.ref(model) for name, model in models.items()}
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._steps = dict.fromkeys(map(id, optimizers), 0) if len(optimizers) > 1 else {}
+        """Updates by optimizer, until each has made one or was dropped."""
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """Models that there still are, by name."""
+        return {name: model for name, each in self._models.items() if (model := each()) is not None}
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Optimizers that there still are."""
+        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+
+    @property
+    def counts(self) -> bool:
+        """True if an optimizer has not stepped yet, while another may."""
+        return bool(self._steps)
+
+    def is_gone(self) -> bool:
+        """Return whether a model or all optimizers are gone."""
+        return len(self.models) < len(self._models) or not self.optimizers
+
+    def shares(self, models: Iterable[Any]) -> bool:
+        """Return whether it watches any of ``models``."""
+        mine = {id(model) for model in self.models.values()}
+        return any(id(model) in mine for model in models)
+
+    def stepped(self, optimizer: Any) -> list[Any]:
+        """Count an update; return the optimizers that have made none while another made enough of them."""
+        if id(optimizer) not in self._steps:
+            return []
+        self._steps[id(optimizer)] += 1
+        idle = [each for each in self.optimizers if not self._steps[id(each)]]
+        if idle and max(self._steps.values()) < ENOUGH:
+            return []
+        self._steps = {}
+        return idle
+
+    def drop(self, idle: Sequence[Any], owned: Callable[[Any], Iterable[Any]], held: Callable[[Any], Any]) -> list[str]:
+        """Watch ``idle`` no more, nor the models of which no other optimizer owns a parameter; return their names."""
+        without = {id(each) for each in idle}
+        left = [each for each in self.optimizers if id(each) not in without]
+        trained = {id(parameter) for each in left for parameter in owned(each)}
+        kept = {
+            name: model
+            for name, model in self.models.items()
+            if any(id(parameter) in trained for parameter in held(model))
+        }
+        names = [name for name in self._models if name not in kept]
+        narrow(self.monitor, [*kept.values()], left)
+        self._models = {name: weakref.ref(model) for name, model in kept.items()}
+        self._optimizers = [weakref.ref(each) for each in left]
+        return names

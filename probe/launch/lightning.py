@@ -1,0 +1,21 @@
+"""Entry point by which Lightning gets a callback from a program that is watched without a line of code."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+from probe.launch.environment import is_watched
+from probe.launch.preparation import guarded
+
+MODULE = "probe.pytorch.callbacks.lightning"
+"""Module of the callback; it is imported if there is something to watch."""
+
+
+def callbacks() -> list[Any]:
+    """Return a callback if the environment names a configuration (``PROBE_CONFIG``), else none."""
+    found: list[Any] = []
+    if is_watched(os.environ):
+        guarded(lambda: found.append(import_module(MODULE).LightningCallback.of_environment()))
+    return found

@@ -1,0 +1,152 @@
+"""Search for the models of optimizers, and their names in the program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+from probe.core.monitor.trainer_mon import Monitor
+
+
+class Finder(Protocol):
+    """Models and optimizers of a framework, as far as they must be known before a monitor attaches."""
+
+    @property
+    def framework(self) -> str:
+        """``pytorch`` or ``mindspore``."""
+
+    @property
+    def monitor(self) -> type[Monitor]:
+        """Class of monitors."""
+
+    @property
+    def called(self) -> type:
+        """Class of models; each of its objects is called."""
+
+    @property
+    def step(self) -> str:
+        """Method of optimizers that updates; empty if they are called as models are."""
+
+    def trains(self, model: Any) -> bool:
+        """Return whether a call of ``model`` now may belong to training."""
+
+    def parameters(self, model: Any) -> Iterable[Any]:
+        """Yield the parameters in a model."""
+
+    def owned(self, optimizer: Any) -> Iterable[Any]:
+        """Return the parameters that an optimizer updates, as models have them."""
+
+    def models(self) -> list[Any]:
+        """Return all models of the process, whatever holds them."""
+
+    def chosen(self, model: Any, wanted: frozenset[int], parents: Callable[[Any], list[Any]]) -> Any:
+        """Return what to watch for a model that holds the ``wanted`` parameters, by identity: a wrapper around it, or a
+        part of it."""
+
+    def made_steps(self, optimizer: Any) -> int:
+        """Return the number of updates that an optimizer has made, in an earlier run too; 0 if it keeps none."""
+
+
+class ModelSearch:
+    """All models of the process, looked up once.
+
+    Args:
+        called: the model that is called now, if any.
+    """
+
+    def __init__(self, finder: Finder, called: Any) -> None:
+        self._finder, self._called = finder, called
+        self._all: list[Any] | None = None
+        self._held: dict[int, frozenset[int]] = {}
+
+    def of(self, optimizer: Any) -> Any:
+        """Return the model of an optimizer: the one that was called if it holds all parameters, else the smallest that
+        does; None if none does."""
+        wanted = frozenset(id(parameter) for parameter in self._finder.owned(optimizer))
+        if not wanted:
+            return None
+        if self._called is not None and wanted <= self._parameters(self._called):
+            return self._finder.chosen(self._called, wanted, self._parents)
+        holding = [model for model in self._everything() if wanted <= self._parameters(model)]
+        if not holding:
+            return None
+        smallest = min(map(len, map(self._parameters, holding)))
+        alike = [model for model in holding if len(self._parameters(model)) == smallest]
+        inner = {id(child) for model in alike for child in _children(model, alike)}
+        return self._finder.chosen(next(each for each in alike if id(each) not in inner), wanted, self._parents)
+
+    def outermost(self, models: Sequence[Any]) -> list[Any]:
+        """Return each model once, without those that are in another."""
+        each = list({id(model): model for model in models}.values())
+        inner = {id(child) for model in each for child in _children(model, each)}
+        return [model for model in each if id(model) not in inner]
+
+    def _everything(self) -> list[Any]:
+        if self._all is None:
+            self._all = self._finder.models()
+        return self._all
+
+    def _parameters(self, model: Any) -> frozenset[int]:
+        if id(model) not in self._held:
+            self._held[id(model)] = frozenset(id(parameter) for parameter in self._finder.parameters(model))
+        return self._held[id(model)]
+
+    def _parents(self, model: Any) -> list[Any]:
+        return [each for each in self._everything() if each is not model and _holds(each, model)]
+
+
+def _holds(model: Any, child: Any) -> bool:
+    held = getattr(model, "_modules", None) or getattr(model, "_cells", None) or {}
+    return any(each is child for each in held.values())
+
+
+def _children(model: Any, among: Sequence[Any]) -> Iterator[Any]:
+    """Yield those of ``among`` that are in ``model``, at any depth."""
+    inside = getattr(model, "modules", None) or getattr(model, "cells_and_names", None)
+    held = {id(each[1] if isinstance(each, tuple) else each) for each in inside()} if callable(inside) else set[int]()
+    yield from (each for each in among if each is not model and id(each) in held)
+
+
+def distinct(owners: Sequence[Any], owned: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """Return the optimizers that are to be watched, of those that hold one another: the outer one, unless it only
+    passes its steps on to several that update all of its parameters."""
+    dropped: set[int] = set()
+    for outer in owners:
+        inner = [each for each in owners if each is not outer and _refers(outer, each)]
+        own = {id(parameter) for parameter in owned(outer)}
+        passes_on = len(inner) > 1 and own == {id(parameter) for each in inner for parameter in owned(each)}
+        dropped |= {id(outer)} if passes_on else {id(each) for each in inner}
+    return [each for each in owners if id(each) not in dropped]
+
+
+def _refers(outer: Any, inner: Any) -> bool:
+    for value in [*getattr(outer, "__dict__", {}).values()]:
+        if value is inner or (isinstance(value, list | tuple) and any(each is inner for each in value)):
+            return True
+    return False
+
+
+def named(models: Sequence[Any]) -> dict[str, Any]:
+    """Return several models by name: that of the variable, or of the attribute of ``self``, that holds it in the
+    program; else the class with a number."""
+    names: dict[str, Any] = {}
+    for number, model in enumerate(models):
+        name = _variable(model, sys._getframe(1)) or f"{type(model).__name__.lower()}{number}"
+        while name in names:
+            name = f"{name}{number}"
+        names[name] = model
+    return names
+
+
+def _variable(model: Any, frame: FrameType | None) -> str:
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith("probe."):
+            places = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {}), frame.f_globals]
+            for place in places:
+                for name, value in [*place.items()]:
+                    if value is model and name != "self" and not name.startswith("_") and name.isidentifier():
+                        return str(name)
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,33 @@
+"""Lines about what is watched without a line of code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probe.core.messages import plural
+from probe.core.monitor.trainer_mon import Monitor
+
+
+def attached(monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[Any], begun: int, by: str) -> str:
+    """Return the line that is written when a monitor attaches.
+
+    Args:
+        begun: number of the first step.
+        by: source of that number.
+    """
+    what = ", ".join(f"{name}: {type(model).__name__}".removeprefix(": ") for name, model in models.items())
+    kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+    parts = [f"watching {what} with {kinds}"]
+    if begun:
+        parts.append(f"from step {begun} on, by {by}")
+    if monitor.output_directory:
+        parts.append(f"files in {monitor.output_directory}")
+    return "; ".join(parts)
+
+
+def ended(monitor: Monitor, begun: int) -> str:
+    """Return the line that is written when a run ends."""
+    steps, where, number = monitor.step - begun, monitor.output_directory, len(monitor.findings)
+    text = f"{steps} {plural(steps, 'step')} watched, {number} {plural(number, 'finding')}"
+    return f"{text}; files in {where}" if where else text

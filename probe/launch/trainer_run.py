@@ -1,0 +1,144 @@
+"""Training of a trainer, as its callback watches it: attached when training begins, stopped when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from probe.core.messages import complain
+from probe.core.monitor.trainer_mon import Monitor, watcher_of
+from probe.launch.run_lines import attached, ended
+from probe.launch.sources import Source, configured
+
+
+class NumberReceiver(Protocol):
+    """Receiver of numbers of the run, such as a ``TrainerMon``."""
+
+    def log_ended(self, **values: Any) -> None:
+        """Record ``values`` of the step that ended last."""
+
+
+class TrainerRun:
+    """Monitor of a trainer's training.
+
+    A model that the program watches itself is not watched twice: numbers go to the monitor that is there.
+
+    Args:
+        kind: class of monitors.
+        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
+            and alerts. A monitor of the program: then numbers go there, and nothing is attached or stopped.
+        overrides: keys of the configuration, which replace those of ``config``.
+        automatic: whether nobody has written the callback into the program: then the program's own monitors come first,
+            failures leave training alone, and a line is written where it begins and ends.
+
+    Raises:
+        ConfigError: naming every problem of the configuration.
+    """
+
+    def __init__(
+        self,
+        kind: type[Monitor],
+        config: Source | NumberReceiver | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        automatic: bool = False,
+    ) -> None:
+        self._kind, self._automatic = kind, automatic
+        self._own: NumberReceiver | None = None
+        """Monitor of the program."""
+        self.source: Source = {}
+        """Configuration of the monitor."""
+        if config is None or isinstance(config, str | os.PathLike | Mapping):
+            self.source = configured(config, overrides or {})
+        else:
+            self._own = config
+        self.monitor: Monitor | None = None
+        """The monitor that watches the training in progress, or has watched the last one."""
+        self._owned = False
+        self._begun = 0
+
+    @property
+    def receiver(self) -> NumberReceiver | None:
+        """The receiver of the trainer's numbers; None before a training."""
+        return self._own if self._own is not None else self.monitor
+
+    def begin(
+        self,
+        models: Sequence[Any] | Mapping[str, Any],
+        optimizers: Sequence[Any],
+        micro_batches: int = 1,
+        begun: int = 0,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Attach a monitor, unless one watches these models already.
+
+        Args:
+            models: stages of a pipeline, or models by name.
+            begun: number of the first step.
+            changes: keys of the configuration that this training cannot do without.
+
+        Raises:
+            ValueError: for a model that cannot be watched.
+        """
+        self.end()
+        if self._own is not None or not models or not optimizers:
+            return
+        try:
+            self._begin(models, optimizers, micro_batches, begun, changes or {})
+        except Exception as error:
+            if not self._automatic:
+                raise
+            complain(f"this training is not watched: {' '.join(str(error).split())}", "warning")
+
+    def _begin(
+        self,
+        models: Sequence[Any] | Mapping[str, Any],
+        optimizers: Sequence[Any],
+        micro_batches: int,
+        begun: int,
+        changes: Mapping[str, Any],
+    ) -> None:
+        named = dict(models) if isinstance(models, Mapping) else {}
+        there = watcher_of([*named.values()] if named else [*models])
+        if there is not None and (self._automatic or not there.automatic):
+            self.monitor = there
+            return
+        monitor = self._kind(configured(self.source, changes))
+        monitor.automatic = self._automatic
+        monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
+        monitor.log()  # numbers of every step from the first on
+        self.monitor, self._owned, self._begun = monitor, True, begun
+        if self._automatic:
+            line = attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer")
+            complain(line, "info")
+
+    def log_ended(self, **values: Any) -> None:
+        """Record numbers of the step that ended last."""
+        found = _recordable(values)
+        if self.receiver is not None and found:
+            self.receiver.log_ended(**found)
+
+    def log(self, at: int | None, **values: Any) -> None:
+        """Record numbers of the step ``at``, which is in progress or has ended last; None for the one in progress."""
+        found = _recordable(values)
+        if isinstance(self.receiver, Monitor) and found:
+            self.receiver.log(step=at, **found)
+        elif found:
+            self.log_ended(**found)
+
+    def end(self) -> None:
+        """Stop the monitor if it was attached here."""
+        if self._owned and self.monitor is not None:
+            self._owned = False
+            self.monitor.stop()
+            if self._automatic:
+                complain(ended(self.monitor, self._begun), "info")
+
+
+def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are known, under names that are no argument of ``log``."""
+    return {name: value for name, value in values.items() if value is not None and name not in ("self", "step", "at")}
+
+
+def _one(several: Sequence[Any]) -> Any:
+    return several[0] if len(several) == 1 else list(several)

@@ -1,0 +1,64 @@
+"""torchtitan: a part of a ``MetricsProcessor`` that attaches a monitor, and records what the trainer logs.
+
+::
+
+    class Metrics(WatchedMetrics, MetricsProcessor):
+        probe_config = "monitor.json"
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from probe.launch.sources import Source
+from probe.launch.trainer_run import TrainerRun
+from probe.pytorch.adapter import TrainerMon
+
+NAMES = {"global_avg_loss": "loss", "global_max_loss": "max_loss", "grad_norm": "grad_norm"}
+"""Arguments of ``log``, and their names here."""
+POSITIONS = ("step", "global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics")
+"""Arguments of ``log`` by position."""
+
+
+class WatchedMetrics:
+    """First base of a class whose second base is torchtitan's ``MetricsProcessor``.
+
+    The monitor attaches when the trainer has set ``model_parts`` and ``optimizers``, before it loads a checkpoint, so
+    that steps of a resumed run are counted from :attr:`probe_start` on, and stops at ``close``.
+    """
+
+    probe_config: ClassVar[Source | None] = None
+    """JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients and
+    alerts."""
+    probe_start: ClassVar[int] = 0
+    """Number of the first step."""
+    probe_run: TrainerRun | None = None
+    """Run that is watched."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("model_parts", "optimizers") and self.probe_run is None:
+            models, optimizers = (getattr(self, each, None) for each in ("model_parts", "optimizers"))
+            if models is not None and optimizers is not None:
+                self.probe_run = run = TrainerRun(TrainerMon, self.probe_config)
+                run.begin(list(models), list(optimizers), begun=self.probe_start)
+
+    @property
+    def monitor(self) -> Any:
+        """The monitor; None before the trainer has its models and optimizers."""
+        return self.probe_run.monitor if self.probe_run is not None else None
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as torchtitan does, and record loss, gradient norm and what is extra for the step that ended last."""
+        super().log(*args, **kwargs)  # type: ignore[misc] # of the other base
+        values = {**dict(zip(POSITIONS, args, strict=False)), **kwargs}
+        extra = values.get("extra_metrics") or {}
+        if self.probe_run is not None:
+            known = {name: values.get(argument) for argument, name in NAMES.items()}
+            self.probe_run.log_ended(**known, **{name: extra[name] for name in extra.keys() - known.keys()})
+
+    def close(self) -> None:
+        """Close torchtitan's loggers, and stop the monitor."""
+        if self.probe_run is not None:
+            self.probe_run.end()
+        super().close()  # type: ignore[misc] # of the other base

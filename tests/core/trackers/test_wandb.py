@@ -1,0 +1,115 @@
+"""Runs in W&B: offline, read back from its files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.core.trackers.training import BAD, STEPS, trained
+from tests.core.trackers.wandb_file import WandbRun, read_run
+from tests.required import require_version
+
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    return require_version("wandb-0.31.0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, packages: Path) -> Path:
+    """Where a run without a run of the program's has left its files."""
+    folder = tmp_path_factory.mktemp("own")
+    assert trained("wandb", packages, folder, "report", **OFFLINE)["faults"] == {}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> WandbRun:
+    return read_run(folder / "wandb")
+
+
+def test_numbers_are_those_of_the_files(own: WandbRun, folder: Path) -> None:
+    """Each norm of each step, and the loss, under names of their own, on the axis of the step."""
+    found = {(row["probe/step"], name): value for row in own.rows for name, value in row.items()}
+    written = 0
+    for path in folder.glob("out/*/grad_reduced_*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                value = found[int(row["step"]), f"probe/grad_reduced/{row['name']}/norm"]
+                assert value == pytest.approx(float(row["norm"]), rel=1e-5, nan_ok=True)
+                written += 1
+    assert written == STEPS * 3
+    assert [found[step, "probe/run/loss"] for step in range(STEPS)] == [step / 4 for step in range(STEPS)]
+    assert own.metrics["probe/*"] == "probe/step"
+
+
+def test_a_planted_nan_is_named(own: WandbRun, folder: Path) -> None:
+    """Its layer and step are in an alert, the table of findings, the summary, and the counts of its signal."""
+    (alert,) = [each for each in own.alerts if "first bad" in each[0]]
+    assert alert[2] == "ERROR"
+    assert f"at step {BAD}" in own.summary["probe/first_cause"]
+    layer = own.summary["probe/grad_reduced/worst"]
+    assert layer in {"fc.weight", "fc.bias", "fc2.weight"}
+    rows = {row["probe/step"]: row for row in own.rows if "probe/grad_reduced/nan_layers" in row}
+    assert [rows[step]["probe/grad_reduced/nan_layers"] > 0 for step in range(STEPS)] == [
+        step >= BAD for step in range(STEPS)
+    ]
+    assert math.isnan(rows[BAD][f"probe/grad_reduced/{layer}/norm"])
+    table = own.summary["probe/findings/path"]
+    (path,) = folder.glob(f"wandb/offline-run-*/files/{table}")
+    kept = json.loads(path.read_text("utf-8"))
+    found = [dict(zip(kept["columns"], row, strict=True)) for row in kept["data"]]
+    assert min(row["step"] for row in found) == BAD
+    assert {row["rule"] for row in found} == {"AnomalyNan"}
+
+
+def test_the_report_is_kept(own: WandbRun) -> None:
+    """As an artifact, beside the tables of findings."""
+    assert own.artifacts.count("probe") == 1
+
+
+@pytest.mark.parametrize("how", ["step", "plain"])
+def test_a_run_of_the_program_keeps_all_its_values(how: str, packages: Path, tmp_path: Path) -> None:
+    """Every loss stands at the program's own step, which nothing else advances, and the run is not finished."""
+    assert trained("wandb", packages, tmp_path, how, **OFFLINE)["faults"] == {}
+    run = read_run(tmp_path / "wandb")
+    losses = {row["_step"]: row["loss"] for row in run.rows if "loss" in row}
+    assert losses == {step: step for step in range(STEPS)}
+    assert run.project == "the program's"
+    assert [row["_step"] for row in run.rows if "end" in row] == [STEPS if how == "plain" else STEPS - 1]
+    shown = [row for row in run.rows if "probe/step" in row]
+    assert shown[-1]["probe/step"] == STEPS - 1
+    assert all(row["probe/run/loss"] == row["probe/step"] / 4 for row in shown)
+    assert "probe/first_cause" in run.summary
+
+
+def test_training_goes_on_after_the_program_has_finished_its_run(packages: Path, tmp_path: Path) -> None:
+    """Later rows are counted, and the log has the reason: probe's own, or W&B's while it finishes."""
+    printed = trained("wandb", packages, tmp_path, "finished", **OFFLINE)
+    assert printed["faults"]["tracker wandb: rows not taken"] > 0
+    assert "without it: tracker wandb" in printed["log"]
+    assert "finished" in printed["log"]
+
+
+def test_without_a_key_nobody_is_asked_for_one(packages: Path, tmp_path: Path) -> None:
+    """Training goes on, and the log says what to do."""
+    printed = trained("wandb", packages, tmp_path, HOME=str(tmp_path), WANDB_MODE="online")
+    assert printed["faults"]["tracker wandb: TrackerEnded"] == 1
+    assert "wandb login" in printed["log"]
+    assert list(tmp_path.glob("out/*/grad_reduced_*.csv"))
+
+
+def test_a_server_that_never_answers_costs_its_rows_alone(packages: Path, tmp_path: Path) -> None:
+    """Training ends, with whole files; the rows are counted."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = {"WANDB_BASE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "WANDB_API_KEY": "a" * 40}
+        printed = trained("wandb", packages, tmp_path, WANDB_MODE="online", WANDB_INIT_TIMEOUT="1", **place)
+    assert printed["faults"]["tracker wandb: rows not taken"] > 0
+    assert len(list(tmp_path.glob("out/*/grad_reduced_*.csv"))) == STEPS

@@ -1,0 +1,139 @@
+"""``ProbeCallback`` in ``Model.train``, and in the register of MindSpore Transformers."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from probe.mindspore import ProbeCallback, TrainerMon
+from probe.mindspore.callbacks import register
+from tests.mindspore.toys import TinyNet, X, ms, nn, weights
+
+CONFIG = {"wg_distribution": True, "param_distribution": True, "ops": ["norm"]}
+
+
+@pytest.fixture
+def graph_mode() -> Iterator[None]:
+    """MindSpore's other mode, for one test."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        yield
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def rows_of(monitor: Any) -> dict[str, str]:
+    """Files about tensors, by name."""
+    folder = Path(str(monitor.output_directory))
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.csv")) if not path.name.startswith("run_")}
+
+
+def steps_of(monitor: Any, name: str) -> list[int]:
+    """Steps for which a number of the run is recorded."""
+    with next(Path(str(monitor.output_directory)).glob("run_*.csv")).open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file) if row["name"] == name]
+
+
+class Lines(ms.train.Callback):
+    """Three lines of a user's, in a callback of their own."""
+
+    monitor: Any = None
+
+    def on_train_begin(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        self.monitor = TrainerMon(CONFIG)
+        self.monitor.set_monitor(params.network, 1, params.optimizer)
+
+    def on_train_end(self, run_context: Any) -> None:
+        self.monitor.stop()
+
+
+def trained(callbacks: list[Any], optimizer: Any = None, net: Any = None) -> tuple[Any, Any]:
+    """Train with ``Model``, two epochs of four steps; return the net and its optimizer."""
+    net = net or TinyNet()
+    optimizer = optimizer or nn.AdamWeightDecay(net.trainable_params(), learning_rate=0.001)
+    data = {"x": np.concatenate([X * (number + 1) for number in range(4)]), "y": np.zeros((8, 1), np.float32)}
+    dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
+    ms.train.Model(net, nn.MSELoss(), optimizer).train(2, dataset, callbacks=callbacks, dataset_sink_mode=False)
+    return net, optimizer
+
+
+def test_a_model_is_watched_as_by_the_three_lines() -> None:
+    """Rows to the byte, weights to the bit, and the loss at each step; the next training has a run that goes on."""
+    callback, lines = ProbeCallback(CONFIG), Lines()
+    net, optimizer = trained([callback])
+    assert weights(net) == weights(trained([lines])[0]) == weights(trained([])[0])
+    assert rows_of(callback.monitor) == rows_of(lines.monitor)
+    assert len(rows_of(callback.monitor)) >= 3 * 8
+    assert steps_of(callback.monitor, "loss") == [*range(8)]
+    assert callback.monitor.faults == {}
+    first = callback.monitor
+    trained([callback], optimizer, net)
+    assert callback.monitor is not first
+    assert steps_of(callback.monitor, "loss") == [*range(8, 16)]
+
+
+def test_a_monitor_of_the_program_watches_alone() -> None:
+    """The callback passes it the numbers, and leaves it running."""
+    lines, callback = Lines(), ProbeCallback()
+    trained([lines, callback])
+    assert callback.monitor is lines.monitor
+    assert steps_of(lines.monitor, "loss") == [*range(8)]
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_in_graph_mode_numbers_of_the_run_are_recorded() -> None:
+    """The same configuration: signals are left out, each step has its loss."""
+    callback = ProbeCallback(CONFIG)
+    trained([callback])
+    assert callback.monitor.step == 8
+    assert steps_of(callback.monitor, "loss") == [*range(8)]
+    assert rows_of(callback.monitor) == {}
+
+
+def register_of_mindformers() -> ModuleType:
+    """Stand-in for ``mindformers.tools.register`` (1.9.0): a table of classes by type and name, filled by
+    ``register_cls``, from which ``build_callback`` makes objects with the keys of the YAML as arguments."""
+
+    class MindFormerModuleType:
+        CALLBACK = "callback"
+
+    class MindFormerRegister:
+        registry: ClassVar[dict[str, dict[str, type]]] = {}
+
+        @classmethod
+        def register_cls(cls, register_class: type, module_type: str = "tools", alias: str | None = None) -> type:
+            cls.registry.setdefault(module_type, {})[alias or register_class.__name__] = register_class
+            return register_class
+
+        @classmethod
+        def is_exist(cls, module_type: str, class_name: str) -> bool:
+            return class_name in cls.registry.get(module_type, {})
+
+        @classmethod
+        def get_instance_from_cfg(cls, cfg: dict[str, Any], module_type: str) -> Any:
+            arguments = dict(cfg)
+            return cls.registry[module_type][arguments.pop("type")](**arguments)
+
+    module = ModuleType("mindformers.tools.register")
+    module.MindFormerModuleType, module.MindFormerRegister = MindFormerModuleType, MindFormerRegister  # type: ignore[attr-defined]
+    return module
+
+
+def test_mindspore_transformers_makes_the_callback_from_its_yaml() -> None:
+    """By its name, with the keys of the configuration beside it."""
+    module = register_of_mindformers()
+    register(module)
+    register(module)
+    callback = module.MindFormerRegister.get_instance_from_cfg({"type": "ProbeCallback", **CONFIG}, "callback")
+    trained([callback])
+    assert steps_of(callback.monitor, "loss") == [*range(8)]
+    assert len(rows_of(callback.monitor)) >= 3
+    assert "mindformers" not in sys.modules
