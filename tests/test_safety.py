@@ -12,6 +12,7 @@ import probe
 PACKAGE = Path(probe.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess"}
 OF_OUR_OWN = {
+    "core/output/sinks/tracker.py": "starts python -m probe report",
     "core/run_state/watcher_process.py": "starts python -m probe.services.watcher",
     "services/exporter/reading_process.py": "starts python -m probe.services.exporter.readings, or --device-command",
     "services/exporter/readings/ascend.py": "starts npu-smi",

@@ -44,6 +44,11 @@ class FoundRun:
         """True if an optimizer has not stepped yet, while another may."""
         return bool(self._steps)
 
+    def hand_over(self) -> None:
+        """Stop; another run, of the wrapper around the model, goes on from here."""
+        self.monitor.stop()
+        self.continued = self.monitor.step
+
     def is_gone(self) -> bool:
         """Return whether a model or all optimizers are gone."""
         return len(self.models) < len(self._models) or not self.optimizers

@@ -60,8 +60,7 @@ class ScriptWatch:
         """Note a wrapper of models: if one is put around a model that is watched, it is watched instead."""
         for run in [*self._runs]:
             if run.monitor.monitoring and watcher_of([wrapper]) is run.monitor:
-                run.monitor.stop()
-                run.continued = run.monitor.step
+                run.hand_over()
                 self._new += map(weakref.ref, run.optimizers)
                 self._listen()
 
