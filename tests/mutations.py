@@ -208,8 +208,14 @@ def failure(copy: Path, mutation: Mutation) -> str:
 
 def copy_of(tree: Path, tests: Path, to: Path) -> Path:
     """The tree without what is ignored, with the tests of another."""
-    left_out = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", "monitor_output", "*.egg-info", "tests")
-    shutil.copytree(tree, to, ignore=left_out, symlinks=True)
+    names = (".git", ".venv*", "build", "__pycache__", "monitor_output", "*.egg-info")
+    everywhere, at_the_top = shutil.ignore_patterns(*names), shutil.ignore_patterns(*names, "tests")
+    shutil.copytree(
+        tree,
+        to,
+        ignore=lambda folder, found: (at_the_top if Path(folder) == tree else everywhere)(folder, found),
+        symlinks=True,
+    )
     shutil.copytree(tests, to / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     return to
 
