@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -191,6 +192,30 @@ def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
     machines = TwoMachines()
     yield machines
     machines.close()
+
+
+MAP = "SELECT step, count(*) AS n, max(norm) AS m FROM actv WHERE isfinite(norm) GROUP BY step"
+REDUCE = "SELECT step, sum(n)::BIGINT AS n, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
+
+
+def test_sql_and_comparison_from_a_bucket_by_two_machines(
+    run: PackedRun, bucket: Bucket, two_machines: TwoMachines, tmp_path: Path
+) -> None:
+    """``probe sql`` and ``probe compare`` print what one process prints of the ranks' own files."""
+    queries = ("--map", MAP, "--reduce", REDUCE, "--format", "csv")
+    engine = ("--engine", two_machines.address)
+    found = probe("sql", bucket.url, *queries, *engine)
+    assert found == probe("sql", run.unpacked, *queries, "--engine", "local")
+    rows = [line.split(",") for line in found.decode().split()[1:]]
+    reference = expected(run.simulated)
+    assert {int(step): float(largest) for step, _, largest in rows} == {
+        step: largest for step, (_, _, largest) in reference.items()
+    }
+    replace(run.simulated, fault=None).write(tmp_path / "healthy")
+    found = probe("compare", bucket.url, tmp_path / "healthy", "--json", *engine, code=1)
+    assert found.replace(bucket.url.encode(), b"RUN") == probe(
+        "compare", run.unpacked, tmp_path / "healthy", "--json", "--engine", "local", code=1
+    ).replace(str(run.unpacked).encode(), b"RUN")
 
 
 def test_numbers_by_two_machines_of_which_one_is_lost(run: PackedRun, two_machines: TwoMachines) -> None:
