@@ -26,6 +26,8 @@ Found = Mapping[str, Any]
 
 LAST = (1 << 63) - 1
 """Place beyond all others."""
+LAST_PLACE = (1 << 60) - 1
+"""Beyond twice any place in a cell."""
 KIND = 1 << 61
 """Number that is added to twice a place if there is Inf, and one more for -Inf, so that the lowest is the first NaN,
 else the first Inf of either sign."""
@@ -287,10 +289,13 @@ def _aggregates(op: str, place: str) -> list[str]:
     smallest magnitude, place of the first of the worst, and the number of those that are not finite."""
     x = f"v.{quoted(op)}"
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
+    # The bits of numbers that are not negative are in the order of the numbers. A whole number of magnitude and place
+    # takes half the time of a row of both as the key of arg_max.
+    ordered = f"abs({x})::BIT::BIGINT::HUGEINT * {LAST_PLACE + 1} + {LAST_PLACE} - (2 * ({place}) + ({x} < 0)::INTEGER)"
     kind = f"CASE WHEN isnan({x}) THEN 0 WHEN {x} = 'inf'::DOUBLE THEN {KIND} WHEN isinf({x}) THEN {KIND + 1} END"
     return [
         f"max({size})",
-        f"arg_max(2 * ({place}) + ({x} < 0)::INTEGER, row(abs({x}), -({place}))) FILTER (isfinite({x}))",
+        f"({LAST_PLACE} - max({ordered}) FILTER (isfinite({x})) % {LAST_PLACE + 1})::BIGINT",
         f"min({size})",
         f"min(2 * ({place}) + {kind})",
         f"count(*) FILTER (NOT isfinite({x}))",
