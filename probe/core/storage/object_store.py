@@ -33,7 +33,7 @@ WHOLE = 8 << 20
 """Bytes of an object that is fetched as a whole at most."""
 TAIL = 256 << 10
 """Last bytes of a larger object, in which a Parquet file has its footer; they are a part of their own."""
-LARGEST_PART = 128 << 20
+LARGEST_PART = 192 << 20
 """Bytes of a part of a larger object at most; an object of up to twice this has a tail and two other parts."""
 AT_ONCE = 32
 """Objects that are fetched at the same time."""
