@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ValidationInfo
 
 from probe.core.fields import Integer, Names, Section, Text, not_empty, wrong
 from probe.core.moments import OPS
+from probe.core.records import Batch, Finding
 
 Need = tuple[Callable[[Any], bool], str]
 """Test of the settings, and how users switch on what it tests."""
@@ -37,6 +38,9 @@ class About:
     """True if the value of a finding is the result of a comparison, and not a number of the tensor."""
     collects: ClassVar[frozenset[str]] = frozenset()
     """Data that are collected for it in addition to the configuration: ``collective inputs``, ``replicas``."""
+    judge_step: ClassVar[Callable[[Any, Sequence[Batch]], Iterable[Finding]] | None] = None
+    """Method that judges the batches of one step, each of another signal, in one pass, with the findings that ``judge``
+    has for one after the other; None if there is none."""
 
 
 def has_op(settings: Any, *ops: str) -> bool:

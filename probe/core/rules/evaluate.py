@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import isfinite, isinf, isnan
 
 from probe.core.naming import row_name, signal_of
@@ -19,24 +20,44 @@ def find(
     Every rule judges every batch; if several match one (signal, key, op), the first in ``rules`` is reported.
 
     Args:
-        failed: called with a rule that raised, whose findings in that batch are lost; if None, the exception is raised.
+        failed: called with a rule that raised, whose findings in that batch, or in that step if it judges all of it
+            together, are lost; if None, the exception is raised.
     """
     first: dict[tuple[str, Key, str], Finding] = {}
-    for batch in batches:
-        for rule in rules:
-            for finding in _judge(rule, batch, failed):
-                first.setdefault((finding.signal, finding.key, finding.op), finding)
+    step = list(batches)
+    for finding in _in_order_of_batches(step, [_judge(rule, step, failed) for rule in rules]):
+        first.setdefault((finding.signal, finding.key, finding.op), finding)
     return sorted(first.values(), key=causal_order)
 
 
-def _judge(rule: Rule, batch: Batch, failed: Callable[[Rule, Exception], None] | None) -> list[Finding]:
+Failed = Callable[[Rule, Exception], None]
+
+
+def _judge(rule: Rule, batches: Sequence[Batch], failed: Failed | None) -> list[list[Finding]]:
+    """Findings of one rule: a list, or one for each batch."""
+    together = getattr(rule, "judge_step", None)
+    if together is None or len({batch.signal for batch in batches}) < len(batches):
+        return [_guarded(rule, partial(rule.judge, batch), failed) for batch in batches]
+    return [_guarded(rule, partial(together, batches), failed)]
+
+
+def _guarded(rule: Rule, judge: Callable[[], Iterable[Finding]], failed: Failed | None) -> list[Finding]:
     try:
-        return list(rule.judge(batch))
+        return list(judge())
     except Exception as error:
         if failed is None:
             raise
         failed(rule, error)
         return []
+
+
+def _in_order_of_batches(batches: Sequence[Batch], found: Iterable[Iterable[Iterable[Finding]]]) -> list[Finding]:
+    """Findings in the order of their batches, those of one batch in the order of the rules."""
+    flat = [finding for of_rule in found for some in of_rule for finding in some]
+    if len(flat) < 2:
+        return flat
+    place = {batch.signal: n for n, batch in reversed([*enumerate(batches)])}
+    return sorted(flat, key=lambda finding: place.get(finding.signal, len(place)))
 
 
 def diagnose(findings: Iterable[Finding]) -> Finding | None:

@@ -43,7 +43,7 @@ class HistoryReadings(NamedTuple):
     at: Indices
     """Row of each value in the batch."""
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> HistoryReadings:
+    def where(self, mask: npt.NDArray[np.bool_] | Indices) -> HistoryReadings:
         return HistoryReadings(self.values[mask], self.slots[mask], self.op[mask], self.at[mask])
 
 

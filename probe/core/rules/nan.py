@@ -14,6 +14,7 @@ from probe.core.records import Array, Batch, Finding
 from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
+MOST = float(np.finfo(np.float64).max)
 FINITE = ("kernel_norm", "entropy", "per_token_expert_entropy")
 """Columns of features that are finite if their tensors are."""
 
@@ -50,6 +51,38 @@ class AnomalyNan(About):
         self._ops = list(dict.fromkeys((*(op for op in ops if op != HISTOGRAM), *FINITE)))
         self._counting = not any(op in OPS and op not in QUANTILES for op in ops)
         self._reporter = Reporter("AnomalyNan", rank, "threshold")
+
+    def judge_step(self, batches: Sequence[Batch]) -> Iterator[Finding]:
+        """Judge all batches of a step: those alone in which something may be wrong."""
+        suspect = [True] * len(batches) if self._counting else self._suspect(batches)
+        for batch, wrong in zip(batches, suspect, strict=True):
+            if wrong:
+                yield from self.judge(batch)
+
+    def _suspect(self, batches: Sequence[Batch]) -> list[bool]:
+        """Return for each batch whether any of its numbers may be reported."""
+        suspect = [False] * len(batches)
+        for op in self._ops:
+            columns = [
+                (n, column) for n, batch in enumerate(batches) if (column := self._judged(batch, op)) is not None
+            ]
+            if columns and self._any_bad(op, np.concatenate([column for _, column in columns])):
+                for n, column in columns:
+                    suspect[n] |= self._any_bad(op, column)
+        return suspect
+
+    def _judged(self, batch: Batch, op: str) -> Array | None:
+        """Numbers of ``op`` that are compared with the threshold, if there is one, else those of its moment."""
+        column = _column(batch, op)
+        if column is None or self._threshold is None or op in COUNTS or op in FINITE:
+            return column
+        return np.where(np.isfinite(column), batch.op(op), column)
+
+    def _any_bad(self, op: str, numbers: Array) -> bool:
+        if op in COUNTS:
+            return bool(numbers.any())
+        limit = np.inf if self._threshold is None or op in FINITE else self._threshold
+        return not bool((np.abs(numbers) <= min(limit, MOST)).all())
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         masks = _masks(batch)

@@ -91,6 +91,8 @@ class AnomalySpike(About):
         self._two_sided = np.array([op == "norm" for op in self._ops], dtype=bool)
         fields = {
             "window": Field(np.nan, np.float32, (args.window,)),
+            "lower": Field(np.inf, np.float32),
+            "upper": Field(-np.inf, np.float32),
             "held": Field(0, np.int64),
             "streak": Field(0, np.int64),
             "silent": Field(0, np.int64),
@@ -107,32 +109,65 @@ class AnomalySpike(About):
         return distances
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
-        readings = self.history.read(batch)
-        readings = readings.where(
-            np.isfinite(readings.values) & (readings.values != 0) & measures(batch.dtypes)[readings.at]
-        )
-        power = 2 if batch.signal in SQUARES else 1
-        sizes = np.log(np.abs(readings.values)) / power
-        spikes, medians = self._spikes(batch, readings, sizes)
-        reported = self._remember(readings.slots, sizes, spikes, self._is_large(readings))
-        found, expected = readings.where(reported), np.exp(power * medians[reported])
-        for n in np.unique(found.op).tolist():
-            own = found.op == n
-            yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
+        return self.judge_step([batch])
 
-    def _spikes(self, batch: Batch, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
+    def judge_step(self, batches: Sequence[Batch]) -> Iterator[Finding]:
+        """Judge all batches of a step, each of another signal, in one pass."""
+        if not batches:
+            return
+        each = [self._readings(batch) for batch in batches]
+        readings = HistoryReadings(*map(np.concatenate, zip(*each, strict=True)))
+        lengths = [len(own.values) for own in each]
+        batch_of = np.repeat(np.arange(len(batches)), lengths)
+        power = np.repeat([2 if batch.signal in SQUARES else 1 for batch in batches], lengths)
+        leaping = np.repeat([batch.signal in LEAPING for batch in batches], lengths)
+        sizes = np.log(np.abs(readings.values)) / power
+        least = np.where(leaping, self._least_of_gradients[readings.op], self._least[readings.op])
+        spikes, medians = self._spikes(batches, batch_of, readings, sizes, least)
+        reported = np.flatnonzero(self._remember(readings.slots, sizes, spikes, self._is_large(readings)))
+        if len(reported):
+            expected = np.exp(power[reported] * medians[reported])
+            yield from self._report(batches, batch_of[reported], readings.where(reported), expected)
+
+    def _readings(self, batch: Batch) -> HistoryReadings:
+        """Values of ``batch`` that can be judged and held."""
+        readings = self.history.read(batch)
+        measured: Mask = np.isfinite(readings.values) & (readings.values != 0) & measures(batch.dtypes)[readings.at]
+        return readings if measured.all() else readings.where(measured)
+
+    def _report(
+        self, batches: Sequence[Batch], batch_of: Indices, found: HistoryReadings, expected: Array
+    ) -> Iterator[Finding]:
+        for place in np.unique(batch_of * len(self._ops) + found.op).tolist():
+            n, op = divmod(place, len(self._ops))
+            own = (batch_of == n) & (found.op == op)
+            yield from self._reporter.findings(
+                batches[n], self._ops[op], found.at[own], found.values[own], expected[own]
+            )
+
+    def _spikes(
+        self,
+        batches: Sequence[Batch],
+        batch_of: Indices,
+        readings: HistoryReadings,
+        sizes: Array,
+        least: Array,
+    ) -> tuple[Mask, Array]:
         """Mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
-        windows = self.history.of("window")[readings.slots]
-        least = (self._least_of_gradients if batch.signal in LEAPING else self._least)[readings.op]
-        likely = self._candidates(readings, sizes, windows, least)
-        own = medians_of(windows[likely])
-        spread = medians_of(np.abs(windows[likely] - own[:, None]))
+        likely = self._candidates(readings, sizes, least)
+        if not len(likely):
+            return spikes, medians
+        windows = self.history.of("window")[readings.slots[likely]]
+        own = medians_of(windows)
+        spread = medians_of(np.abs(windows - own[:, None]))
         medians[likely] = np.fmax(own, self._across(readings.slots[likely], readings.op[likely]))
         above = sizes[likely] - medians[likely]
         limit = np.maximum(least[likely], self._args.threshold * MAD_TO_SIGMA * spread)
         for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
-            spikes[n] = excess > bound or (-excess > bound and self._may_be_small(batch, readings, n))
+            spikes[n] = excess > bound or (
+                -excess > bound and self._may_be_small(batches[int(batch_of[n])], readings, n)
+            )
         return spikes, medians
 
     def _across(self, slots: Indices, op: Indices) -> Array:
@@ -143,13 +178,11 @@ class AnomalySpike(About):
         medians[held] = medians_of(windows[held])
         return medians
 
-    def _candidates(
-        self, readings: HistoryReadings, sizes: Array, windows: npt.NDArray[np.float32], least: Array
-    ) -> Indices:
-        """Indices of values that could spike, by cheaper bounds than a median, which lies between the extremes."""
+    def _candidates(self, readings: HistoryReadings, sizes: Array, least: Array) -> Indices:
+        """Indices of values that could spike, by cheaper bounds than a median, which lies between them."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
-        above = sizes - np.fmin.reduce(windows, axis=1)
-        below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
+        above = sizes - self.history.of("lower")[readings.slots]
+        below = np.where(self._two_sided[readings.op], self.history.of("upper")[readings.slots] - sizes, -np.inf)
         return np.flatnonzero(ready & (np.maximum(above, below) > least))
 
     def _may_be_small(self, batch: Batch, readings: HistoryReadings, n: int) -> bool:
@@ -173,10 +206,22 @@ class AnomalySpike(About):
         settled = streak[slots] >= max(self._args.cool_down, 1)
         window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
         kept = (~spikes | settled) & large
-        places = slots[kept]
-        window[places, held[places] % self._args.window] = sizes[kept]
-        held[places] += 1
+        self._hold(slots[kept], sizes[kept])
         return reported
+
+    def _hold(self, slots: Indices, sizes: Array) -> None:
+        """Put values into their windows, and widen the bounds of these; set them anew where a window begins again."""
+        window, held = self.history.of("window"), self.history.of("held")
+        lower, upper = self.history.of("lower"), self.history.of("upper")
+        places = held[slots] % self._args.window
+        window[slots, places] = sizes
+        held[slots] += 1
+        lower[slots] = np.minimum(lower[slots], sizes)
+        upper[slots] = np.maximum(upper[slots], sizes)
+        again = slots[places == 0]
+        if len(again):
+            held_sizes = window[again]
+            lower[again], upper[again] = np.fmin.reduce(held_sizes, axis=1), np.fmax.reduce(held_sizes, axis=1)
 
 
 def _elements(batch: Batch, row: int, norm: float) -> float:
