@@ -1,5 +1,5 @@
 """Insert results into docs/benchmarks.md: ``python benchmarks/_page.py DIRECTORY``, filled by ``--output
-DIRECTORY``."""
+DIRECTORY``. A result takes the place of the one with the same heading; those of other benchmarks stay."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ WHOLE: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 """Words stay in one piece."""
 
 
-def block(directory: Path) -> str:
-    """Results in ``directory``, in the order of the page.
+def results(directory: Path) -> dict[str, str]:
+    """Results in ``directory`` by their headings, in the order of the page.
 
     Raises:
         FileNotFoundError: if there are none.
@@ -43,7 +43,13 @@ def block(directory: Path) -> str:
     texts = [file.read_text(encoding="utf-8").strip() for file in files if file.exists()]
     if not texts:
         raise FileNotFoundError(f"{directory}: expected any of {', '.join(file.name for file in files)}")
-    return "\n\n".join(map(wrapped, texts))
+    return by_heading("\n\n".join(map(wrapped, texts)))
+
+
+def by_heading(text: str) -> dict[str, str]:
+    """Sections of ``text`` by their headings, each with its own."""
+    sections = [f"### {section.strip()}" for section in text.split("### ")[1:]]
+    return {section.partition("\n")[0]: section for section in sections}
 
 
 def wrapped(text: str) -> str:
@@ -52,18 +58,19 @@ def wrapped(text: str) -> str:
     return "\n".join(lines)
 
 
-def replaced(text: str, new: str) -> str:
-    """Replace the text between the marks by ``new``.
+def replaced(text: str, new: dict[str, str]) -> str:
+    """Put the sections ``new`` between the marks of ``text``, in place of those with their headings, or at the end.
 
     Raises:
         ValueError: if a mark is missing.
     """
     before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    known, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name}: expected the lines {BEGIN} and {END}")
-    return f"{before}{begin}\n{new}\n{end}{after}"
+    sections = "\n\n".join({**by_heading(known), **new}.values())
+    return f"{before}{begin}\n{sections}\n{end}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), block(Path(sys.argv[1]))), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), results(Path(sys.argv[1]))), encoding="utf-8")

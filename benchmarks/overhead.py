@@ -36,8 +36,8 @@ from _report import (
 )
 
 WARM_UP = 3
-UNSAMPLED_TURNS = 10
-"""Number of times that the two models of the unsampled comparison change places."""
+UNSAMPLED_TURNS = {1000: 10, 10: 4}
+"""Number of times that the two models of the unsampled comparison change places, by ``step_interval``."""
 UNSAMPLED = {1000: 0.002, 10: 0.004}
 """Largest fractions of a plain step that one that is not sampled may take longer, by ``step_interval``."""
 MEMORY_AIM = 0.007
@@ -135,13 +135,14 @@ def unsampled_case(args: argparse.Namespace, interval: str, scratch: Path) -> di
 
     trainings = [training_module(args.framework).Training(args.device) for _ in range(2)]
     seconds, disturbed = [], 0
-    for turn in range(UNSAMPLED_TURNS):
+    turns = UNSAMPLED_TURNS[int(interval)]
+    for turn in range(turns):
         plain, watched = trainings[turn % 2], trainings[1 - turn % 2]
         monitor = attach_probe(watched, configuration("everything", step_interval=int(interval)), scratch / "probe")
         blocks, rounds = unsampled_blocks(args, int(interval), plain, watched, monitor.flush)
         warm_up(blocks)
         monitor.flush()
-        measured = take_turns(blocks, -(-rounds // UNSAMPLED_TURNS))
+        measured = take_turns(blocks, -(-rounds // turns))
         seconds, disturbed = seconds + measured.seconds, disturbed + measured.disturbed
         monitor.stop()
         must_have_worked(monitor)
