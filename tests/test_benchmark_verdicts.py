@@ -51,3 +51,15 @@ def test_what_weight_gradients_add_to_memory_is_judged_by_its_figure() -> None:
     found = re.search(r"add ([+-][\d.]+)% on the host to a process [^;]*; aim <= ([\d.]+) %: (\w+)", BENCHMARKS)
     assert found
     assert (found[3] == "MISSED") is (float(found[1]) > float(found[2]))
+
+
+def test_a_result_replaces_its_own_section_and_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The section with the same heading is exchanged where it is; a new one is added at the end; all else stays."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    page = import_module("_page")
+    (tmp_path / "moments.md").write_text("### B\n\nnewer\n", encoding="utf-8")
+    (tmp_path / "sinks.md").write_text("### D\n\nfirst\n", encoding="utf-8")
+    text = f"# Page\n\n{page.BEGIN}\n### A\n\nold\n\n### B\n\nold\n\n### C\n\nold\n{page.END}\n\nafter\n"
+    assert page.replaced(text, page.results(tmp_path)) == (
+        f"# Page\n\n{page.BEGIN}\n### A\n\nold\n\n### B\n\nnewer\n\n### C\n\nold\n\n### D\n\nfirst\n{page.END}\n\nafter\n"
+    )
