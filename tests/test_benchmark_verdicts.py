@@ -59,7 +59,7 @@ def test_a_result_replaces_its_own_section_and_no_other(monkeypatch: pytest.Monk
     page = import_module("_page")
     (tmp_path / "moments.md").write_text("### B\n\nnewer\n", encoding="utf-8")
     (tmp_path / "sinks.md").write_text("### D\n\nfirst\n", encoding="utf-8")
-    text = f"# Page\n\n{page.BEGIN}\n### A\n\nold\n\n### B\n\nold\n\n### C\n\nold\n{page.END}\n\nafter\n"
-    assert page.replaced(text, page.results(tmp_path)) == (
-        f"# Page\n\n{page.BEGIN}\n### A\n\nold\n\n### B\n\nnewer\n\n### C\n\nold\n\n### D\n\nfirst\n{page.END}\n\nafter\n"
+    before, after = f"# Page\n\n{page.BEGIN}\n### A\n\nold\n\n### B\n\n", f"\n{page.END}\n\nafter\n"
+    assert page.replaced(f"{before}old\n\n### C\n\nold{after}", page.results(tmp_path)) == (
+        f"{before}newer\n\n### C\n\nold\n\n### D\n\nfirst{after}"
     )
