@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -215,14 +216,22 @@ def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problem
 
 def has_rows(directory: RankDirectory) -> bool:
     """Return whether a directory has files or a database with rows."""
-    if directory.packed is not None:
-        return bool(packed_index(directory.path.parent).directories["written"][directory.packed])
-    return has_tables(directory.path) or sqlite_reader.may_have_rows(directory.path)
+    return bool(ranks_with_rows([directory]))
+
+
+def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:
+    """Return the ranks whose directories have files or databases with rows; of a packed run by its index, opened
+    once."""
+    packed = [(directory.rank, directory.packed) for directory in directories if directory.packed is not None]
+    written = packed_index(directories[0].path.parent).directories["written"] if packed else ()
+    unpacked = [directory for directory in directories if directory.packed is None]
+    found = {each.rank for each in unpacked if has_tables(each.path) or sqlite_reader.may_have_rows(each.path)}
+    return found | {rank for rank, number in packed if written[number]}
 
 
 def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
-    written = {directory.rank for directory in run.directories if has_rows(directory)}
+    written = ranks_with_rows(run.directories)
     expected = _expected(run.directories)
     empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
     if not written or not empty:
@@ -245,13 +254,14 @@ def listed(ranks: Sequence[int]) -> str:
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:
     """Return the ranks that should have written, according to the manifests."""
+    wanted = ((each.manifest.config.get("module_ranks"), each.manifest.world_size or 0) for each in directories)
     expected: set[int] = set()
-    for directory in directories:
-        wanted = directory.manifest.config.get("module_ranks")
-        chosen = {rank for rank in wanted if isinstance(rank, int)} if isinstance(wanted, list) else None
-        world = set(range(directory.manifest.world_size or 0))
-        expected |= chosen & world if chosen else world
-    return expected
+    most = 0  # ranks that all should have written
+    for (ranks, world), _ in groupby(wanted):  # each rank names all: as a rule the same ones as the rank before
+        chosen = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        expected.update(rank for rank in chosen if 0 <= rank < world)
+        most = most if chosen else max(most, world)
+    return expected.union(range(most))
 
 
 def _read(path: Place, problems: Problems) -> RankDirectory | None:
@@ -300,6 +310,7 @@ def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     return within
 
 
+@lru_cache(maxsize=4096)  # the ranks of a run begin within few seconds
 def _time(key: str, text: str) -> datetime:
     try:
         return parsed_stamp(text, 2000)  # a leap year: Feb29 is a day

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -9,6 +11,42 @@ from typing import Any
 from fsspec.spec import AbstractFileSystem
 
 from probe.core.storage.sql import unescaped
+
+
+class OpenObject:
+    """Object that threads of DuckDB read at the same time. A thread seeks, then reads, and another one may come in
+    between: so a position holds for the next reading of its own thread. A reading without one goes on after the last
+    reading, by whichever thread.
+
+    Args:
+        location: a :class:`~probe.core.storage.location.Location`.
+    """
+
+    def __init__(self, location: Any) -> None:
+        self._location, self._size = location, location.stat().st_size
+        self._at = 0
+        self._sought = threading.local()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next reading of this thread; return it."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._sought.at = max(0, start + offset)
+        return self.tell()
+
+    def tell(self) -> int:
+        """Return the position of the next reading of this thread."""
+        at: int | None = getattr(self._sought, "at", None)
+        return self._at if at is None else at
+
+    def read(self, size: int = -1) -> bytes:
+        """Return ``size`` bytes, fewer at the end of the object; all that are left if it is negative."""
+        at = self.tell()
+        data = self._location.read_at(at, self._size - at if size < 0 else size)
+        self._sought.at, self._at = None, at + len(data)
+        return bytes(data)
+
+    def close(self) -> None:
+        """Do nothing: no descriptor is open."""
 
 
 class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no types
@@ -34,7 +72,8 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
         return [unescaped(path)]
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-        return self._found(path).open(mode)
+        assert mode == "rb", "locations are read only"
+        return OpenObject(self._found(path))
 
     def exists(self, path: str, **_: Any) -> bool:
         return bool(self._found(path).is_file())

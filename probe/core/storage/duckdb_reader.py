@@ -131,7 +131,7 @@ class Rows:
         self._by_rank = RowsByRank(self.connection, Path(self._mended.name), (min(ranks), max(ranks)))
         self._originals: dict[str, Place] = {}
         self._places: list[tuple[str, int]] = [
-            (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
+            (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories) if d.packed is None
         ]
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
@@ -157,10 +157,14 @@ class Rows:
             self._name_damaged(self._packed, error)
 
     def _name_damaged(self, index: PackedIndex, error: BaseException) -> None:
-        """Raise ValueError with the damaged file, if an error of DuckDB may come from one."""
+        """Raise ValueError with the damaged file, if an error of DuckDB may come from one. All files of the ranks are
+        read for it, so an error of memory, after which a piece is halved, is left as it is."""
         import duckdb
 
-        if isinstance(error, duckdb.Error) and (path := next(index.damaged(), None)):
+        if not isinstance(error, duckdb.Error) or isinstance(error, duckdb.OutOfMemoryException):
+            return
+        ranks = [directory.rank for directory in self.directories]
+        if path := next(index.damaged(min(ranks), max(ranks)), None):
             raise ValueError(
                 f"{path}: expected the file as it was packed; it is damaged: pack the run again"
             ) from error
@@ -338,9 +342,13 @@ class Rows:
             "until": "BIGINT",
             "position": "INTEGER",
         }
-        positions = self._packed.directories["position"] if self._packed is not None else ()
-        about = ((path, n, self.directories[n]) for path, n in self._places)
-        listed = [(path, n, d.rank, d.until, 0 if d.packed is None else positions[d.packed]) for path, n, d in about]
+        about: list[tuple[str | None, int, int]] = [(path, n, 0) for path, n in self._places]
+        if self._packed is not None:
+            positions = self._packed.directories["position"]
+            packed = [(n, d.packed) for n, d in enumerate(self.directories) if d.packed is not None]
+            about += [(None, n, positions[number]) for n, number in packed]
+        own = self.directories
+        listed = [(path, n, own[n].rank, own[n].until, position) for path, n, position in about]
         fill(self.connection, f"{self._schema}.directories", columns, listed)
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:

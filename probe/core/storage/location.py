@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 from probe.core.storage.fetched_parts import CopyAddress, ListedObject
-from probe.core.storage.object_store import LocationError, ObjectStore, new_store, store_of, stores
+from probe.core.storage.object_store import LocationError, ObjectStore, PartSizes, new_store, store_of, stores
 
 MARK = "://"
 """Text that distinguishes a URL from a path."""
@@ -69,7 +69,8 @@ class Location:
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = self.entry or self.store.known(self.url)
-        return _restored, (self.url, self.store.root, self.store.token, self.store.copy, known)
+        store = self.store
+        return _restored, (self.url, store.root, store.token, tuple(store.sizes), store.copy, known)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -149,12 +150,19 @@ class Location:
             OSError: if there is no such object, or it cannot be read.
         """
         assert mode == "rb", "locations are read only"
-        entry = self._entry()
-        if entry is None:
-            if self.is_dir():
-                raise IsADirectoryError(21, "expected a file; this is a directory", self.url)
-            raise FileNotFoundError(2, "No such object", self.url)
-        return io.BufferedReader(_ObjectReader(self, entry), BUFFER)
+        return io.BufferedReader(_ObjectReader(self, self._found()), BUFFER)
+
+    def read_at(self, at: int, size: int) -> bytes:
+        """Return ``size`` bytes from ``at`` on, fewer at the end of the object; threads may call it at the same time.
+
+        Raises:
+            OSError: if there is no such object, or it cannot be read.
+        """
+        entry, parts, end = self._found(), [], at + size
+        while at < end and (data := self.store.read(self.url, entry, at, end - at)):
+            parts.append(data)
+            at += len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_bytes(self) -> bytes:
         with self.open() as file:
@@ -186,6 +194,19 @@ class Location:
 
     def _at(self, url: str) -> Location:
         return Location(url, self.store, self.store.known(url))
+
+    def _found(self) -> ListedObject:
+        """Return the entry of the object.
+
+        Raises:
+            OSError: if there is no such object.
+        """
+        entry = self._entry()
+        if entry is None:
+            if self.is_dir():
+                raise IsADirectoryError(21, "expected a file; this is a directory", self.url)
+            raise FileNotFoundError(2, "No such object", self.url)
+        return entry
 
     def _entry(self) -> ListedObject | None:
         return self.entry or self.store.entry(self.url)
@@ -305,8 +326,15 @@ def _found(url: str) -> Location:
     raise FileNotFoundError(2, "expected an object of a run that is open", url)
 
 
-def _restored(url: str, root: str, token: str, copy: CopyAddress | None, entry: ListedObject | None) -> Location:
-    store = store_of(root, token, copy)
+def _restored(
+    url: str,
+    root: str,
+    token: str,
+    sizes: tuple[int, int, int],
+    copy: CopyAddress | None,
+    entry: ListedObject | None,
+) -> Location:
+    store = store_of(root, token, PartSizes(*sizes), copy)
     if entry:
         store.learn(url, entry)
     return Location(url, store, entry)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from errno import EIO
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from probe.core.errors import missing
 from probe.core.storage.fetched_parts import CopyAddress, FetchedParts, ListedObject
@@ -29,12 +29,33 @@ EXTRAS = {
     "memory": ("fsspec", "s3"),
 }
 """Package and extra of this one by the scheme of URLs."""
-WHOLE = 8 << 20
-"""Bytes of an object that is fetched as a whole at most."""
-TAIL = 256 << 10
-"""Last bytes of a larger object, in which a Parquet file has its footer; they are a part of their own."""
-LARGEST_PART = 192 << 20
-"""Bytes of a part of a larger object at most; an object of up to twice this has a tail and two other parts."""
+
+
+class PartSizes(NamedTuple):
+    """Sizes of the parts in which objects are fetched, in bytes; the same in all processes that read a run."""
+
+    whole: int = 8 << 20
+    """An object that is fetched as a whole, at most."""
+    tail: int = 256 << 10
+    """End of a larger object, in which a Parquet file has its footer; it is a part of its own."""
+    largest: int = 192 << 20
+    """Another part of a larger object, at most; an object of up to twice this has a tail and two other parts."""
+
+    def part_at(self, size: int, at: int) -> tuple[int, int]:
+        """Return begin and end of the part of an object of ``size`` bytes that holds the byte ``at``."""
+        if size <= self.whole:
+            return 0, size
+        body = size - self.tail
+        if at >= body:
+            return body, size
+        number = max(2, ceil(body / self.largest))
+        step = ceil(body / number)
+        begin = at // step * step
+        return begin, min(begin + step, body)
+
+
+SIZES = PartSizes()
+"""Sizes of a run that a user names."""
 AT_ONCE = 32
 """Objects that are fetched at the same time."""
 LARGE_AT_ONCE = 2
@@ -75,8 +96,10 @@ class ObjectStore:
         copy: where the process that has listed the run keeps what was fetched.
     """
 
-    def __init__(self, root: str, token: str, recursive: bool, copy: CopyAddress | None = None) -> None:
-        self.root, self.token, self._recursive = root, token, recursive
+    def __init__(
+        self, root: str, token: str, recursive: bool, sizes: PartSizes, copy: CopyAddress | None = None
+    ) -> None:
+        self.root, self.token, self._recursive, self.sizes = root, token, recursive, sizes
         self._entries: dict[str, ListedObject | None] = {}
         self._folders: dict[str, set[str] | None] = {}
         self._lock = threading.RLock()
@@ -198,7 +221,7 @@ class ObjectStore:
         """
         if at >= entry.size or size <= 0:
             return b""
-        begin, end = part_at(entry.size, at)
+        begin, end = self.sizes.part_at(entry.size, at)
         held = self._fetched.read(url, begin, at, size)
         if held is None:
             with self._fetched.alone(url, begin):
@@ -212,7 +235,7 @@ class ObjectStore:
     def fetch_ahead(self, urls: Iterable[str]) -> None:
         """Fetch the objects that are read as a whole, many at a time."""
         known = [(url, self.entry(url)) for url in urls]
-        small = [(url, entry) for url, entry in known if entry and entry.size <= WHOLE]
+        small = [(url, entry) for url, entry in known if entry and entry.size <= self.sizes.whole]
         wanted = [(url, entry) for url, entry in small if not self._fetched.has(url, 0)]
 
         def fetch(pair: tuple[str, ListedObject]) -> None:
@@ -232,7 +255,7 @@ class ObjectStore:
         if url in self._failures:
             raise self._failures[url]
         try:
-            if end - begin > WHOLE:
+            if end - begin > self.sizes.whole:
                 with self._large:
                     data, version = self._requested(url, entry, begin, end)
             else:
@@ -279,19 +302,6 @@ class ObjectStore:
         return str(self.fs._strip_protocol(url))
 
 
-def part_at(size: int, at: int) -> tuple[int, int]:
-    """Return begin and end of the part of an object of ``size`` bytes that holds the byte ``at``."""
-    if size <= WHOLE:
-        return 0, size
-    body = size - TAIL
-    if at >= body:
-        return body, size
-    number = max(2, ceil(body / LARGEST_PART))
-    step = ceil(body / number)
-    begin = at // step * step
-    return begin, min(begin + step, body)
-
-
 _STORES: weakref.WeakValueDictionary[str, ObjectStore] = weakref.WeakValueDictionary()
 _RECENT: deque[ObjectStore] = deque(maxlen=2)
 """Stores of locations from other processes, kept for the next location of the same run: a comparison has two."""
@@ -315,24 +325,24 @@ def new_store(url: str) -> ObjectStore:
         raise ValueError(f"{url}: expected a path, or a URL that begins with {', '.join(f'{s}://' for s in EXTRAS)}")
     if not bucket:
         raise ValueError(f"{url}: expected a bucket and a folder, such as {scheme}://bucket/run")
-    return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, recursive=True)
+    return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, True, SIZES)
 
 
-def store_of(root: str, token: str, copy: CopyAddress | None) -> ObjectStore:
+def store_of(root: str, token: str, sizes: PartSizes, copy: CopyAddress | None) -> ObjectStore:
     """Return the store of a location that came from another process: the same one for all of its locations."""
     with _REGISTRY:
         held = _STORES.get(token)
     if held is None:
-        held = _made(root, token, recursive=False, copy=copy)
+        held = _made(root, token, False, sizes, copy)
         _RECENT.append(held)
     return held
 
 
-def _made(root: str, token: str, recursive: bool, copy: CopyAddress | None = None) -> ObjectStore:
+def _made(root: str, token: str, recursive: bool, sizes: PartSizes, copy: CopyAddress | None = None) -> ObjectStore:
     with _REGISTRY:
         held = _STORES.get(token)
         if held is None:
-            held = _STORES[token] = ObjectStore(root, token, recursive, copy)
+            held = _STORES[token] = ObjectStore(root, token, recursive, sizes, copy)
         return held
 
 

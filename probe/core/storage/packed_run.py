@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from probe.core.storage.location import Place
-from probe.core.storage.manifest import Manifest
+from probe.core.storage.manifest import MOST_RANKS, Manifest
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import listed, quoted
 from probe.core.storage.table_files import PackedRows, TableFile
@@ -119,10 +119,10 @@ class PackedIndex:
         """Return the manifest of a directory."""
         values = self._fields["values"]
         shape, *own = self.directories["manifest"][number]
-        found = {key: values[at] for key, at in zip(self._fields["shapes"][shape], own, strict=True)}
-        if "groups" in found and found["groups"] is not None:
-            found["groups"] = {name: values[at] for name, at in found["groups"].items()}
-        return Manifest(found)
+        found = Manifest(zip(self._fields["shapes"][shape], map(values.__getitem__, own), strict=True))
+        if (groups := found.get("groups")) is not None:
+            found["groups"] = {name: values[at] for name, at in groups.items()}
+        return found
 
     @cached_property
     def _highest(self) -> int:
@@ -160,13 +160,14 @@ class PackedIndex:
                     bytes=block.bytes,
                 )
 
-    def damaged(self) -> Iterator[Place]:
-        """Yield the packed files that are not as they were written."""
-        for signal in self.signals.values():
-            for block in signal.blocks:
-                path = self.root / block.path
-                if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
-                    yield path
+    def damaged(self, first: int = 0, last: int = MOST_RANKS) -> Iterator[Place]:
+        """Yield the packed files that are not as they were written, among those that may have rows of the ranks from
+        ``first`` to ``last``."""
+        blocks = (block for signal in self.signals.values() for block in signal.blocks)
+        for block in blocks:
+            path = self.root / block.path
+            if first <= block.ranks[1] and block.ranks[0] <= last and not _is_whole(path, block):
+                yield path
 
     def files_of(self, signal: str, number: int, lost: Collection[Place] = ()) -> Iterator[TableFile]:
         """Yield the files of a signal that the rank has written in a directory, in the order of steps; their rows are
@@ -299,6 +300,10 @@ def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
     """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
     first = file.ranks[0] if file.ranks else 0
     return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
+
+
+def _is_whole(path: Place, block: PackedBlock) -> bool:
+    return path.is_file() and path.stat().st_size == block.bytes and digest(path) == block.sha256
 
 
 def digest(path: Place) -> str:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from probe.core.analysis.diagnosis.analyse import analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.storage import object_store
 from probe.core.storage.directories import last_run
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.fetched_parts import FetchedParts
-from probe.core.storage.location import Location, Place, located
+from probe.core.storage.location import Location, Place, located, readable_by_duckdb
 from probe.core.storage.object_store import LocationError
 from probe.core.storage.pack import pack
 from probe.core.storage.problems import Problems
@@ -41,6 +42,7 @@ require("duckdb")
 
 __all__ = ["seaweed", "storage"]  # fixtures
 
+MANY = SimulatedRun(ParallelSizes(dp=5, tp=4, pp=5), seed=2, rows=8)
 SIMULATED = SimulatedRun(ParallelSizes(dp=2, pp=2), "gradient", seed=1, rows=8, resumed=0.3, dead=0.3)
 
 
@@ -202,9 +204,7 @@ def test_several_processes_fetch_an_object_once(
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small objects are taken for large ones."""
-    monkeypatch.setattr(object_store, "WHOLE", 1000)
-    monkeypatch.setattr(object_store, "TAIL", 300)
-    monkeypatch.setattr(object_store, "LARGEST_PART", 1 << 20)
+    monkeypatch.setattr(object_store, "SIZES", object_store.PartSizes(whole=1000, tail=300))
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -217,6 +217,61 @@ def test_a_large_object_takes_three_requests(seaweed: ObjectServer, run: Path, m
         assert repr(everything(place, Problems())) == repr(everything(run, Problems()))
         everything(place, Problems())
     assert max(proxy.of_objects().values()) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="copies are shared on Linux alone")
+@pytest.mark.usefixtures("in_parts")
+def test_the_report_of_a_packed_run_takes_three_requests_an_object(
+    seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By two processes, of files that are each read in parts: one listing, and no request for an object's size."""
+    MANY.write(tmp_path / "run")
+    pack(tmp_path / "run", tmp_path / "packed", block_bytes=100_000)
+    url = seaweed.put(tmp_path / "packed", "parts")
+    with FaultyProxy(seaweed.url) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        code, said = answer(["report", url, "-o", str(tmp_path / "page.html"), "-j", "2"], url)
+    assert code == 0, said
+    requests = proxy.of_objects()
+    assert len(requests) > 4
+    assert max(requests.values()) == 3, requests
+    assert {request.method for request in proxy.requests} == {"GET"}
+    assert len(proxy.listings()) == 1
+
+
+def test_threads_read_an_object_at_the_same_time(tmp_path: Path) -> None:
+    """DuckDB's threads share an open object, and seek and read in turns: each reads what it asked for."""
+    fsspec = require("fsspec")
+    written = tmp_path / "rows.parquet"
+    with closing(connect(threads=4)) as connection:
+        rows = "SELECT range AS n, hash(range) AS h FROM range(300_000)"
+        connection.execute(f"COPY ({rows}) TO '{written}' (FORMAT parquet, ROW_GROUP_SIZE 2048)")
+        fsspec.filesystem("memory").pipe("/threads/rows.parquet", written.read_bytes())
+        place = located("memory://threads") / "rows.parquet"
+        readable_by_duckdb(connection, place)
+        query = "SELECT count(*), sum(n), bit_xor(h) FROM read_parquet('{}')"
+        expected = connection.execute(query.format(written)).fetchall()
+        for _ in range(20):
+            assert connection.execute(query.format(place)).fetchall() == expected
+
+
+def test_a_position_holds_for_its_own_thread() -> None:
+    """Of an object that DuckDB has open; a reading without one goes on after the last."""
+    data = bytes(range(100))
+    require("fsspec").filesystem("memory").pipe("/positions/object", data)
+    from probe.core.storage.duckdb_files import DuckdbFiles
+
+    place = located("memory://positions")
+    assert isinstance(place, Location)
+    file = DuckdbFiles("memory", lambda _: place / "object").open("memory://positions/object")
+    assert file.seek(10) == 10
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: (file.seek(-5, 2), file.tell(), file.read(3))).result() == (95, 95, data[95:98])
+        assert file.tell() == 10
+        assert file.read(4) == data[10:14]
+        assert other.submit(file.read, 2).result() == data[14:16]
+    assert file.read() == data[16:]
+    assert (file.read(1), file.tell()) == (b"", 100)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -291,18 +293,53 @@ def test_an_unfinished_pack_is_no_packed_run(packed: Path) -> None:
         last_run(packed, Problems())
 
 
+def pack_many(folder: Path, number: int) -> Path:
+    """A packed run of so many ranks, of one row each."""
+    root, out = folder / f"run{number}", folder / f"out{number}"
+    for rank in range(number):
+        directory = root / f"Dec03_21-34-40-rank{rank}-{rank:08x}"
+        directory.mkdir(parents=True)
+        (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,norm\n0,a,0,1\n")
+        groups = {"data_parallel": list(range(number)), "tensor_parallel": [rank]}
+        write_manifest(directory, {"rank": rank, "world_size": number, "groups": groups})
+    pack(root, out)
+    return out
+
+
+def asked(root: Path) -> tuple[list[str], int]:
+    """Names of files that are opened, and calls of ``stat``, while a packed run is opened."""
+    opened, stats = [], 0
+
+    def observe(_: FrameType, event: str, function: Any) -> None:
+        nonlocal stats
+        stats += event == "c_call" and function is os.stat
+
+    hooked = [True]
+    sys.addaudithook(lambda event, about: opened.append(str(about[0])) if hooked and event == "open" else None)
+    sys.setprofile(observe)
+    try:
+        run = last_run(root, Problems())
+        with Rows(run.directories, Problems()):
+            hooked.clear()
+    finally:
+        sys.setprofile(None)
+        hooked.clear()
+    return [path for path in opened if path.startswith(str(root))], stats
+
+
+def test_opening_reads_the_index_once_and_asks_as_often_for_any_number_of_ranks(tmp_path: Path) -> None:
+    """The file system is asked about the run, its index and its packed files, not about directories of ranks."""
+    moved = [pack_many(tmp_path, number).rename(tmp_path / f"moved{number}") for number in (20, 40)]  # not read yet
+    (of_20, stats_of_20), (of_40, stats_of_40) = map(asked, moved)
+    assert [of_20, of_40] == [[str(root / INDEX)] for root in moved]
+    assert 0 < stats_of_20 == stats_of_40
+
+
 def test_groups_of_many_ranks_are_in_the_index_once(tmp_path: Path) -> None:
     """Its size does not grow with the square of the ranks."""
     sizes = []
     for number in (20, 40):
-        root = tmp_path / f"run{number}"
-        for rank in range(number):
-            directory = root / f"Dec03_21-34-40-rank{rank}-{rank:08x}"
-            directory.mkdir(parents=True)
-            (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,norm\n0,a,0,1\n")
-            groups = {"data_parallel": list(range(number)), "tensor_parallel": [rank]}
-            write_manifest(directory, {"rank": rank, "world_size": number, "groups": groups})
-        pack(root, tmp_path / f"out{number}")
+        pack_many(tmp_path, number)
         sizes.append(len(gzip.decompress((tmp_path / f"out{number}" / INDEX).read_bytes())))
         run = last_run(tmp_path / f"out{number}", Problems())
         assert run.directories[7].manifest.groups == {"data_parallel": tuple(range(number)), "tensor_parallel": (7,)}
