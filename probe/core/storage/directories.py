@@ -233,11 +233,11 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
     written = ranks_with_rows(run.directories)
     expected = _expected(run.directories)
-    empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
+    last_of = {each.rank: each for each in run.directories if each.rank not in written}
+    empty = {rank: last for rank, last in last_of.items() if rank in expected or not expected}
     if not written or not empty:
         return run
-    for rank in empty:
-        last = run.of(rank)[-1]
+    for rank, last in empty.items():
         what = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
         if healthy := bool(last.manifest.config.get("history")):  # only steps near a finding are written
             what = f"rank {rank} has found nothing, and with history it has written nothing: left out"

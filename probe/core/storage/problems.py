@@ -45,16 +45,18 @@ class Problems:
     number: int = 0
     skipped: bool = False
     """True if any data were left out."""
+    _known: set[Problem] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, path: Place, what: str, line: int | None = None, skipped: bool = True) -> None:
         """Record a problem; equal ones count once."""
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped
-        if problem in self.kept[-MOST:]:
+        if problem in self._known:
             return
         self.number += 1
         if len(self.kept) < MOST:
             self.kept.append(problem)
+            self._known.add(problem)
 
     def extend(self, others: Problems) -> None:
         """Record the problems of another reader; equal ones count once."""
