@@ -150,7 +150,7 @@ class Location:
             OSError: if there is no such object, or it cannot be read.
         """
         assert mode == "rb", "locations are read only"
-        return io.BufferedReader(_ObjectReader(self, self._found()), BUFFER)
+        return io.BufferedReader(_ObjectReader(self, self._listed()), BUFFER)
 
     def read_at(self, at: int, size: int) -> bytes:
         """Return ``size`` bytes from ``at`` on, fewer at the end of the object; threads may call it at the same time.
@@ -158,7 +158,8 @@ class Location:
         Raises:
             OSError: if there is no such object, or it cannot be read.
         """
-        entry, parts, end = self._found(), [], at + size
+        entry, end = self._listed(), at + size
+        parts: list[bytes] = []
         while at < end and (data := self.store.read(self.url, entry, at, end - at)):
             parts.append(data)
             at += len(data)
@@ -195,7 +196,7 @@ class Location:
     def _at(self, url: str) -> Location:
         return Location(url, self.store, self.store.known(url))
 
-    def _found(self) -> ListedObject:
+    def _listed(self) -> ListedObject:
         """Return the entry of the object.
 
         Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,26 @@ def test_a_process_that_is_killed_once_costs_no_piece(root: Path, tmp_path: Path
         found = list(mapped(engine, Marked(tmp_path, 1, 1, "killed"), pieces_of(root, 3), problems))
     assert found == [(0, 1), (2, 3), (4, 5)]
     assert problems.kept == []
+
+
+def process_of(_: Piece) -> int:
+    """The process that works on a piece."""
+    return os.getpid()
+
+
+def test_passes_are_read_by_the_same_processes(root: Path) -> None:
+    """Until one is killed: then the next pass has others. None is left at the end."""
+    pieces, problems = pieces_of(root, 6), Problems()
+    with engine_of("local", 2) as engine:
+        passes = [set(mapped(engine, process_of, pieces, problems)) for _ in range(3)]
+        both = set().union(*passes)
+        assert len(both) <= 2
+        assert os.getpid() not in both
+        os.kill(min(both), signal.SIGKILL)
+        after = [set(mapped(engine, process_of, pieces, problems)) for _ in range(2)]
+        assert after[1].isdisjoint(both)
+    assert problems.kept == []
+    assert not [process for process in (*both, *after[1]) if Path(f"/proc/{process}").exists()]
 
 
 def test_an_error_of_all_pieces_is_raised(root: Path) -> None:

@@ -188,7 +188,7 @@ def test_each_object_is_read_once_after_one_listing(
 def test_several_processes_fetch_an_object_once(
     packed: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report, whose passes are read by new processes each: one request an object, by whichever process."""
+    """A report, in several passes by two processes: one request an object, by whichever process."""
     run = tmp_path / "run"
     SIMULATED.write(run)
     if packed:

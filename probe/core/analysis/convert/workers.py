@@ -46,33 +46,74 @@ def in_order(
     if processes == 1:
         yield from ((item, _tried(work, item)) for item in items)
         return
-    source = iter(items)
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
-    with _pool(processes) as pool:
-        while True:
-            for item in islice(source, processes * AHEAD - len(waiting)):
-                waiting.append((item, _submitted(pool, work, item)))
-            if not waiting:
-                return
-            first, future = waiting.popleft()
-            yield first, _result(future)
+    with Workers(processes) as workers:
+        yield from workers.in_order(work, items)
 
 
-@contextmanager
-def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that end with the block: at once if it is left before the end, or if this process is killed."""
-    alive, held = multiprocessing.Pipe(duplex=False)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(alive,))
-    try:
-        yield pool
-    except BaseException:
-        held.close()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        held.close()
-        alive.close()
+class Workers:
+    """Processes for any number of calls, which are started by the first one. They end with the block; at once if it is
+    left by an exception, or if this process is killed."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._pool: ProcessPoolExecutor | None = None
+        self._held: Connection | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(at_once=kind is not None)
+
+    def in_order(
+        self, work: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | Exception]]:
+        """Yield each item with the result of ``work``, or with the exception that it raised.
+
+        Raises:
+            WorkersDiedError: if a process was killed; a further call starts others.
+        """
+        pool, source = self._started(), iter(items)
+        waiting: deque[tuple[Item, Future[Result]]] = deque()
+        try:
+            while True:
+                for item in islice(source, self._processes * AHEAD - len(waiting)):
+                    waiting.append((item, _submitted(pool, work, item)))
+                if not waiting:
+                    return
+                first, future = waiting.popleft()
+                yield first, _result(future)
+        except WorkersDiedError:
+            if pool is self._pool:
+                self._end(at_once=True)
+            raise
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            alive, self._held = multiprocessing.Pipe(duplex=False)
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                self._processes, mp_context=context, initializer=_end_with, initargs=(alive,)
+            )
+        return self._pool
+
+    def _end(self, at_once: bool) -> None:
+        """End the processes, if there are any.
+
+        Args:
+            at_once: whether they end in the middle of their work.
+        """
+        pool, held = self._pool, self._held
+        self._pool = self._held = None
+        if held is not None and at_once:
+            held.close()
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if held is not None:
+            held.close()
 
 
 def _end_with(other: Connection) -> None:

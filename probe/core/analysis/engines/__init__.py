@@ -89,7 +89,8 @@ def _engine_of(
     if name == "local":
         from probe.core.analysis.engines.local import LocalEngine
 
-        yield _observed(LocalEngine(processes or 1), progress)
+        with LocalEngine(processes or 1) as local:
+            yield _observed(local, progress)
         return
     if name != "ray" and ":" not in name:
         raise ValueError(f"--engine: expected local, ray or an address such as ray://host:10001; got {name!r}")

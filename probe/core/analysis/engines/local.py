@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.analysis.convert.workers import Workers, WorkersDiedError, in_order
 from probe.core.analysis.pieces import Piece, halved, is_of_memory
 
 R = TypeVar("R")
@@ -16,10 +16,19 @@ APART = 2
 
 
 class LocalEngine:
-    """Processes of this machine; with one, this process does the work."""
+    """Processes of this machine, which read one pass over a run after the other; with one, this process does the
+    work."""
 
     def __init__(self, processes: int) -> None:
         self.width = processes
+        self._workers = Workers(processes)
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the processes; at once after an exception."""
+        self._workers.__exit__(*error)
 
     def each(self, function: Callable[[Piece], R], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, R | Exception]]:
         """Yield results in the order of ``pieces``. If a process is killed, the pieces that it may have had are done
@@ -28,7 +37,7 @@ class LocalEngine:
         while True:
             taken: deque[Piece] = deque()
             try:
-                for piece, result in in_order(function, _recorded(source, taken), self.width):
+                for piece, result in self._in_order(function, _recorded(source, taken)):
                     taken.popleft()
                     yield from self._settled(function, piece, result)
                 return
@@ -36,6 +45,13 @@ class LocalEngine:
                 suspects = list(taken)
             for piece in suspects:
                 yield from self._apart(function, piece)
+
+    def _in_order(
+        self, function: Callable[[Piece], R], pieces: Iterator[Piece]
+    ) -> Iterator[tuple[Piece, R | Exception]]:
+        if self.width == 1:
+            return in_order(function, pieces, 1)
+        return self._workers.in_order(function, pieces)
 
     def _settled(
         self, function: Callable[[Piece], R], piece: Piece, result: R | Exception
