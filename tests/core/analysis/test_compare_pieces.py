@@ -11,12 +11,9 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.analysis.compare.compare import compare
-from probe.core.analysis.compare.compared_piece import divided
 from probe.core.analysis.compare.explain import as_json
-from probe.core.analysis.compare.pairing import Options, pair_ranks
-from probe.core.analysis.compare.side import found
+from probe.core.analysis.compare.pairing import Options
 from probe.core.analysis.engines.local import LocalEngine
-from probe.core.storage.pack import pack
 from tests.core.analysis import test_compare
 from tests.core.analysis.compare_data import Array, Where, rounding, write_run
 from tests.core.analysis.cut_engine import CutEngine
@@ -97,22 +94,6 @@ def test_processes_change_no_byte(runs: Path) -> None:
     """Two of them, with the pieces that the command cuts for them."""
     wanted = as_json(compare(runs / "a", runs / "broken"))
     assert as_json(compare(runs / "a", runs / "broken", engine=LocalEngine(2))) == wanted
-
-
-def test_packed_runs_are_compared_by_steps(runs: Path, tmp_path: Path) -> None:
-    """Where there are enough of them, since rows lie by step: the same bytes as of the runs themselves."""
-    name = "twice"
-    for run in ("a", name):
-        pack(runs / run, tmp_path / run, block_bytes=20_000)
-    sides = [found(letter, tmp_path / run) for letter, run in (("a", "a"), ("b", name))]
-    ranks = pair_ranks(*sides, Options())
-    steps = [piece.steps for piece in divided(*sides, ranks, 0, least=4)]
-    assert [first for first, _ in steps] == [0, *(last + 1 for _, last in steps[:-1])]
-    assert len(steps) == 4
-    assert [piece.steps for piece in divided(*sides, ranks, 0, least=40)] == [None] * len(ranks)
-    wanted = as_json(compare(runs / "a", runs / name)).replace(str(runs), str(tmp_path))
-    for engine in (None, LocalEngine(2)):
-        assert as_json(compare(tmp_path / "a", tmp_path / name, engine=engine)) == wanted
 
 
 def test_a_failed_piece_is_named(runs: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from probe.core.analysis.compare.side import CLOCK_ROWS, Side
-from probe.core.analysis.pieces import Piece, by_ranks, by_steps, connected, opened
+from probe.core.analysis.pieces import Piece, by_ranks, connected, opened
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.manifest import HIGHEST
@@ -59,8 +59,7 @@ def _with_other(half: ComparedPiece) -> ComparedPiece:
 
 
 def divided(a: Side, b: Side, ranks: Iterable[tuple[int, int]], offset: int, least: int = 1) -> list[ComparedPiece]:
-    """Divide a comparison by ranks, and ranks of more than :data:`MOST_BYTES` by ranges of steps too. Two packed runs
-    are divided by ranges of steps first, since their rows lie by step.
+    """Divide a comparison by ranks, and ranks of more than :data:`MOST_BYTES` by ranges of steps too.
 
     Args:
         ranks: ranks of A, each with that of B.
@@ -71,19 +70,10 @@ def divided(a: Side, b: Side, ranks: Iterable[tuple[int, int]], offset: int, lea
     (whole,) = by_ranks(_restricted(b, {of_b for _, of_b in pairs}), most_bytes=sys.maxsize)
     of_a = _restricted(a, {of_a for of_a, _ in pairs})
     found: list[ComparedPiece] = []
-    for part in _parts(of_a, least, all(side.run.directories[0].packed is not None for side in (a, b))):
+    for part in by_ranks(of_a, most_bytes=MOST_BYTES, least=least, cuts=("ranks", "steps")):
         fields = {name: getattr(part, name) for name in Piece.__dataclass_fields__}
         found += _small(_with_other(ComparedPiece(**fields, other=whole, pairs=pairs, offset=offset)))
     return found
-
-
-def _parts(run: RecordedRun, least: int, packed: bool) -> list[Piece]:
-    """Return pieces of A; by steps only if there are enough of these for ``least`` pieces."""
-    if packed:
-        parts = by_steps(run, most_bytes=MOST_BYTES, least=least, cuts=("steps", "ranks"))
-        if len(parts) >= least:
-            return parts
-    return by_ranks(run, most_bytes=MOST_BYTES, least=least, cuts=("ranks", "steps"))
 
 
 def _restricted(side: Side, ranks: Iterable[int]) -> RecordedRun:
