@@ -53,7 +53,9 @@ MUTATIONS = (
     Mutation("core/backend/numpy_moments.py", "np.abs(flat) < eps", "np.abs(flat) <= eps", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/fused_reduce.py", "if write(address, size, kind, eps, more, ctypes.addressof(row)) else None", "if write(address, size, kind, eps, more, ctypes.addressof(row)) or True else None", "test_fused.py test_fused_reduce.py"),
     # rules
-    Mutation("core/rules/spike.py", "spikes[n] = excess > bound or (-excess > bound", "spikes[n] = excess > bound or (excess > bound", "test_rules.py"),
+    Mutation("core/rules/spike.py", "-excess > bound and self._may_be_small", "excess > bound and self._may_be_small", "test_rules.py"),
+    Mutation("core/rules/spike.py", "lower[slots] = np.minimum(lower[slots], sizes)", "lower[slots] = lower[slots]", "test_rules_together.py"),
+    Mutation("core/rules/nan.py", "suspect[n] |= self._any_bad(op, column)", "suspect[n] = self._any_bad(op, column)", "test_rules_together.py"),
     Mutation("core/rules/spike.py", "np.maximum(silent[slots] - 1, 0)", "np.maximum(silent[slots] - 2, 0)", "test_rules.py"),
     Mutation("core/rules/spike.py", "MAD_TO_SIGMA = 1.4826", "MAD_TO_SIGMA = 14.826", "test_rules.py"),
     Mutation("core/rules/history.py", "self._last_step[held] > batch.step", "self._last_step[held] > batch.step + 5", "test_rules.py test_rules_memory.py"),
