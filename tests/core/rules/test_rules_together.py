@@ -131,3 +131,15 @@ def test_two_batches_of_one_signal_are_judged_one_after_the_other():
     for step in range(2):
         assert find([rule], [norms({Key("w"): 1.0}, step), norms({Key("w"): 1.0}, step)]) == []
     assert [f.value for f in find([rule], [norms({Key("w"): 100.0}, 2), norms({Key("w"): 1.0}, 2)])] == [100.0]
+
+
+def test_signals_that_are_wrong_in_different_numbers_are_all_reported():
+    """An infinity in one signal, found by its minimum alone, and a NaN in another, found by its count."""
+    rule = AnomalyNan(SimpleNamespace(threshold=None), 0, ("min", "nans"))
+    infinite, missing = {Key("a"): np.array([1.0, -math.inf])}, {Key("a"): np.array([1.0, math.nan])}
+    batches = [batch_of(infinite, 3, signal="actv"), batch_of(missing, 3, signal="param_origin")]
+    assert {(f.signal, f.op) for f in find([rule], batches)} == {
+        ("actv", "min"),
+        ("param_origin", "min"),
+        ("param_origin", "nans"),
+    }
