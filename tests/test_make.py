@@ -18,6 +18,8 @@ echo "$0 $*" >> calls
 case "$*" in *pytest*) echo "$CLOSING"; exit "$(cat "$(dirname "$0")/../code")";; esac
 """
 ENVIRONMENTS = (".venv", ".venv-numpy2")
+NAMES = ("python", "probe", "ruff", "mypy", "sphinx-build", "chromedriver", "prometheus-alertmanager", "npm")
+NAMES = (*NAMES, "aarch64-linux-gnu-gcc")
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def clone(tmp_path: Path) -> Path:
     for environment in ENVIRONMENTS:
         programs = folder / environment / "bin"
         programs.mkdir(parents=True)
-        for name in ("python", "probe", "ruff", "mypy", "sphinx-build", "chromedriver", "prometheus-alertmanager"):
+        for name in NAMES:
             (programs / name).write_text(INTERPRETER, encoding="utf-8")
             (programs / name).chmod(0o755)
         (folder / environment / "code").write_text("0", encoding="utf-8")

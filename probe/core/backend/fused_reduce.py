@@ -12,7 +12,6 @@ import functools
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +49,8 @@ class _Library:
 
 
 def _compiled() -> _Library | None:
-    for path in (Path(__file__).with_name(f"_fused{suffix}") for suffix in EXTENSION_SUFFIXES):
-        with suppress(OSError, AttributeError):  # not there, or built for another machine
-            return _Library(path)
+    with suppress(OSError, AttributeError):  # not there, or built for another machine
+        return _Library(Path(__file__).with_name("_fused.so"))
     return None
 
 

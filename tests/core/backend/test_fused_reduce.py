@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from probe.core.backend import fused_reduce
+from tests.required import require_compiled
 
-pytestmark = pytest.mark.skipif(not fused_reduce.available, reason="no C compiler was at hand when probe was installed")
+require_compiled()
 
 
 def of(x: Any, kind: str = "float32", **more: Any) -> fused_reduce.Row | None:

@@ -16,8 +16,9 @@ from probe.core.instrumentation.slab import LEAST, Slab
 from probe.core.moments import columns_for
 from probe.core.records import Key
 from tests.core.instrumentation.test_recorder import Array, NumPy
+from tests.required import require_compiled
 
-pytestmark = pytest.mark.skipif(not fused_reduce.available, reason="no C compiler was at hand when probe was installed")
+require_compiled()
 
 COLUMNS = ("min", "max", "sum", "nans")
 
