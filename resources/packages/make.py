@@ -21,12 +21,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 """Machines for which there are wheels with a library, and the compiler for each on another machine."""
+MACHINES = ("any", *COMPILERS)
 PLATFORM = "manylinux2014_{machine}"
 BUILD = """
 import json, sys
@@ -39,29 +40,34 @@ def main() -> None:
     """Make all of them, and their hashes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder for the archives")
-    parser.add_argument("--machine", action="append", choices=COMPILERS, help="only this machine (repeatable)")
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="only a wheel for this one; repeatable")
     arguments = parser.parse_args()
     os.umask(0o022)  # modes are in the archives
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for made in make(arguments.output.resolve(), arguments.machine or list(COMPILERS)):
+    for made in make(arguments.output.resolve(), arguments.machine or MACHINES):
         print(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}", flush=True)
 
 
-def make(output: Path, machines: list[str]) -> Iterator[Path]:
+def make(output: Path, machines: Sequence[str]) -> Iterator[Path]:
     """Yield the archives of the package for ``machines`` in ``output``, each when it is there."""
     os.environ["SOURCE_DATE_EPOCH"] = str(epoch())
     with tempfile.TemporaryDirectory() as temporary:
         source = source_archive(Path(temporary), output)
         yield source
-        yield wheel(source, output, {"PROBE_PURE": "1"})
-        for machine in machines:
-            compiler = os.environ.get("CC", "cc") if machine == platform.machine() else COMPILERS[machine]
-            if shutil.which(compiler.split()[0]) is None:
-                print(f"no wheel for {machine}: {compiler} is not installed", file=sys.stderr)
-                continue
-            made = wheel(source, output, {"CC": compiler}, PLATFORM.format(machine=machine))
-            verify(made)
-            yield made
+        yield from filter(None, (wheel_for(machine, source, output) for machine in machines))
+
+
+def wheel_for(machine: str, source: Path, output: Path) -> Path | None:
+    """Build the wheel for a machine; None if there is no compiler for it."""
+    if machine == "any":
+        return wheel(source, output, {"PROBE_PURE": "1"})
+    compiler = os.environ.get("CC", "cc") if machine == platform.machine() else COMPILERS[machine]
+    if shutil.which(compiler.split()[0]) is None:
+        print(f"no wheel for {machine}: {compiler} is not installed", file=sys.stderr)
+        return None
+    made = wheel(source, output, {"CC": compiler}, PLATFORM.format(machine=machine))
+    verify(made)
+    return made
 
 
 def epoch() -> int:
