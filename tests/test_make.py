@@ -18,8 +18,7 @@ echo "$0 $*" >> calls
 case "$*" in *pytest*) echo "$CLOSING"; exit "$(cat "$(dirname "$0")/../code")";; esac
 """
 ENVIRONMENTS = (".venv", ".venv-numpy2")
-NAMES = ("python", "probe", "ruff", "mypy", "sphinx-build", "chromedriver", "prometheus-alertmanager", "npm")
-NAMES = (*NAMES, "aarch64-linux-gnu-gcc")
+PROGRAMS = ("python", "probe", "ruff", "mypy", "sphinx-build", "npm", "aarch64-linux-gnu-gcc", "chromedriver")
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def clone(tmp_path: Path) -> Path:
     for environment in ENVIRONMENTS:
         programs = folder / environment / "bin"
         programs.mkdir(parents=True)
-        for name in NAMES:
+        for name in (*PROGRAMS, "prometheus-alertmanager"):
             (programs / name).write_text(INTERPRETER, encoding="utf-8")
             (programs / name).chmod(0o755)
         (folder / environment / "code").write_text("0", encoding="utf-8")
@@ -124,3 +123,11 @@ def test_another_torch_is_installed_and_the_same_one_is_not(clone: Path) -> None
     assert demo == ".venv/bin/probe demo"
     assert not [line for line in made(clone, "make", "demo", "TORCH=wheels/torch-2.13.0-cp311.whl")[2] if "pip" in line]
     assert "torch==" in made(clone, "make", "test")[2][1]
+
+
+def test_archives_are_made_in_an_environment_of_their_own(clone: Path) -> None:
+    """`make bundle` makes the archives first, by tools of pinned versions."""
+    calls = made(clone, "make", "bundle", "DIST=.venv", "EXTRAS=analysis,s3", "ARGS=--python 3.12")[2]
+    install, *making = [call.split(" ", 1)[1] for call in calls]
+    assert all("==" in package for package in install.removeprefix("-m pip install --upgrade ").split())
+    assert making == ["resources/packages/make.py", "resources/packages/bundle.py --extras analysis,s3 --python 3.12"]
