@@ -164,7 +164,9 @@ setup(
     package_data={
         "probe": [
             "py.typed",
-            *(f"**/*.{ending}" for ending in ("css", "html", "js", "json", "svg", "txt")),  # pages, and parts of them
+            *(
+                f"**/*.{ending}" for ending in ("css", "html", "js", "json", "mo", "svg", "txt")
+            ),  # pages, and their words
             "**/LICENSE*",  # of files by others
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
         ]

@@ -29,6 +29,8 @@ if not (ROOT / ".git").exists():
 pytestmark = pytest.mark.slow
 
 LIBRARY = "probe/core/backend/_fused.so"
+SOURCES = {".c", ".po"}
+"""Files of which others are made."""
 AARCH64 = 183
 """Machine in an ELF header (ELF for the Arm 64-bit Architecture, section 5.3)."""
 LOAD = """
@@ -108,7 +110,7 @@ def test_the_same_files_make_the_same_bytes(archives: Archives) -> None:
 
 def test_every_file_that_the_program_opens_is_in_the_wheels(archives: Archives) -> None:
     """All that the package has in the repository; the library where there is one, and no other file."""
-    expected = {path for path in tracked() if path.startswith("probe/")} - {"probe/core/backend/fused.c"}
+    expected = {path for path in tracked() if path.startswith("probe/") and Path(path).suffix not in SOURCES}
     assert {Path(path).suffix for path in expected} >= {".py", ".js", ".css", ".html", ".typed"}
     for wheel in archives.here.glob("*.whl"):
         with zipfile.ZipFile(wheel) as packed:
