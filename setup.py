@@ -11,6 +11,9 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 LIBRARY = "probe.core.backend._fused"
+# Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
+EXTENSION = Extension(LIBRARY, ["probe/core/backend/fused.c"], extra_compile_args=["-O3"], optional=True)
+PAGES = ("css", "html", "js", "json", "mo", "svg", "txt")  # endings of what pages and messages are made of
 
 REQUIRED = [
     "numpy>=1.23",  # every number after it left the device; 1.26 and 2.x alike
@@ -164,17 +167,12 @@ setup(
     package_data={
         "probe": [
             "py.typed",
-            *(
-                f"**/*.{ending}" for ending in ("css", "html", "js", "json", "mo", "svg", "txt")
-            ),  # pages, and their words
+            *(f"**/*.{ending}" for ending in PAGES),
             "**/LICENSE*",  # of files by others
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
         ]
     },
-    # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
-    ext_modules=[]
-    if os.environ.get("PROBE_PURE") == "1"
-    else [Extension(LIBRARY, ["probe/core/backend/fused.c"], extra_compile_args=["-O3"], optional=True)],
+    ext_modules=[] if os.environ.get("PROBE_PURE") == "1" else [EXTENSION],
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": BuildWheel},
     install_requires=REQUIRED,
     extras_require={
