@@ -18,6 +18,7 @@ from probe import __version__
 VERBS: dict[str, str] = {
     "alert": "probe.cli.alert:app",
     "anomalies": "probe.cli.anomalies:anomalies",
+    "attach": "probe.cli.attach:attach",
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",

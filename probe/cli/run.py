@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from probe.core.messages import complain
-from probe.launch.environment import watched
+from probe.launch.environment import flags, watched
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 """Exit codes of shells for a program that cannot be run, and for one that is not there."""
@@ -56,19 +56,6 @@ def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str
         complain(f"{expected}: for another command write `probe run -- {arguments[0]} ...`")
         raise typer.Exit(2)
     return [*python, *arguments]
-
-
-def flags(original: list[str]) -> list[str]:
-    """Return the flags of this interpreter, such as ``-O`` and ``-X dev``, from its command line."""
-    found: list[str] = []
-    words = iter(original[1:])
-    for word in words:
-        if not word.startswith("-") or word in ("-m", "-c", "-"):
-            break
-        found.append(word)
-        if word in ("-X", "-W"):
-            found.append(next(words, ""))
-    return found
 
 
 def _check(config: Path) -> None:

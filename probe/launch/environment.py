@@ -41,3 +41,16 @@ def configuration(environ: Mapping[str, str]) -> Path | Mapping[str, object]:
     """Return the configuration that an environment names."""
     chosen = environ[CONFIG]
     return DEFAULTS if chosen == DEFAULT else Path(chosen)
+
+
+def flags(original: list[str]) -> list[str]:
+    """Return the flags of an interpreter, such as ``-O`` and ``-X dev``, from its command line."""
+    found: list[str] = []
+    words = iter(original[1:])
+    for word in words:
+        if not word.startswith("-") or word in ("-m", "-c", "-"):
+            break
+        found.append(word)
+        if word in ("-X", "-W"):
+            found.append(next(words, ""))
+    return found

@@ -23,7 +23,18 @@ def prepare(environ: Mapping[str, str]) -> None:
             after_import(framework, _prepare)
 
 
+_PREPARED: set[str] = set()
+"""Frameworks whose optimizers are noted as they are made."""
+
+
+def note_optimizers(framework: ModuleType) -> None:
+    """Note optimizers of a framework as they are made, from now on."""
+    if framework.__name__ not in _PREPARED:
+        _prepare(framework)
+
+
 def _prepare(framework: ModuleType) -> None:
+    _PREPARED.add(framework.__name__)
     for owner in _optimizers(framework):
         note_made(owner, functools.partial(_made, framework.__name__))
     if framework.__name__ == "torch":

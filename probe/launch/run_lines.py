@@ -31,3 +31,10 @@ def ended(monitor: Monitor, begun: int) -> str:
     steps, where, number = monitor.step - begun, monitor.output_directory, len(monitor.findings)
     text = f"{steps} {plural(steps, 'step')} watched, {number} {plural(number, 'finding')}"
     return f"{text}; files in {where}" if where else text
+
+
+def watched_by(monitor: Monitor) -> str:
+    """Return the sentence about a model that is watched already."""
+    where = f"; files in {monitor.output_directory}" if monitor.output_directory else ""
+    kind = "the program's own monitor" if not monitor.automatic else "a monitor of `probe run` or `probe attach`"
+    return f"the model is watched already, by {kind}{where}"

@@ -3,11 +3,11 @@ time."""
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from probe.core.backend.patch import Undo, replace
@@ -16,7 +16,8 @@ from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
-from probe.launch.run_lines import attached, ended
+from probe.launch.run_lines import attached, ended, watched_by
+from probe.launch.step_notes import StepNotes
 
 ADVICE = """to watch it, write in the program, after model and optimizer are made:
     from probe.{framework} import TrainerMon
@@ -33,13 +34,20 @@ class ScriptWatch:
         self._paired: list[tuple[list[weakref.ref[Any]], weakref.ref[Any]]] = []
         self._runs: list[FoundRun] = []
         self._undo: Undo | None = None
-        self._steps: dict[type, Undo] = {}
-        """Classes of optimizers whose steps are noted."""
+        self._steps = StepNotes(finder.step, self._before_step, self._after_step)
+        self._errands: list[Callable[[], object]] = []
+        """Work for the next call of a model."""
+        self._old: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that were found, not noted when they were made: their models may have run."""
         self._in_vain = weakref.WeakSet[Any]()
         """Optimizers that have stepped, and of which no model holds the parameters."""
         self._inside = threading.local()
         self._process = os.getpid()
         self._reason = ""
+        self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
+        """Function that returns the configuration, called just before a monitor is made."""
+        self.listen: Callable[[FoundRun | str], object] = lambda _: None
+        """Function that is called when a monitor has attached, or with the reason why none will."""
 
     # What the program does.
 
@@ -48,7 +56,20 @@ class ScriptWatch:
         if _is_own(optimizer):
             self._new.append(weakref.ref(optimizer))
             self._listen()
-            self._note_steps(type(optimizer))
+            self._steps.note(optimizer)
+
+    def found(self, optimizers: Sequence[Any]) -> None:
+        """Note optimizers that have stepped before, between two training steps."""
+        self._old.update(optimizers)
+        waiting = {id(optimizer) for optimizer in self._waiting()}
+        for optimizer in optimizers:
+            if id(optimizer) not in waiting:
+                self.made(optimizer)
+
+    def at_next_call(self, errand: Callable[[], object]) -> None:
+        """Call ``errand`` when a model is called next."""
+        self._errands.append(errand)
+        self._listen()
 
     def paired(self, models: Any, optimizer: Any) -> None:
         """Note a new optimizer with the models that it belongs to."""
@@ -101,30 +122,19 @@ class ScriptWatch:
         self._reason = reason
         self._rest()
         complain(f"this program is not watched: {reason}", "warning")
+        self.listen(reason)
 
     # Steps: of optimizers whose model is not called before, or that step while others never do.
 
-    def _note_steps(self, kind: type) -> None:
-        method = self._finder.step
-        if not method or kind in self._steps or not callable(getattr(kind, method, None)):
-            return
-        original, watch = getattr(kind, method), self
+    def _before_step(self, optimizer: Any, evaluates: bool) -> None:
+        self._guarded(lambda: self._stepping(optimizer, evaluates))
 
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            closure = args[0] if args else kwargs.get("closure")
-            watch._guarded(lambda: watch._stepping(optimizer, callable(closure)))
-            result = original(optimizer, *args, **kwargs)
-            watch._guarded(lambda: watch._stepped(optimizer))
-            return result
-
-        self._steps[kind] = replace(kind, method, step)
+    def _after_step(self, optimizer: Any) -> None:
+        self._guarded(lambda: self._stepped(optimizer))
 
     def _forget_steps(self) -> None:
         if not self._new and not any(run.counts for run in self._runs):
-            for undo in self._steps.values():
-                undo()
-            self._steps.clear()
+            self._steps.forget()
 
     def _stepping(self, optimizer: Any, evaluates: bool) -> None:
         """Attach before a step that calls the model itself, in a closure."""
@@ -152,6 +162,8 @@ class ScriptWatch:
         return [owner for each in self._new if (owner := each()) is not None]
 
     def _called(self, model: Any) -> None:
+        while self._errands:
+            self._errands.pop()()
         owners = self._waiting()
         if not owners and not self._paired:
             self._rest()
@@ -190,10 +202,13 @@ class ScriptWatch:
         counted = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)
         begun = max(counted, self._end_others(models), int(late))
         self._rest()
-        if watcher_of(models) is not None:
+        if (watcher := watcher_of(models)) is not None:
+            self.listen(watched_by(watcher))
             return
         names = named(models) if prefixed and len(models) > 1 else {}
-        monitor = self._finder.monitor(configuration(os.environ))
+        if not late and not any(optimizer in self._old for optimizer in optimizers):
+            self._finder.before_tracing(models)
+        monitor = self._finder.monitor(self.source())
         monitor.automatic = True
         passed: Any = names or (list(models) if len(models) > 1 else models[0])
         monitor.set_monitor(
@@ -202,11 +217,12 @@ class ScriptWatch:
         known = names or {str(number or ""): model for number, model in enumerate(models)}
         self._runs.append(run := FoundRun(monitor, known, optimizers, begun))
         for optimizer in optimizers if run.counts else ():
-            self._note_steps(type(optimizer))
+            self._steps.note(optimizer)
         if late:
             complain("no call of the model in training was seen before its first step, which is left out", "info")
         by = "the optimizer's counter" if begun == counted else "the steps so far"
         complain(attached(monitor, names or {"": models[0]}, optimizers, begun, by), "info")
+        self.listen(run)
 
     def _end_others(self, models: Sequence[Any]) -> int:
         """Stop the runs that share ``models``, or whose models are gone; return the step with which this run goes on,

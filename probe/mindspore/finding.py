@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mindspore import nn
@@ -50,6 +50,9 @@ class CellFinder:
             if not inner:
                 return model
             model = inner[0]
+
+    def before_tracing(self, models: Sequence[Any]) -> None:
+        """Do nothing."""
 
     def made_steps(self, optimizer: Any) -> int:
         step = getattr(optimizer, "global_step", None)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch._dynamo
+from torch.optim import optimizer as base
 
+from probe.core.backend.protocols import Remove
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
 from probe.pytorch.engines.names import inside
 from probe.pytorch.engines.steps import made_steps
+from probe.pytorch.engines.steps import on_every_step as every_step
 
 
 class TorchFinder:
@@ -45,8 +48,8 @@ class TorchFinder:
         wanted: frozenset[int],  # noqa: ARG002
         parents: Callable[[Any], list[Any]],
     ) -> torch.nn.Module:
-        """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model; what
-        ``torch.compile`` has wrapped, as if the monitor had come first."""
+        """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model; of what
+        ``torch.compile`` has wrapped, the module inside."""
         while True:
             around = [each for each in parents(model) if _wraps(each, model)]
             if not around:
@@ -54,8 +57,11 @@ class TorchFinder:
             model = around[0]
         while isinstance(model, _COMPILED):
             model = model._orig_mod
-        hooks.attach_before_tracing(model)
         return model
+
+    def before_tracing(self, models: Sequence[torch.nn.Module]) -> None:
+        for model in models:
+            hooks.attach_before_tracing(model)
 
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)
@@ -70,6 +76,24 @@ def _wraps(wrapper: torch.nn.Module, model: torch.nn.Module) -> bool:
     return name is not None and getattr(wrapper, name, None) is model
 
 
-WATCH = ScriptWatch(TorchFinder())
+def optimizers() -> list[torch.optim.Optimizer]:
+    """Return all optimizers of the process; not those that only pass calls on to one, such as Accelerate's."""
+    found = (each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer))
+    return [each for each in found if "defaults" in vars(each)]
+
+
+def can_listen() -> bool:
+    """Return whether hooks of steps may be placed now: not while torch iterates over those that there are."""
+    placed = base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks  # torch 2.4 to 2.13
+    return not placed or not hooks.at_work()
+
+
+def on_every_step(ended: Callable[[Any], None]) -> Remove:
+    """Call ``ended`` after each step of every optimizer."""
+    return every_step(lambda _: None, ended)
+
+
+FINDER = TorchFinder()
+WATCH = ScriptWatch(FINDER)
 """Watch of this process; it is made with its first optimizer."""
 atexit.register(WATCH.ended)

@@ -1,0 +1,97 @@
+"""``probe attach``: a training that runs already, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from probe.cli import refusing
+from probe.core.messages import complain, printable
+from probe.launch.attach.exchange import Exchange, Place, Request, exchange
+from probe.launch.attach.processes import Interpreter, Unattachable, children
+
+SECONDS = 60.0
+
+
+def attach(
+    pids: Annotated[list[int], typer.Argument(metavar="PID...", help="Processes that train: of one run, on this host.")],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="JSON or YAML file; none: gradients and alerts.")
+    ] = None,
+    at_step: Annotated[
+        int | None, typer.Option(min=1, help="Number of the first step; none: the next one that all can begin with.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until all are watched.")] = SECONDS,
+) -> None:
+    """Watch a training that runs already, from its next step on: neither its code nor its numbers change.
+
+    It must run Python 3.14 or later, and PyTorch; probe must be installed in its environment. Several processes begin
+    with the same step. Exit code 0 if all are watched, 1 if one is not, 2 for wrong use.
+    """
+    if config is not None:
+        _check(config)
+    interpreters = {pid: _checked(pid) for pid in dict.fromkeys(pids)}
+    request = Request(tuple(interpreters), None if config is None else str(config.resolve()), at_step)
+    attached: dict[int, int] = {}
+    with exchange(request) as made:
+        for pid, interpreter in interpreters.items():
+            _run(interpreter, made.places[pid])
+        for pid, answer in made.answers(wait):
+            if answer["state"] == "attached":
+                attached[pid] = answer["step"]
+            _show(pid, answer, made, interpreters[pid])
+    if len(set(attached.values())) > 1:
+        complain("the processes begin with different steps", "warning")
+    if len(attached) < len(interpreters):
+        raise typer.Exit(1)
+
+
+def _check(config: Path) -> None:
+    from probe.core.config.errors import ConfigError
+    from probe.core.config.load import load
+
+    with refusing(ConfigError):
+        load(config)
+
+
+def _checked(pid: int) -> Interpreter:
+    try:
+        interpreter = Interpreter.of(pid)
+        interpreter.check()
+    except Unattachable as reason:
+        complain(f"{pid}: {reason}")
+        raise typer.Exit(2) from None
+    return interpreter
+
+
+def _run(interpreter: Interpreter, place: Place) -> None:
+    """Ask a process to run its script; a refusal becomes its answer."""
+    try:
+        interpreter.run(place.script)
+    except Unattachable as reason:
+        place.answer("refused", reason=str(reason))
+
+
+def _show(pid: int, answer: Mapping[str, Any], made: Exchange, interpreter: Interpreter) -> None:
+    if answer["state"] == "busy":  # for a moment: inside the hooks of an optimizer
+        _run(interpreter, made.places[pid])
+    elif answer["state"] == "attached":
+        typer.echo(printable(f"{pid}: {_attached(answer)}"))
+    else:
+        complain(f"{pid}: not watched: {answer['reason']}{_others(pid)}")
+
+
+def _attached(answer: Mapping[str, Any]) -> str:
+    """Return the line about a process that is watched."""
+    what = ", ".join(f"{name}: {kind}".removeprefix(": ") for name, kind in answer["models"].items())
+    counted = f"from step {answer['step']} on" if answer["counted"] else "its steps are numbered from here on"
+    where = f"; files in {answer['directory']}" if answer["directory"] else ""
+    return f"watching {what} with {', '.join(answer['optimizers'])}; {counted}{where}"
+
+
+def _others(pid: int) -> str:
+    below = " ".join(map(str, children(pid)))
+    return f"; processes below it that run Python: {below}" if below else ""

@@ -1,0 +1,75 @@
+"""Calls of optimizers' steps, noted from outside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from probe.core.backend.patch import Undo, replace
+
+
+class StepNotes:
+    """Steps of optimizers, before and after.
+
+    The class's method is replaced, and the object's own: schedulers of learning rates give an optimizer one, which
+    calls the method that the class had then.
+
+    Args:
+        method: name of the method that updates; empty if there is none, and nothing to note.
+        before: called with the optimizer, and whether its step evaluates a closure.
+        after: called with the optimizer.
+    """
+
+    def __init__(self, method: str, before: Callable[[Any, bool], None], after: Callable[[Any], None]) -> None:
+        self._method, self._before, self._after = method, before, after
+        self._undos: dict[int, Undo] = {}
+        """By identity of the class or object; an undo refers to it."""
+        self._running: set[int] = set()
+
+    def note(self, optimizer: Any) -> None:
+        """Note the steps of an optimizer, and of others of its class, from now on."""
+        self._replace(type(optimizer))
+        if self._method in getattr(optimizer, "__dict__", {}):
+            self._replace(optimizer)
+
+    def forget(self) -> None:
+        """Note no more steps, and put the methods back."""
+        for undo in self._undos.values():
+            undo()
+        self._undos.clear()
+
+    def _replace(self, owner: Any) -> None:
+        original = getattr(owner, self._method, None) if self._method else None
+        if id(owner) in self._undos or not callable(original):
+            return
+        call = self._of_class(original) if isinstance(owner, type) else self._of_object(owner, original)
+        self._undos[id(owner)] = replace(owner, self._method, call)
+
+    def _of_class(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._noted(optimizer, functools.partial(original, optimizer), args, kwargs)
+
+        return step
+
+    def _of_object(self, optimizer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self._noted(optimizer, original, args, kwargs)
+
+        return step
+
+    def _noted(
+        self, optimizer: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not self._undos or id(optimizer) in self._running:  # another may have kept this method
+            return original(*args, **kwargs)
+        self._running.add(id(optimizer))
+        try:
+            self._before(optimizer, callable(args[0] if args else kwargs.get("closure")))
+            result = original(*args, **kwargs)
+        finally:
+            self._running.discard(id(optimizer))
+        self._after(optimizer)
+        return result
