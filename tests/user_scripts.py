@@ -72,6 +72,11 @@ class Running:
         self.stdout, self._process, self._errors = stdout, process, errors
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         """The exit code of a script that has ended."""
         return self._process.returncode

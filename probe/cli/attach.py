@@ -11,13 +11,13 @@ import typer
 from probe.cli import refusing
 from probe.core.messages import complain, printable
 from probe.launch.attach.exchange import Exchange, Place, Request, exchange
-from probe.launch.attach.processes import Interpreter, Unattachable, children
+from probe.launch.attach.processes import Interpreter, UnattachableError, children
 
 SECONDS = 60.0
 
 
 def attach(
-    pids: Annotated[list[int], typer.Argument(metavar="PID...", help="Processes that train: of one run, on this host.")],
+    pids: Annotated[list[int], typer.Argument(metavar="PID...", help="Processes of one run, on this host.")],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="JSON or YAML file; none: gradients and alerts.")
     ] = None,
@@ -61,7 +61,7 @@ def _checked(pid: int) -> Interpreter:
     try:
         interpreter = Interpreter.of(pid)
         interpreter.check()
-    except Unattachable as reason:
+    except UnattachableError as reason:
         complain(f"{pid}: {reason}")
         raise typer.Exit(2) from None
     return interpreter
@@ -71,7 +71,7 @@ def _run(interpreter: Interpreter, place: Place) -> None:
     """Ask a process to run its script; a refusal becomes its answer."""
     try:
         interpreter.run(place.script)
-    except Unattachable as reason:
+    except UnattachableError as reason:
         place.answer("refused", reason=str(reason))
 
 

@@ -7,7 +7,6 @@ the command that gives up.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -188,7 +187,7 @@ def _remove(folder: Path, places: Sequence[Place]) -> None:
         else:
             temporary = place.script.with_suffix(".tmp")
             temporary.write_text(_LATE.format(place=str(place.folder), folder=str(folder)), encoding="utf-8")
-            os.replace(temporary, place.script)
+            temporary.replace(place.script)
     shutil.rmtree(folder / "notices", ignore_errors=True)
     (folder / "request.json").unlink()
     with suppress(OSError):  # a process may still come

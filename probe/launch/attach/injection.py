@@ -3,8 +3,8 @@ of this module, with a call at its end, is the script that the process runs."""
 
 import importlib
 import json
-import os
 import sys
+from pathlib import Path
 
 
 def inject(place: str) -> None:
@@ -13,11 +13,10 @@ def inject(place: str) -> None:
     Args:
         place: folder of this process in the exchange.
     """
-    if os.path.exists(os.path.join(place, "decided")):  # the command has given up
+    if Path(place, "decided").exists():  # the command has given up
         return
     try:
-        with open(os.path.join(os.path.dirname(place), "request.json"), encoding="utf-8") as file:
-            request = json.load(file)
+        request = json.loads(Path(place).with_name("request.json").read_text(encoding="utf-8"))
         _write(place, "started", {})
         problem = _problem(request["version"], request["root"])
         if problem:
@@ -58,7 +57,7 @@ def _problem(version: str, root: str) -> str:
 
 def _write(place: str, name: str, content: object) -> None:
     """Write a file of JSON as a whole."""
-    path = os.path.join(place, name + ".json")
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(path + ".tmp", path)
+    path = Path(place, f"{name}.json")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(path)

@@ -3,7 +3,6 @@ watch of ``probe run``."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -43,7 +42,7 @@ class Finding(Protocol):
         """Call ``ended`` after each step of every optimizer."""
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """Reason why nothing is attached, with what to do."""
 
 
@@ -61,15 +60,15 @@ def join(place: str) -> None:
             Joining(mine, mine.request, finding).begin()
         else:
             mine.answer("busy")
-    except Refusal as refusal:
+    except RefusalError as refusal:
         mine.answer("refused", reason=str(refusal))
 
 
 def _finding() -> Finding:
     if "torch" not in sys.modules:
         if "mindspore" in sys.modules:
-            raise Refusal("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
-        raise Refusal("it has not imported torch: a process that trains is expected, once training has begun")
+            raise RefusalError("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
+        raise RefusalError("it has not imported torch: a process that trains is expected, once training has begun")
     found: Any = import_module(FINDERS["torch"])
     return found  # type: ignore[no-any-return]
 
@@ -78,7 +77,7 @@ class Joining:
     """One process's part of a request, until a monitor has attached.
 
     Raises:
-        Refusal: if nothing in this process can be watched.
+        RefusalError: if nothing in this process can be watched.
     """
 
     def __init__(self, place: Place, request: Request, finding: Finding) -> None:
@@ -107,7 +106,7 @@ class Joining:
         except Exception as error:  # noqa: BLE001 - training goes on
             self._optimizers = []
             self._watch.at_next_call(self._leave)
-            kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, RefusalError) else f"{type(error).__name__}: "
             self._place.answer("refused", reason=" ".join(f"{kind}{error}".split()))
 
     def _hand_over(self) -> None:
@@ -119,7 +118,7 @@ class Joining:
     def _configuration(self) -> Path | Mapping[str, object]:
         self._watch.source = self._later_configuration
         if not self._place.decide():
-            raise Refusal("the request to attach has been withdrawn")
+            raise RefusalError("the request to attach has been withdrawn")
         return self._later_configuration()
 
     def _later_configuration(self) -> Path | Mapping[str, object]:
@@ -141,7 +140,7 @@ class Joining:
             "attached",
             models={name: type(model).__name__ for name, model in outcome.models.items()},
             optimizers=[type(optimizer).__name__ for optimizer in outcome.optimizers],
-            directory=os.path.abspath(directory) if directory else None,
+            directory=str(Path(directory).absolute()) if directory else None,
             step=outcome.begun,
             counted=any(map(self._finding.FINDER.made_steps, outcome.optimizers)),
         )
@@ -156,23 +155,23 @@ def _trained(finding: Finding) -> list[Any]:
     """Return the optimizers of which a model holds the parameters.
 
     Raises:
-        Refusal: if there is none, or if a model is watched already.
+        RefusalError: if there is none, or if a model is watched already.
     """
     finder = finding.FINDER
     there = finding.optimizers()
     if not there:
-        raise Refusal("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
+        raise RefusalError("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
     search = ModelSearch(finder, None)
     models = {id(optimizer): search.of(optimizer) for optimizer in there}
     found = [optimizer for optimizer in distinct(there, finder.owned) if models[id(optimizer)] is not None]
     if not found:
         kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in there}))
-        raise Refusal(
+        raise RefusalError(
             f"no model holds the parameters of its optimizers ({kinds}), as where DeepSpeed or Megatron-Core copies "
             "them: start it by `probe run`, or write the three lines in the program"
         )
     if (watcher := watcher_of([models[id(optimizer)] for optimizer in found])) is not None:
-        raise Refusal(watched_by(watcher))
+        raise RefusalError(watched_by(watcher))
     return found
 
 
@@ -245,7 +244,7 @@ class Start:
 
     def _is_reached(self, at: int, step: int) -> bool:
         if not step:
-            raise Refusal(f"its optimizers count no steps, so that step {at} is unknown: attach without --at-step")
+            raise RefusalError(f"its optimizers count no steps, so that step {at} is unknown: attach without --at-step")
         if step > at:
-            raise Refusal(f"expected a later step than {at}: step {step} is about to begin")
+            raise RefusalError(f"expected a later step than {at}: step {step} is about to begin")
         return step == at

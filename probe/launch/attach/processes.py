@@ -16,8 +16,8 @@ LEAST = (3, 14)
 SECONDS = 30.0
 """Longest time that an interpreter may take to start."""
 SAME = (
-    'start the training by `DYNAMIC_MONITOR=True probe run -c FILE ...` with "dynamic_on": false in FILE, then collect by '
-    "`probe control start DIR`"
+    'start the training by `DYNAMIC_MONITOR=True probe run -c FILE ...` with "dynamic_on": false in FILE, then collect '
+    "by `probe control start DIR`"
 )
 """Commands that do the same for a process that cannot be attached to."""
 _PROC = Path("/proc")
@@ -33,7 +33,7 @@ except Exception as error:
     sys.exit(1)"""
 
 
-class Unattachable(Exception):
+class UnattachableError(Exception):
     """Reason why a process cannot be attached to, with what to do."""
 
 
@@ -53,52 +53,54 @@ class Interpreter:
         """Check that a script can be run in the process.
 
         Raises:
-            Unattachable: if its Python is too old, or does not allow it.
+            UnattachableError: if its Python is too old, or does not allow it.
         """
         if self.version < LEAST:
             version, least = (".".join(map(str, each)) for each in (self.version, LEAST))
-            raise Unattachable(f"expected Python {least} or later; it runs Python {version}: {SAME}")
+            raise UnattachableError(f"expected Python {least} or later; it runs Python {version}: {SAME}")
         if not self.debugs:
-            raise Unattachable(f"its Python was built without remote debugging: {SAME}")
+            raise UnattachableError(f"its Python was built without remote debugging: {SAME}")
         if reason := self._forbidden():
-            raise Unattachable(f"remote debugging is switched off in it, by {reason}: start it without, or {SAME}")
+            raise UnattachableError(f"remote debugging is switched off in it, by {reason}: start it without, or {SAME}")
 
     def run(self, script: Path) -> None:
         """Ask the process to run a script, at the next moment at which its main thread runs Python code.
 
         Raises:
-            Unattachable: if the system or the interpreter refuses.
+            UnattachableError: if the system or the interpreter refuses.
         """
         done = self._start(_RUN, str(self.pid), str(script))
         if done.returncode:
-            raise Unattachable(_refused(done.stdout or done.stderr))
+            raise UnattachableError(_refused(done.stdout or done.stderr))
 
     @classmethod
     def of(cls, pid: int) -> Interpreter:
         """Return the interpreter of a process.
 
         Raises:
-            Unattachable: if there is no such process, if it is another user's or in another container, or if it does
-                not run Python.
+            UnattachableError: if there is no such process, if it is another user's or in another container, or if it
+                does not run Python.
         """
         _check_owner(pid)
         try:
-            path = os.readlink(_PROC / str(pid) / "exe")
+            path = str((_PROC / str(pid) / "exe").readlink())
             arguments, environment = (_strings(pid, name) for name in ("cmdline", "environ"))
         except OSError as error:
-            raise Unattachable(f"it cannot be looked at: {error.strerror}; attach as root, or as its user") from None
+            raise UnattachableError(
+                f"it cannot be looked at: {error.strerror}; attach as root, or as its user"
+            ) from None
         if not _PYTHON.fullmatch(Path(path).name.removesuffix(" (deleted)")):
             name = Path(path).name or "none"
-            raise Unattachable(f"expected a process that runs Python; its program is {name}{_children_of(pid)}")
+            raise UnattachableError(f"expected a process that runs Python; its program is {name}{_children_of(pid)}")
         if not Path(path).exists():
-            raise Unattachable(f"its interpreter has been replaced since it began: expected {path}; {SAME}")
+            raise UnattachableError(f"its interpreter has been replaced since it began: expected {path}; {SAME}")
         pairs = (each.partition("=") for each in environment)
         found = cls(pid, path, (), False, arguments, {name: value for name, _, value in pairs})
         done = found._start(_ASK)
         words = done.stdout.split()
         if done.returncode or words[2:3] != ["cpython"]:
             shown = words[2] if len(words) > 2 else "another"
-            raise Unattachable(f"expected CPython; its interpreter, {path}, is {shown}: {SAME}")
+            raise UnattachableError(f"expected CPython; its interpreter, {path}, is {shown}: {SAME}")
         return cls(pid, path, tuple(map(int, words[:2])), words[3] == "True", arguments, found.environment)
 
     def _forbidden(self) -> str:
@@ -112,9 +114,9 @@ class Interpreter:
     def _start(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [self.path, "-I", "-S", "-c", code, *arguments]
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603 - the interpreter of the process
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unattachable(f"its interpreter, {self.path}, cannot be run: {error}") from None
+            raise UnattachableError(f"its interpreter, {self.path}, cannot be run: {error}") from None
 
 
 def children(pid: int) -> list[int]:
@@ -136,28 +138,28 @@ def _children_of(pid: int) -> str:
 
 def _program(pid: int) -> str:
     try:
-        return Path(os.readlink(_PROC / str(pid) / "exe")).name
+        return (_PROC / str(pid) / "exe").readlink().name
     except OSError:
         return ""
 
 
 def _check_owner(pid: int) -> None:
     if not (_PROC / "self" / "status").exists():
-        raise Unattachable(f"expected Linux, whose /proc shows processes: {SAME}")
+        raise UnattachableError(f"expected Linux, whose /proc shows processes: {SAME}")
     fields = _status(pid)
     if not fields or fields["State"].startswith(("Z", "X")):
-        raise Unattachable("there is no such process: `ps -u $USER -o pid,args` lists those there are")
+        raise UnattachableError("there is no such process: `ps -u $USER -o pid,args` lists those there are")
     if fields["Tgid"] != str(pid):
-        raise Unattachable(f"it is a thread of the process {fields['Tgid']}: attach to that")
+        raise UnattachableError(f"it is a thread of the process {fields['Tgid']}: attach to that")
     user = int(fields["Uid"].split()[1])
     if user != os.geteuid():
-        raise Unattachable(f"it belongs to the user {_name(user)}: attach as that user")
+        raise UnattachableError(f"it belongs to the user {_name(user)}: attach as that user")
     try:
-        same = os.readlink(_PROC / str(pid) / "ns" / "mnt") == os.readlink(_PROC / "self" / "ns" / "mnt")
+        same = (_PROC / str(pid) / "ns" / "mnt").readlink() == (_PROC / "self" / "ns" / "mnt").readlink()
     except OSError:
         same = True
     if not same:
-        raise Unattachable("it runs in another container: attach from inside that")
+        raise UnattachableError("it runs in another container: attach from inside that")
 
 
 def _status(pid: int) -> dict[str, str]:
