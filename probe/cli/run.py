@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +41,14 @@ def run(
         raise typer.Exit(2)
     if config is not None:
         _check(config)
-    start(command_of(module, arguments, sys.argv), config)
+    command = command_of(module, arguments, sys.argv)
+    if flag := unwatched_by(command):
+        complain(
+            f"nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave it "
+            "out, or write the three lines in the program",
+            "warning",
+        )
+    start(command, config)
 
 
 def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str]:
@@ -51,11 +59,18 @@ def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str
     is_command = len(given) > len(arguments) and given[-len(arguments) - 1] == "--"
     if is_command:
         return arguments
-    if not Path(arguments[0]).is_file():
+    if not Path(arguments[0]).exists():  # a folder or an archive may hold a program, too
         expected = f"{arguments[0]}: expected a script; there is no such file"
         complain(f"{expected}: for another command write `probe run -- {arguments[0]} ...`")
         raise typer.Exit(2)
     return [*python, *arguments]
+
+
+def unwatched_by(command: list[str]) -> str:
+    """Return the flag of Python in a command that makes it ignore our folder; an empty text if there is none."""
+    if not re.fullmatch(r"python[\d.]*t?", Path(command[0]).name):
+        return ""
+    return next((flag for flag in flags(command) if re.fullmatch(r"-[a-zA-Z]*[EIS][a-zA-Z]*", flag)), "")
 
 
 def _check(config: Path) -> None:

@@ -25,10 +25,14 @@ _PATH = "PYTHONPATH"
 
 
 def watched(environ: Mapping[str, str], config: Path | None) -> dict[str, str]:
-    """Return ``environ`` with what the processes of a watched program need; what the program has set stays."""
+    """Return ``environ`` with what the processes of a watched program need; what the program has set stays.
+
+    Args:
+        config: None for the one that ``environ`` names, else for :data:`DEFAULTS`.
+    """
     others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
     paths = [str(SITE), *(each for each in others if each != str(SITE))]
-    chosen = DEFAULT if config is None else str(config.resolve())
+    chosen = environ.get(CONFIG, DEFAULT) if config is None else str(config.resolve())
     return {**environ, CONFIG: chosen, _PATH: os.pathsep.join(paths)}
 
 

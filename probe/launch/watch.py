@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from probe.core.backend.patch import Undo, replace
 from probe.core.messages import complain
@@ -16,9 +16,12 @@ from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
+from probe.launch.preparation import guarded
 from probe.launch.run_lines import attached, ended, watched_by
 from probe.launch.step_notes import StepNotes
 
+EXIT_SECONDS = 2.0
+"""Longest time by which a monitor holds up ``os._exit``."""
 ADVICE = """to watch it, write in the program, after model and optimizer are made:
     from probe.{framework} import TrainerMon
     monitor = TrainerMon("monitor_config.json")
@@ -43,6 +46,7 @@ class ScriptWatch:
         """Optimizers that have stepped, and of which no model holds the parameters."""
         self._inside = threading.local()
         self._process = os.getpid()
+        self._leaves_by: Undo | None = None
         self._reason = ""
         self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
         """Function that returns the configuration, called just before a monitor is made."""
@@ -216,6 +220,8 @@ class ScriptWatch:
         )
         known = names or {str(number or ""): model for number, model in enumerate(models)}
         self._runs.append(run := FoundRun(monitor, known, optimizers, begun))
+        if self._leaves_by is None:
+            self._leaves_by = replace(os, "_exit", self._leaving(os._exit))
         for optimizer in optimizers if run.counts else ():
             self._steps.note(optimizer)
         if late:
@@ -236,6 +242,20 @@ class ScriptWatch:
         return begun
 
     # The end.
+
+    def _leaving(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        def _exit(status: int) -> NoReturn:
+            if os.getpid() == self._process:
+                guarded(self._hurry)
+            original(status)
+
+        return _exit
+
+    def _hurry(self) -> None:
+        """Write what is pending before ``os._exit``, which calls no function at exit."""
+        for run in self._runs:
+            run.monitor.flush(EXIT_SECONDS)
+        self.ended()
 
     def ended(self) -> None:
         """Report what was watched, or why nothing was."""

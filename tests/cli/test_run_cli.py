@@ -90,4 +90,25 @@ def test_the_environment_is_the_users_with_ours_first() -> None:
     once = watched({"PYTHONPATH": "a", "B": "c"}, None)
     assert once["PYTHONPATH"].split(os.pathsep) == [str(SITE), "a"]
     assert once["B"] == "c"
-    assert watched(once, None)["PYTHONPATH"] == once["PYTHONPATH"]
+    assert watched(once, None) == once
+    inner = watched(watched({}, Path("outer.json")), None)
+    assert inner["PROBE_CONFIG"] == str(Path("outer.json").resolve())
+    assert watched(inner, Path("inner.json"))["PROBE_CONFIG"] == str(Path("inner.json").resolve())
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-sS"])
+def test_flags_that_ignore_our_folder_are_named(tmp_path: Path, flag: str) -> None:
+    """The program runs, and a line says why it is not watched."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    done = run("--", sys.executable, flag, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert f"probe: warning: nothing is watched: with {flag} Python ignores PYTHONPATH" in done.stderr
+    assert run("--", sys.executable, "-s", "train.py", cwd=tmp_path).stderr == ""
+
+
+def test_a_folder_with_a_main_module_runs_as_by_python(tmp_path: Path) -> None:
+    """Likewise an archive of one."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("print('trained')\n")
+    done = run("package", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr

@@ -110,6 +110,18 @@ def test_the_switch_leaves_everything_alone(forks: ForkServer, tmp_path: Path) -
     assert (done.code, done.said, (done.folder / "out").exists()) == (0, [], False)
 
 
+def test_what_is_pending_is_written_before_a_sudden_exit(forks: ForkServer, tmp_path: Path) -> None:
+    """`os._exit` calls no function at exit; a child that was forked ends by it at once."""
+    text = SCRIPTS["a loop"].text
+    sudden = "import os\nif not (child := os.fork()): os._exit(4)\nprint(os.waitpid(child, 0)[1] >> 8, flush=True)\n"
+    done = ran(forks, tmp_path / "sudden", text + sudden + "os._exit(3)\n", watch=True)
+    plain = ran(forks, tmp_path / "plain", text, watch=True)
+    assert done.code == 3, done.errors
+    assert done.printed == plain.printed + "4\n"
+    assert done.rows == plain.rows
+    assert [line.split("; ")[0] for line in done.said] == [line.split("; ")[0] for line in plain.said]
+
+
 def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     """Arguments, path, name, exit code, traceback and a `sitecustomize` of the user's; then the run is watched."""
     (tmp_path / "own").mkdir()
