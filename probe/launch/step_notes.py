@@ -1,4 +1,4 @@
-"""Calls of optimizers' steps, noted from outside."""
+"""Notes of optimizers' steps, taken from outside."""
 
 from __future__ import annotations
 

@@ -134,10 +134,10 @@ def test_a_process_that_allows_no_debugging_is_refused(
 
 def test_a_script_that_is_run_too_late_removes_what_is_left() -> None:
     """Nobody waits for it any more, and it attaches to nothing."""
-    with exchange(Request((1, 2))) as made:
-        made.places[2].answer("refused", reason="")
+    with exchange(Request((os.getpid(), os.getppid()))) as made:
+        made.places[os.getppid()].answer("refused", reason="")
         answers = dict(made.answers(0.0))
-    assert "its main thread has run no Python code since" in answers[1]["reason"]
+    assert "its main thread has run no Python code since" in answers[os.getpid()]["reason"]
     for place in made.places.values():
         exec(compile(place.script.read_text(), "script", "exec"), {"__name__": "script"})
     assert not made.folder.exists()

@@ -18,6 +18,7 @@ from typing import Any
 
 from probe import __version__
 from probe.launch.attach import injection
+from probe.launch.attach.processes import is_running
 
 ROOT = Path(__file__).resolve().parents[3]
 """Folder that holds the package."""
@@ -110,6 +111,8 @@ class Place:
         """Return why there is no answer yet."""
         if not (self.folder / _STARTED).exists():
             return "its main thread has run no Python code since, such as while it waits for a device or another rank"
+        if not (self.folder / _READY).exists():
+            return "it is still importing the monitor and looking for optimizers"
         return "no training step has ended and begun since"
 
 
@@ -146,7 +149,7 @@ class Exchange:
 
     def _end_of(self, pid: int, place: Place, deadline: float, seconds: float) -> Mapping[str, Any] | None:
         """Return the answer for a process that has ended or has not decided in time."""
-        if not Path(f"/proc/{pid}").exists():
+        if not is_running(pid):
             return {"state": "ended", "reason": "the process has ended"}
         if time.monotonic() < deadline:
             return None

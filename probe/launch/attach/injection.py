@@ -25,7 +25,8 @@ def inject(place: str) -> None:
             importlib.import_module("probe.launch.attach.joining").join(place)
     except Exception as error:  # noqa: BLE001 - the program goes on
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        _write(place, "answer", {"state": "refused", "reason": reason})
+        if Path(place).exists():  # else nobody waits any more
+            _write(place, "answer", {"state": "refused", "reason": reason})
 
 
 def _problem(version: str, root: str) -> str:

@@ -90,8 +90,8 @@ class Joining:
 
     def begin(self) -> None:
         """Wait for the end of a training step."""
-        self._remove = self._finding.on_every_step(self._stepped)
         self._place.ready()
+        self._remove = self._finding.on_every_step(self._stepped)
 
     def _stepped(self, optimizer: Any) -> None:
         """Look, after each step of an optimizer, whether it is time. Nothing is raised into it."""

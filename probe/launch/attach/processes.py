@@ -119,6 +119,11 @@ class Interpreter:
             raise UnattachableError(f"its interpreter, {self.path}, cannot be run: {error}") from None
 
 
+def is_running(pid: int) -> bool:
+    """Return whether there is such a process, and it has not ended."""
+    return not _status(pid).get("State", "X").startswith(("Z", "X"))
+
+
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that they have, which run Python."""
     parents: dict[int, int] = {}
@@ -147,7 +152,7 @@ def _check_owner(pid: int) -> None:
     if not (_PROC / "self" / "status").exists():
         raise UnattachableError(f"expected Linux, whose /proc shows processes: {SAME}")
     fields = _status(pid)
-    if not fields or fields["State"].startswith(("Z", "X")):
+    if not fields or not is_running(pid):
         raise UnattachableError("there is no such process: `ps -u $USER -o pid,args` lists those there are")
     if fields["Tgid"] != str(pid):
         raise UnattachableError(f"it is a thread of the process {fields['Tgid']}: attach to that")
