@@ -10,7 +10,7 @@ import typer
 
 from probe.cli import refusing
 from probe.core.messages import complain, printable
-from probe.launch.attach.exchange import Exchange, Place, Request, exchange
+from probe.launch.attach.exchange import AttachExchange, AttachRequest, ProcessPlace, exchange
 from probe.launch.attach.processes import Interpreter, UnattachableError, children
 
 SECONDS = 60.0
@@ -34,7 +34,7 @@ def attach(
     if config is not None:
         _check(config)
     interpreters = {pid: _checked(pid) for pid in dict.fromkeys(pids)}
-    request = Request(tuple(interpreters), None if config is None else str(config.resolve()), at_step)
+    request = AttachRequest(tuple(interpreters), None if config is None else str(config.resolve()), at_step)
     attached: dict[int, int] = {}
     with exchange(request) as made:
         for pid, interpreter in interpreters.items():
@@ -67,7 +67,7 @@ def _checked(pid: int) -> Interpreter:
     return interpreter
 
 
-def _run(interpreter: Interpreter, place: Place) -> None:
+def _run(interpreter: Interpreter, place: ProcessPlace) -> None:
     """Ask a process to run its script; a refusal becomes its answer."""
     try:
         interpreter.run(place.script)
@@ -75,7 +75,7 @@ def _run(interpreter: Interpreter, place: Place) -> None:
         place.answer("refused", reason=str(reason))
 
 
-def _show(pid: int, answer: Mapping[str, Any], made: Exchange, interpreter: Interpreter) -> None:
+def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter: Interpreter) -> None:
     if answer["state"] == "busy":  # for a moment: inside the hooks of an optimizer
         _run(interpreter, made.places[pid])
     elif answer["state"] == "attached":

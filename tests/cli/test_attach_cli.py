@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.launch.attach.exchange import Request, exchange
+from probe.launch.attach.exchange import AttachRequest, exchange
 from probe.launch.attach.processes import LEAST, Interpreter, UnattachableError, children
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_a_process_that_allows_no_debugging_is_refused(
 
 def test_a_script_that_is_run_too_late_removes_what_is_left() -> None:
     """Nobody waits for it any more, and it attaches to nothing."""
-    with exchange(Request((os.getpid(), os.getppid()))) as made:
+    with exchange(AttachRequest((os.getpid(), os.getppid()))) as made:
         made.places[os.getppid()].answer("refused", reason="")
         answers = dict(made.answers(0.0))
     assert "its main thread has run no Python code since" in answers[os.getpid()]["reason"]
@@ -147,7 +147,7 @@ def test_a_process_that_lacks_what_is_needed_answers_the_reason(tmp_path: Path) 
     """Without numpy the monitor cannot be imported; without torch there is nothing to watch."""
     answers = []
     for flags in (["-S"], []):
-        with exchange(Request((1,))) as made:
+        with exchange(AttachRequest((1,))) as made:
             script = made.places[1].script
             environment = {**os.environ, "PYTHONPATH": ""}
             command = [sys.executable, *flags, str(script)]

@@ -22,7 +22,7 @@ def test_the_version_is_the_packages_own() -> None:
     assert subprocess.check_output(command, cwd=ROOT, text=True) == f"probe {probe.__version__}\n"
 
 
-OTHERS = {"alert", "config", "control", "demo", "exporter", "logs", "pack", "remediate", "run", "serve"}
+OTHERS = {"alert", "attach", "config", "control", "demo", "exporter", "logs", "pack", "remediate", "run", "serve"}
 """Verbs whose first argument is no file or directory that has to be there; others have tests of their own."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from probe.launch.attach.exchange import Request, exchange
+from probe.launch.attach.exchange import AttachRequest, exchange
 from tests import user_scripts
 from tests.pytorch.run_scripts import CONFIG, OWN, ROOT
 from tests.required import require
@@ -123,7 +123,7 @@ def started(folder: Path, text: str, **environment: str) -> Iterator[Running]:
 
 def attach(*asked: tuple[Running, Path], seconds: float = SECONDS, **values: Any) -> dict[int, Mapping[str, Any]]:
     """Answers of programs that run in folders, by process."""
-    request = Request(tuple(process.pid for process, _ in asked), **values)
+    request = AttachRequest(tuple(process.pid for process, _ in asked), **values)
     with exchange(request) as made:
         for process, folder in asked:
             (folder / "injected.py").symlink_to(made.places[process.pid].script)
@@ -264,7 +264,7 @@ def test_a_process_that_ends_meanwhile_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "ended"
     with started(folder, waiting(MADE, ""), PLACE="here") as process:
         process.wait_for("here")
-        request = Request((process.pid,))
+        request = AttachRequest((process.pid,))
         with exchange(request) as made:
             (folder / "injected.py").symlink_to(made.places[process.pid].script)
             process.send_signal(SIGUSR1)

@@ -30,7 +30,7 @@ _DECIDED = "decided"
 
 
 @dataclass(frozen=True)
-class Request:
+class AttachRequest:
     """Request to attach."""
 
     pids: tuple[int, ...]
@@ -44,17 +44,17 @@ class Request:
     """Folder of the package, for a process that has none on its path."""
 
 
-class Place:
+class ProcessPlace:
     """Files of one process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @property
-    def request(self) -> Request:
+    def request(self) -> AttachRequest:
         """The request that this process is part of."""
         values = json.loads((self.folder.parent / "request.json").read_text(encoding="utf-8"))
-        return Request(**{**values, "pids": tuple(values["pids"])})
+        return AttachRequest(**{**values, "pids": tuple(values["pids"])})
 
     @property
     def notices(self) -> Path:
@@ -116,12 +116,12 @@ class Place:
         return "no training step has ended and begun since"
 
 
-class Exchange:
+class AttachExchange:
     """The folder, as the command has it."""
 
-    def __init__(self, folder: Path, request: Request) -> None:
+    def __init__(self, folder: Path, request: AttachRequest) -> None:
         self.folder, self.request = folder, request
-        self.places = {pid: Place(folder / str(pid)) for pid in request.pids}
+        self.places = {pid: ProcessPlace(folder / str(pid)) for pid in request.pids}
         values = json.dumps(asdict(request))
         (folder / "request.json").write_text(values, encoding="utf-8")
         source = Path(injection.__file__).read_text(encoding="utf-8")
@@ -147,7 +147,7 @@ class Exchange:
                 yield pid, answer
             time.sleep(POLL_SECONDS)
 
-    def _end_of(self, pid: int, place: Place, deadline: float, seconds: float) -> Mapping[str, Any] | None:
+    def _end_of(self, pid: int, place: ProcessPlace, deadline: float, seconds: float) -> Mapping[str, Any] | None:
         """Return the answer for a process that has ended or has not decided in time."""
         if not is_running(pid):
             return {"state": "ended", "reason": "the process has ended"}
@@ -162,11 +162,11 @@ class Exchange:
 
 
 @contextmanager
-def exchange(request: Request) -> Iterator[Exchange]:
+def exchange(request: AttachRequest) -> Iterator[AttachExchange]:
     """Make the folder of a request. Afterwards it is removed, but for what a process that has not run its script yet
     will still read: that script then removes the rest."""
     folder = Path(tempfile.mkdtemp(prefix="probe-attach-"))
-    made = Exchange(folder, request)
+    made = AttachExchange(folder, request)
     try:
         yield made
     finally:
@@ -183,7 +183,7 @@ except OSError:
 """Script of a process that comes too late."""
 
 
-def _remove(folder: Path, places: Sequence[Place]) -> None:
+def _remove(folder: Path, places: Sequence[ProcessPlace]) -> None:
     for place in places:
         if (place.folder / _STARTED).exists():
             shutil.rmtree(place.folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from probe.core.control.agreement import Ahead, ScheduledChange
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
 from probe.core.monitor.trainer_mon import watcher_of
-from probe.launch.attach.exchange import Place, Request
+from probe.launch.attach.exchange import AttachRequest, ProcessPlace
 from probe.launch.environment import DEFAULTS
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct
@@ -26,7 +26,7 @@ SEEN_SECONDS = 1.0
 """Time after which every process of the request has seen an announcement: each looks after each step."""
 
 
-class Finding(Protocol):
+class FindingModule(Protocol):
     """The module of an adapter that finds models and optimizers."""
 
     FINDER: Finder
@@ -53,7 +53,7 @@ def join(place: str) -> None:
     Args:
         place: folder of this process in the exchange.
     """
-    mine = Place(Path(place))
+    mine = ProcessPlace(Path(place))
     try:
         finding = _finding()
         if finding.can_listen():
@@ -64,7 +64,7 @@ def join(place: str) -> None:
         mine.answer("refused", reason=str(refusal))
 
 
-def _finding() -> Finding:
+def _finding() -> FindingModule:
     if "torch" not in sys.modules:
         if "mindspore" in sys.modules:
             raise RefusalError("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
@@ -80,12 +80,12 @@ class Joining:
         RefusalError: if nothing in this process can be watched.
     """
 
-    def __init__(self, place: Place, request: Request, finding: Finding) -> None:
+    def __init__(self, place: ProcessPlace, request: AttachRequest, finding: FindingModule) -> None:
         self._place, self._request, self._finding = place, request, finding
         self._watch = finding.WATCH
         self._optimizers = _trained(finding)
         self._round = Round(self._optimizers, finding.FINDER.made_steps)
-        self._start = Start(place, request)
+        self._start = AgreedStart(place, request)
         self._remove: Remove | None = None
 
     def begin(self) -> None:
@@ -151,7 +151,7 @@ class Joining:
             self._remove = None
 
 
-def _trained(finding: Finding) -> list[Any]:
+def _trained(finding: FindingModule) -> list[Any]:
     """Return the optimizers of which a model holds the parameters.
 
     Raises:
@@ -215,11 +215,11 @@ class Round:
         return is_last and (0 in counts or self._uneven > ENOUGH)
 
 
-class Start:
+class AgreedStart:
     """Step at which the processes of a request begin: the first of them announces it when all are ready, far enough
     ahead. Those whose optimizers count no steps cannot agree, and begin at once."""
 
-    def __init__(self, place: Place, request: Request) -> None:
+    def __init__(self, place: ProcessPlace, request: AttachRequest) -> None:
         self._place, self._at = place, request.at_step
         self._alone = len(request.pids) == 1
         index = request.pids.index(int(place.folder.name))
