@@ -45,8 +45,8 @@ class Finder(Protocol):
         """Return what to watch for a model that holds the ``wanted`` parameters, by identity: a wrapper around it, or a
         part of it."""
 
-    def before_tracing(self, models: Sequence[Any]) -> None:
-        """Accept models that will be compiled at their first call: it is about to come."""
+    def before_tracing(self, models: Sequence[Any]) -> list[Any]:
+        """Return the modules inside models that will be compiled at their first call, which is about to come."""
 
     def made_steps(self, optimizer: Any) -> int:
         """Return the number of updates that an optimizer has made, in an earlier run too; 0 if it keeps none."""

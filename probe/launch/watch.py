@@ -203,6 +203,8 @@ class ScriptWatch:
 
     def _watch(self, models: Sequence[Any], optimizers: Sequence[Any], prefixed: bool, late: bool = False) -> None:
         """Attach a monitor, unless the program has one of its own."""
+        if not late and not any(optimizer in self._old for optimizer in optimizers):
+            models = self._finder.before_tracing(models)
         counted = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)
         begun = max(counted, self._end_others(models), int(late))
         self._rest()
@@ -210,8 +212,6 @@ class ScriptWatch:
             self.listen(watched_by(watcher))
             return
         names = named(models) if prefixed and len(models) > 1 else {}
-        if not late and not any(optimizer in self._old for optimizer in optimizers):
-            self._finder.before_tracing(models)
         monitor = self._finder.monitor(self.source())
         monitor.automatic = True
         passed: Any = names or (list(models) if len(models) > 1 else models[0])

@@ -51,8 +51,8 @@ class CellFinder:
                 return model
             model = inner[0]
 
-    def before_tracing(self, models: Sequence[Any]) -> None:
-        """Do nothing."""
+    def before_tracing(self, models: Sequence[Any]) -> list[Any]:
+        return [*models]
 
     def made_steps(self, optimizer: Any) -> int:
         step = getattr(optimizer, "global_step", None)

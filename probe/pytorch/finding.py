@@ -48,20 +48,22 @@ class TorchFinder:
         wanted: frozenset[int],  # noqa: ARG002
         parents: Callable[[Any], list[Any]],
     ) -> torch.nn.Module:
-        """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model; of what
-        ``torch.compile`` has wrapped, the module inside."""
+        """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model."""
         while True:
             around = [each for each in parents(model) if _wraps(each, model)]
             if not around:
                 break
             model = around[0]
-        while isinstance(model, _COMPILED):
-            model = model._orig_mod
         return model
 
-    def before_tracing(self, models: Sequence[torch.nn.Module]) -> None:
+    def before_tracing(self, models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+        found = []
         for model in models:
+            while isinstance(model, _COMPILED):
+                model = model._orig_mod  # noqa: PLW2901
             hooks.attach_before_tracing(model)
+            found.append(model)
+        return found
 
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)

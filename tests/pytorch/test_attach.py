@@ -218,6 +218,12 @@ WRONG = {"xy_distribution": True, "targets": {"no such module": {}}}
         ),
         (MADE, STEPPING, {"version": "0.0.0"}, "attach by the command of its own environment"),
         (MADE, STEPPING, {"config": "wrong.json"}, "no such module"),
+        (
+            f"net = torch.compile(net, backend='eager')\n{MADE}\n{STEPPING}",
+            STEPPING,
+            {"config": "monitor.json"},
+            "is compiled by torch.compile, and hooks do not run inside",
+        ),
         (f"{MADE}\n{STEPPING}", STEPPING, {"at_step": 2}, "expected a later step than 2: step 4 is about to begin"),
         (
             "optimizer = torch.optim.SGD(net.parameters())",
@@ -226,7 +232,7 @@ WRONG = {"xy_distribution": True, "targets": {"no such module": {}}}
             "its optimizers count no steps, so that step 2 is unknown",
         ),
     ],
-    ids=["no optimizer", "no model", "watched", "version", "target", "step", "no counter"],
+    ids=["no optimizer", "no model", "watched", "version", "target", "compiled", "step", "no counter"],
 )
 def test_refusals_name_the_reason_and_leave_the_training(
     tmp_path: Path, before: str, after: str, values: Mapping[str, Any], reason: str
