@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from probe.launch.attach.exchange import AttachRequest, exchange
+from probe.launch.attach.exchange import AttachRequest, ProcessPlace, exchange
 from tests import user_scripts
 from tests.pytorch.run_scripts import CONFIG, OWN, ROOT
 from tests.required import require
@@ -35,6 +35,8 @@ def handle(*_):
     global asked
     asked = True
     exec(compile(open("injected.py").read(), "injected.py", "exec"), {"__name__": "injected"})
+    if "RANK" in os.environ:
+        print("asked", flush=True)
 signal.signal(signal.SIGUSR1, handle)
 def here(place, *only):
     if place == os.environ.get("PLACE") and not asked and step == 3:
@@ -126,9 +128,14 @@ def attach(*asked: tuple[Running, Path], seconds: float = SECONDS, **values: Any
     request = AttachRequest(tuple(process.pid for process, _ in asked), **values)
     with exchange(request) as made:
         for process, folder in asked:
-            (folder / "injected.py").symlink_to(made.places[process.pid].script)
-            process.send_signal(SIGUSR1)
+            ask(process, folder, made.places[process.pid])
         return dict(made.answers(seconds))
+
+
+def ask(process: Running, folder: Path, place: ProcessPlace) -> None:
+    """Let a program run the script."""
+    (folder / "injected.py").symlink_to(place.script)
+    process.send_signal(SIGUSR1)
 
 
 def by_hand(folder: Path, text: str, step: int) -> tuple[str, dict[str, str]]:
@@ -272,8 +279,7 @@ def test_a_process_that_ends_meanwhile_is_named(tmp_path: Path) -> None:
         process.wait_for("here")
         request = AttachRequest((process.pid,))
         with exchange(request) as made:
-            (folder / "injected.py").symlink_to(made.places[process.pid].script)
-            process.send_signal(SIGUSR1)
+            ask(process, folder, made.places[process.pid])
             (answer,) = dict(made.answers(SECONDS)).values()
     assert answer == {"state": "ended", "reason": "the process has ended"}
 
@@ -297,6 +303,9 @@ while not ended():
     step += 1
     if step == 3:
         print("here", flush=True)
+    if os.path.exists("ready") and not os.path.exists("later"):
+        open("later", "w").close()
+        print("later", flush=True)
 dist.destroy_process_group()
 """
     + END
@@ -313,7 +322,14 @@ def test_all_ranks_begin_with_the_same_step(tmp_path: Path) -> None:
         ]
         for each in ranks:
             each.wait_for("here")
-        answers = attach(*zip(ranks, folders, strict=True))
+        with exchange(AttachRequest(tuple(each.pid for each in ranks))) as made:
+            places = [made.places[each.pid] for each in ranks]
+            ask(ranks[0], folders[0], places[0])
+            ranks[0].wait_for("asked")
+            (folders[0] / "ready").touch()
+            ranks[0].wait_for("later")  # it has made another step meanwhile
+            ask(ranks[1], folders[1], places[1])
+            answers = dict(made.answers(SECONDS))
         meet.with_suffix(".end").touch()
         for each in ranks:
             each.end()
