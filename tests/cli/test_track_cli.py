@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.trackers import TRACKERS
 from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.required import require, require_version
@@ -72,9 +73,14 @@ def test_the_first_cause_is_that_of_the_analysis(sent: WandbRun) -> None:
     assert sent.artifacts.count("probe") == 1
 
 
-def test_wrong_use_is_refused(tmp_path: Path) -> None:
+def test_wrong_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracker that there is not, or that is not installed: what there is, and what to do."""
     write_run(tmp_path / "run", 1, 2)
+    monkeypatch.setitem(TRACKERS, "mlflow", TRACKERS["mlflow"]._replace(package="not_there"))
+    done = CliRunner().invoke(app, ["track", str(tmp_path / "run"), "--to", "mlflow"])
+    assert done.exit_code == 2
+    assert "probe track --to mlflow needs not_there" in done.stderr
+    assert 'pip install -e ".[mlflow]"' in done.stderr
     for options, expected in ((["--to", "paper"], "expected one of wandb"), ([], "got nothing")):
         done = CliRunner().invoke(app, ["track", str(tmp_path / "run"), *options])
         assert done.exit_code == 2

@@ -21,6 +21,9 @@ Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
 class TrackerThread:
     """Thread on which a tracker is begun, fed and ended. It belongs to the process that started it.
 
+    What comes first is handed over at once: a short run whose tracker the program finishes before its monitor has a
+    row all the same.
+
     Args:
         tracker: begun at the first row.
         every: seconds from one call of the tracker to the next.
@@ -42,7 +45,7 @@ class TrackerThread:
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
         self._sent = self._put = 0
-        self._ending, self._process = threading.Event(), os.getpid()
+        self._first, self._ending, self._process = threading.Event(), threading.Event(), os.getpid()
         self._thread = threading.Thread(target=self._work, name="probe-tracker", daemon=True)
         self._thread.start()
 
@@ -55,18 +58,23 @@ class TrackerThread:
             return
         self._put += 1
         self._waiting.append(item)
+        if not self._first.is_set():
+            self._first.set()
 
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
         if os.getpid() != self._process:
             return
         self._ending.set()
+        self._first.set()
         self._thread.join(max(0.0, seconds))
         if seconds > 0 and self._thread.is_alive():
             self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))
             self._lost(self._put - self._sent)
 
     def _work(self) -> None:
+        self._first.wait()
+        self._hand_over()
         while not self._ending.wait(self._every):
             self._hand_over()
         self._hand_over()
