@@ -61,12 +61,16 @@ class TrackerThread:
         if not self._first.is_set():
             self._first.set()
 
+    def ending(self) -> None:
+        """Have what waits handed over, and the run ended; wait for neither."""
+        self._ending.set()
+        self._first.set()
+
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
         if os.getpid() != self._process:
             return
-        self._ending.set()
-        self._first.set()
+        self.ending()
         self._thread.join(max(0.0, seconds))
         if seconds > 0 and self._thread.is_alive():
             self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))

@@ -125,6 +125,10 @@ class TrackerOutlet:
             self._folder = TemporaryDirectory(prefix="probe-")
             yield report_page(self._root, Path(self._folder.name))
 
+    def ending(self) -> None:
+        """Have what waits handed over, and the run ended."""
+        self._thread.ending()
+
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``."""
         self._thread.close(seconds)
