@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
+from tests.core.trackers.read_back import mlflow_tag, of_trackio, swanlab_run
 from tests.core.trackers.test_other_trackers import PACKAGES
 from tests.core.trackers.wandb_file import WandbRun, read_runs
 from tests.required import require, require_version
@@ -59,15 +59,15 @@ class GPT(torch.nn.Module):
 torch.manual_seed(0)
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-with wandb.init(project="own") as run:
-    for step in range({STEPS}):
-        tokens = torch.randint(16, (4, 5))
-        loss = model(tokens, tokens, float("nan") if step == {BAD} else 1.0)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        print("loss", step, loss.item())
-        run.log({{"train/loss": loss.item(), "iter": step}})
+wandb.init(project="own")
+for step in range({STEPS}):
+    tokens = torch.randint(16, (4, 5))
+    loss = model(tokens, tokens, float("nan") if step == {BAD} else 1.0)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    print("loss", step, loss.item())
+    wandb.log({{"train/loss": loss.item(), "iter": step}})
 """
 TRAINER = f"""
 import torch
@@ -153,22 +153,38 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 def wandb_run(watched: Watched, name: str) -> WandbRun:
-    """The run of W&B to which a program belongs."""
-    runs = dict(zip(FIRST, read_runs(watched.folder / "wandb"), strict=True))
-    return runs[name]
+    """The run of W&B to which a program belongs: they have trained one after the other."""
+    return read_runs(watched.folder / "wandb")[[*FIRST].index(name)]
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_a_planted_nan_is_named_everywhere(watched: Watched, name: str) -> None:
     """In the terminal, by W&B, MLflow, SwanLab and Trackio: the place, the rank and the step."""
-    place = f"first bad: {FIRST[name]} (actv) on rank 0 at step {BAD}"
-    assert watched.errors == place
+    module = FIRST[name].rpartition(".")[0]
+    where = f"in module {module}" if module else "in the root module"
+    found = f"NaN at step {BAD}, micro step 0: norm of {FIRST[name]} (module inputs and outputs) {where} is nan."
+    assert f"probe: warning: First bad on rank 0: {found}\n" in watched.errors
+    cause = f"first bad: {FIRST[name]} (actv) on rank 0 at step {BAD}. {found}"
+    swanlab = {project: texts for _, texts, project in map(swanlab_run, watched.folder.glob("swanlog/*/*.swanlab"))}
+    _, others, _ = of_trackio(watched.folder / "trackio", name)
+    assert wandb_run(watched, name).summary["probe/first_cause"] == cause
+    assert mlflow_tag(watched.folder / "mlflow.sqlite", "probe/first_cause")[name] == cause
+    assert any(f"probe/first_cause: {cause}" in text for text in swanlab[name][".txt"])
+    assert f"probe/first_cause: {cause}" in others["probe/summary"]
+
+
+def test_nothing_was_lost_on_the_way(watched: Watched) -> None:
+    """Also what is handed over last, at the exit of programs that do not know of it, before the trackers end."""
+    assert "without it" not in watched.errors
+    assert [run.summary["probe/findings/nrows"] > 0 for run in read_runs(watched.folder / "wandb")] == [True] * 3
 
 
 def test_the_charts_of_a_program_are_what_they_are(watched: Watched) -> None:
-    """Each of its values in its own run of W&B, at its own step."""
+    """Each of its values in its own run of W&B, at its own step; others are begun for the other programs."""
     printed = [line.split() for line in watched.printed.splitlines() if line.startswith("loss ")]
     rows = [row for row in wandb_run(watched, "gpt").rows if "train/loss" in row]
     assert [(row["_step"], row["iter"], repr(row["train/loss"])) for row in rows] == [
         (int(step), int(step), loss) for _, step, loss in printed
     ]
+    assert len(printed) == STEPS
+    assert [run.project for run in read_runs(watched.folder / "wandb")] == ["own", "trainer", "loop"]

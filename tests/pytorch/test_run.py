@@ -76,7 +76,9 @@ def test_a_monitor_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path
 def test_a_callback_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path, begun: int) -> None:
     """Whether its trainer begins before the first step or later: no step is in two runs."""
     lines = "from probe.launch.trainer_run import TrainerRun\nfrom probe.pytorch import TrainerMon\n"
-    begin = f"    if step == {begun}: (run := TrainerRun(TrainerMon, 'monitor.json')).begin([net], [optimizer], 1, step)\n"
+    begin = (
+        f"    if step == {begun}: (run := TrainerRun(TrainerMon, 'monitor.json')).begin([net], [optimizer], 1, step)\n"
+    )
     text = SCRIPTS["a loop"].text.replace("for step in range(5):\n", f"{lines}for step in range(5):\n{begin}")
     done = ran(forks, tmp_path / "callback", text + "run.end()\n", watch=True)
     assert done.code == 0, done.errors

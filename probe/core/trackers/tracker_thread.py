@@ -29,6 +29,7 @@ class TrackerThread:
         every: seconds from one call of the tracker to the next.
         last: returns what is handed over at the end.
         budget: account of the processor time of the tracker.
+        began: called after the tracker has begun.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class TrackerThread:
         faults: Faults,
         last: Callable[[], Iterable[Item]],
         budget: TrackerBudget | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget = budget or TrackerBudget(1.0)
         self._where, self._every, self._faults, self._last = f"tracker {name}", every, faults, last
+        self._on_began = began
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
         self._sent = self._put = 0
@@ -95,13 +98,17 @@ class TrackerThread:
         if not items:
             return
         if not self._begun and not self._given_up:
-            self._begun = self._guarded(self._tracker.begin)
+            self._begun = self._guarded(self._begin)
             self._given_up = not self._begun
         with self._budget.spending():
             self._send(merged(each for each in items if isinstance(each, TrackedRow)))
             for item in latest(items):
                 self._send([item])
         self._sent += len(items)
+
+    def _begin(self) -> None:
+        self._tracker.begin()
+        self._on_began()
 
     def _send(self, items: Sequence[Item]) -> None:
         if self._given_up or (items and not self._guarded(partial(deliver, self._tracker, items))):

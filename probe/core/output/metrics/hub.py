@@ -170,6 +170,8 @@ class MetricsHub:
         self._outlets: dict[str, HubOutlet] = {}
         self.receivers: list[Callable[[Sequence[Any]], None]] = []
         """Functions that get the findings about numbers of the run."""
+        self.client_began: Callable[[], None] = lambda: None
+        """Function that is called when a client has begun, which may end by itself at the exit of the process."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -204,6 +206,10 @@ class MetricsHub:
         folder = self._folder()
         sweep(folder)
         return MetricsFile(folder / f"rank{name.rank}-{os.getpid()}{SUFFIX}", header)
+
+    def began(self) -> None:
+        """Note that a client has begun."""
+        self.client_began()
 
     def found(self, rules: Iterable[str]) -> None:
         """Count findings of ``rules``, one each."""
