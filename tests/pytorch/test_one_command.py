@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,9 @@ import pytest
 from tests.core.trackers.read_back import mlflow_tag, of_trackio, swanlab_run
 from tests.core.trackers.test_other_trackers import PACKAGES
 from tests.core.trackers.wandb_file import WandbRun, read_runs
-from tests.required import require, require_version
+from tests.required import require_installed, require_version
 
-require("torch")
-require("transformers")
-require("mindspore")
+require_installed("torch", "transformers", "mindspore")
 
 ROOT = Path(__file__).parents[2]
 STEPS, BAD = 6, 4
@@ -181,10 +180,10 @@ def test_nothing_was_lost_on_the_way(watched: Watched) -> None:
 
 def test_the_charts_of_a_program_are_what_they_are(watched: Watched) -> None:
     """Each of its values in its own run of W&B, at its own step; others are begun for the other programs."""
-    printed = [line.split() for line in watched.printed.splitlines() if line.startswith("loss ")]
+    printed = re.findall(r"loss (\d) (\S+)$", watched.printed, re.MULTILINE)
     rows = [row for row in wandb_run(watched, "gpt").rows if "train/loss" in row]
     assert [(row["_step"], row["iter"], repr(row["train/loss"])) for row in rows] == [
-        (int(step), int(step), loss) for _, step, loss in printed
+        (int(step), int(step), loss) for step, loss in printed
     ]
     assert len(printed) == STEPS
     assert [run.project for run in read_runs(watched.folder / "wandb")] == ["own", "trainer", "loop"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
 from probe.core.trackers.tracker_budget import TrackerBudget
 
+BEGIN_SECONDS = 10.0
+"""Longest time for which the end of the process waits for the beginning of a run that is under way."""
 MOST_WAITING = 1000
 """Rows, alerts and tables that may wait; later ones are dropped and counted."""
 Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
@@ -48,9 +51,17 @@ class TrackerThread:
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
         self._sent = self._put = 0
-        self._first, self._ending, self._process = threading.Event(), threading.Event(), os.getpid()
+        self._first, self._settled, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="probe-tracker", daemon=True)
         self._thread.start()
+        settle_before_exit(weakref.WeakMethod(self.settle))
+
+    def settle(self) -> None:
+        """Wait until the beginning of the run, if it is under way, has succeeded or failed: handlers that a client
+        registers for the exit meanwhile would be called before the monitor's own."""
+        if os.getpid() == self._process and self._first.is_set():
+            self._settled.wait(BEGIN_SECONDS)
 
     def put(self, item: Item) -> None:
         """Queue ``item``; never wait."""
@@ -100,6 +111,7 @@ class TrackerThread:
         if not self._begun and not self._given_up:
             self._begun = self._guarded(self._begin)
             self._given_up = not self._begun
+            self._settled.set()
         with self._budget.spending():
             self._send(merged(each for each in items if isinstance(each, TrackedRow)))
             for item in latest(items):
@@ -129,6 +141,19 @@ class TrackerThread:
     def _lost(self, number: int) -> None:
         if number:
             self._faults.lost(f"{self._where}: rows not taken", number)
+
+
+def settle_before_exit(settle: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Have ``settle`` called when the main thread has ended, before any handler of the exit, where Python has a list of
+    such functions (3.9 to 3.14 have, for its own executors)."""
+
+    def settle_now() -> None:
+        if (function := settle()) is not None:
+            function()
+
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(settle_now)
 
 
 def deliver(tracker: Tracker, items: Sequence[Item]) -> None:

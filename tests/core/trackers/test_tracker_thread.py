@@ -95,6 +95,30 @@ def test_a_run_without_rows_begins_none() -> None:
     assert tracker.got == []
 
 
+def test_the_exit_waits_for_a_beginning_that_is_under_way() -> None:
+    """And for nothing else: neither before the first row, nor after it."""
+    allowed, entered = threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        def begin(self) -> None:
+            entered.set()
+            allowed.wait()
+            super().begin()
+
+    tracker = Slow()
+    thread = started(tracker, Faults(), SECONDS)
+    thread.settle()
+    thread.put(row(0, a=0.0))
+    assert entered.wait(SECONDS)
+    after: list[object] = []
+    exiting = threading.Thread(target=lambda: (thread.settle(), after.extend(tracker.got[:1])))
+    exiting.start()
+    allowed.set()
+    exiting.join(SECONDS)
+    assert after == ["begin"]
+    thread.close(SECONDS)
+
+
 def test_a_budget_of_processor_time_is_kept() -> None:
     """A quarter of a second is free; then a part of the time that has passed. The answer for a step stays."""
     now = [100.0]
