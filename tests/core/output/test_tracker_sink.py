@@ -10,10 +10,9 @@ import pytest
 
 from probe.core.config.load import load
 from probe.core.faults import Faults
-from probe.core.output.metrics import hub as hub_module
 from probe.core.output.metrics.hub import MetricsHub, RankName
 from probe.core.output.sinks.context import SinkContext
-from probe.core.output.sinks.tracker import TrackerSink
+from probe.core.output.sinks.tracker import TrackerOutlet, TrackerSink
 from probe.core.trackers import TRACKERS, TrackedRow, TrackerPlace, TrackerTarget
 from tests.core.output.test_metrics_board import tensors
 from tests.core.trackers.test_tracker_thread import Kept
@@ -75,8 +74,15 @@ def test_a_tracker_that_hangs_costs_no_other_its_last_rows(tmp_path: Path, monke
         for _ in range(2):
             each.write(tensors(1.0, {"fc": 3.0}))
         assert kind.last.asked.wait(60)
-    monkeypatch.setattr(hub_module, "LEAST_SECONDS", 1e-9)
+    close, known = TrackerOutlet.close, list[object]()
+
+    def watched(outlet: TrackerOutlet, seconds: float) -> None:
+        known.append(Made.last.got[-1])
+        close(outlet, seconds)
+
+    monkeypatch.setattr(TrackerOutlet, "close", watched)
     hub.close(2.0)
+    assert known[1] == "end"  # before anything waits for it
     assert Made.last.got[0] == "begin"
     assert Made.last.got[-1] == "end"
     assert hub.faults.counts["tracker wandb: TimeoutError"] == 1
