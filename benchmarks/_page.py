@@ -26,6 +26,7 @@ ORDER = (
     "dashboards",
     "logs",
     "exporter",
+    "trackers",
 )
 
 

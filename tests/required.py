@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,13 @@ def require_version(package: str) -> Path:
     """The folder of an older package that ``make venv`` keeps apart, such as ``duckdb-1.5.6``."""
     found = Path(sys.prefix) / "versions" / package
     return found if found.exists() else absent(f"{package} is not installed (make venv)")
+
+
+def require_installed(*names: str) -> None:
+    """Do without the import of packages that only other processes of a test import."""
+    for name in names:
+        if find_spec(name) is None:
+            _absent(f"{name} is not installed (make venv)")
 
 
 def require(name: str) -> Any:

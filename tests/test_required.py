@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.required import require, require_program
+from tests.required import require, require_installed, require_program
 
 
 def test_a_package_that_is_there_is_returned() -> None:
@@ -24,6 +24,9 @@ def test_absence_skips_for_users_and_fails_in_ci(
     monkeypatch.setenv("CI", ci)
     with pytest.raises(outcome, match=f"{name} is not installed"):
         require(name)
+    require_installed("json", "pytest")
+    with pytest.raises(outcome, match="absent_package is not installed"):
+        require_installed("json", "absent_package")
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", pytest.skip.Exception), ("true", pytest.fail.Exception)])

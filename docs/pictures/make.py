@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.core.analysis.browsing import browser, open_page  # noqa: E402 - the repository is no package
 
+WANDB = sorted(map(str, Path(sys.prefix, "versions").glob("wandb-*")))
+"""Folder of W&B in the environment that ``make venv`` makes."""
 SIZE = 1360, 1500
 """Pixels: the first cause and the heatmap below it."""
 
@@ -30,13 +32,14 @@ WITHOUT_FOLDER = """for (const line of document.querySelectorAll("p")) {
 
 def main() -> None:
     """Writes a picture for each that a tutorial makes, and ``report.png``."""
-    own = {"PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": "monitor_output"}
+    own = {"PYTHONPATH": os.pathsep.join((str(ROOT), *WANDB)), "MONITOR_OUTPUT_DIR": "monitor_output"}
     with TemporaryDirectory() as temporary:
         root = Path(temporary)
         for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")):
-            script = ROOT / "examples" / "tutorial" / f"{page.stem}.py"
-            subprocess.run([sys.executable, str(script)], check=True, cwd=root, env=os.environ | own)
-        for picture in root.glob("*.svg"):
+            script, folder = ROOT / "examples" / "tutorial" / f"{page.stem}.py", root / page.stem
+            folder.mkdir()
+            subprocess.run([sys.executable, str(script)], check=True, cwd=folder, env=os.environ | own)
+        for picture in root.glob("*/*.svg"):
             shutil.copy(picture, HERE)
         report(root)
 

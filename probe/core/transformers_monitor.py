@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ from probe.core.transformers.event_writer import EventWriter
 from probe.core.transformers.loss_monitor import LossMonitoring
 from probe.core.transformers.state_monitor import StateMonitoring
 from probe.core.transformers.text_page import CONDITIONS, NAMES, texts
+
+_log = logging.getLogger("probe.transformers")
 
 __all__ = [
     "CONDITIONS",
@@ -52,6 +55,7 @@ def make_callbacks(
     flops_per_step: float | None = None,
     monitor_config: Mapping[str, Any] | None = None,
     monitor: Any = None,
+    probe_class: Callable[..., Any] | None = None,
 ) -> list[Any]:
     """Return the callbacks that a configuration asks for, and write its TEXT page.
 
@@ -68,9 +72,11 @@ def make_callbacks(
         flops_per_step: floating-point operations of a step on this device.
         monitor_config: further keys of the ``TrainerMon`` that collects gradients.
         monitor: receives the numbers of ``MFLossMonitor``, too.
+        probe_class: ``ProbeCallback`` of a framework; None where the program attaches a ``TrainerMon`` itself.
 
     Raises:
         TransformersConfigError: with every problem at once.
+        ConfigError: naming every problem of the keys of ``ProbeCallback``.
     """
     config = read_configuration(source, arguments)
     batch = global_batch_size or config.global_batch_size
@@ -103,4 +109,8 @@ def make_callbacks(
         )
     if made and isinstance(made[0], CallbackCore):
         made[0].write_texts(texts({"device_num": made[0].devices, "data_size": dataset_size, **config.values}))
+    if config.probe is not None and probe_class is not None:
+        made.append(probe_class(**config.probe))
+    elif config.probe is not None:
+        _log.warning("callbacks: ProbeCallback has no effect in this loop; attach a TrainerMon with set_monitor")
     return made

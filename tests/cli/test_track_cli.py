@@ -12,7 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.trackers import TRACKERS
 from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
+from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.required import require, require_version
 
@@ -72,9 +74,59 @@ def test_the_first_cause_is_that_of_the_analysis(sent: WandbRun) -> None:
     assert sent.artifacts.count("probe") == 1
 
 
-def test_wrong_use_is_refused(tmp_path: Path) -> None:
+ALL = """
+from probe.cli import app
+for tracker in ("mlflow", "swanlab", "trackio"):
+    assert app(["track", "run", "--to", tracker, "--project", "sent"], standalone_mode=False) == 0
+"""
+
+
+def test_other_trackers_get_the_same(tmp_path: Path) -> None:
+    """Each step of all ranks, the first cause of the analysis, and the report."""
+    write_run(tmp_path / "run", RANKS, STEPS, everything_after(BAD, [1], bad(("actv", 1, BAD, "b.output"))))
+    packages = map(require_version, ("mlflow-skinny-3.17.2", "swanlab-0.10.3", "trackio-0.43.0"))
+    own = {
+        "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT])),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.sqlite'}",
+        "SWANLAB_MODE": "offline",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ALL], cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    metrics, tags, runs = of_mlflow(tmp_path / "mlflow.sqlite")
+    drawn, texts, _ = of_swanlab(tmp_path)
+    kept, others, alerts = of_trackio(tmp_path / "trackio", "sent")
+    for steps in (
+        [step for step, name, _, _ in metrics if name == "probe/actv/nan_layers"],
+        [step for step, name in drawn if name == "probe/actv/nan_layers"],
+        [step for step, name in kept if name == "probe/actv/nan_layers"],
+    ):
+        assert sorted(steps) == list(range(STEPS))
+    place = f"b.output (actv) on rank 1 at step {BAD}"
+    assert runs == [("FINISHED", "sent")]
+    assert place in tags[f"probe/alert/{BAD}"]
+    assert any(place in text for text in texts[".txt"])
+    assert any(place in title for title, _, _ in alerts)
+    (summary,) = (text for text in texts[".txt"] if "first_cause" in text)
+    for cause in (tags["probe/first_cause"], others["probe/summary"], summary):
+        assert "b.output" in cause
+        assert "rank 1" in cause
+    reports = [*tmp_path.glob("mlruns/*/*/artifacts/probe/report.html"), *tmp_path.glob("swanlog/run-*/media/*/*.html")]
+    blobs = (path for path in (tmp_path / "trackio").rglob("*") if path.is_file())
+    reports += (path for path in blobs if path.read_bytes()[:9].lower() == b"<!doctype")  # its name is a digest
+    assert [path.stat().st_size > 100_000 for path in reports] == [True] * 3
+
+
+def test_wrong_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracker that there is not, or that is not installed: what there is, and what to do."""
     write_run(tmp_path / "run", 1, 2)
+    monkeypatch.setitem(TRACKERS, "mlflow", TRACKERS["mlflow"]._replace(package="not_there"))
+    done = CliRunner().invoke(app, ["track", str(tmp_path / "run"), "--to", "mlflow"])
+    assert done.exit_code == 2
+    assert "probe track --to mlflow needs not_there" in done.stderr
+    assert 'pip install -e ".[mlflow]"' in done.stderr
     for options, expected in ((["--to", "paper"], "expected one of wandb"), ([], "got nothing")):
         done = CliRunner().invoke(app, ["track", str(tmp_path / "run"), *options])
         assert done.exit_code == 2

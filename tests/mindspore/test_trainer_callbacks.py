@@ -6,14 +6,14 @@ import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from probe.mindspore import ProbeCallback, TrainerMon
-from probe.mindspore.callbacks import register
+from probe.mindspore import ProbeCallback, TrainerMon, TrainingStateMonitor, from_yaml
+from probe.mindspore.callbacks import RunCallback, register
 from tests.mindspore.toys import TinyNet, X, ms, nn, weights
 
 CONFIG = {"wg_distribution": True, "param_distribution": True, "ops": ["norm"]}
@@ -98,6 +98,26 @@ def test_in_graph_mode_numbers_of_the_run_are_recorded() -> None:
     assert rows_of(callback.monitor) == {}
 
 
+@pytest.mark.parametrize("mode", ["PYNATIVE_MODE", "GRAPH_MODE"])
+def test_steps_that_end_together_are_warned_of_once(
+    mode: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the dataset is sunk to the device, which a CPU cannot: the arguments that a callback gets then."""
+    if mode == "GRAPH_MODE":
+        request.getfixturevalue("graph_mode")
+    received: list[dict[str, Any]] = []
+    receiver = SimpleNamespace(log_ended=lambda **values: received.append(values))
+    params = SimpleNamespace(dataset_sink_mode=True, batch_num=4, net_outputs=ms.Tensor(0.5))
+    callback = RunCallback(receiver)
+    for _ in range(2):
+        callback.on_train_step_end(SimpleNamespace(original_args=lambda: params))
+    warnings = [each.getMessage() for each in caplog.records if each.name == "probe"]
+    assert len(warnings) == 1
+    assert "RunCallback: the dataset is sunk to the device, so that 4 steps end together" in warnings[0]
+    assert ("recorded as one step" in warnings[0]) is (mode == "GRAPH_MODE")
+    assert [float(values["loss"]) for values in received] == [0.5, 0.5]
+
+
 def register_of_mindformers() -> ModuleType:
     """Stand-in for ``mindformers.tools.register`` (1.9.0): a table of classes by type and name, filled by
     ``register_cls``, from which ``build_callback`` makes objects with the keys of the YAML as arguments."""
@@ -125,6 +145,20 @@ def register_of_mindformers() -> ModuleType:
     module = ModuleType("mindformers.tools.register")
     module.MindFormerModuleType, module.MindFormerRegister = MindFormerModuleType, MindFormerRegister  # type: ignore[attr-defined]
     return module
+
+
+def test_from_yaml_makes_the_callback_beside_the_tools_own() -> None:
+    """Each records what it does alone."""
+    yaml = {
+        "monitor_config": {"monitor_on": True, "local_norm_format": ["log"]},
+        "callbacks": [{"type": "ProbeCallback", "config": CONFIG}],
+    }
+    alone, (state, callback) = ProbeCallback(CONFIG), from_yaml(yaml)
+    assert weights(trained([alone])[0]) == weights(trained([state, callback])[0])
+    assert isinstance(state, TrainingStateMonitor)
+    assert rows_of(callback.monitor) == rows_of(alone.monitor)
+    assert steps_of(callback.monitor, "loss") == [*range(8)]
+    assert (state.faults, callback.monitor.faults) == ({}, {})
 
 
 def test_mindspore_transformers_makes_the_callback_from_its_yaml() -> None:

@@ -72,6 +72,20 @@ def test_a_monitor_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path
     assert bool(done.said) is late
 
 
+@pytest.mark.parametrize("begun", [0, 2])
+def test_a_callback_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path, begun: int) -> None:
+    """Whether its trainer begins before the first step or later: no step is in two runs."""
+    lines = "from probe.launch.trainer_run import TrainerRun\nfrom probe.pytorch import TrainerMon\n"
+    begin = (
+        f"    if step == {begun}: (run := TrainerRun(TrainerMon, 'monitor.json')).begin([net], [optimizer], 1, step)\n"
+    )
+    text = SCRIPTS["a loop"].text.replace("for step in range(5):\n", f"{lines}for step in range(5):\n{begin}")
+    done = ran(forks, tmp_path / "callback", text + "run.end()\n", watch=True)
+    assert done.code == 0, done.errors
+    steps = [len([*run.glob("grad_reduced_*.csv")]) for run in sorted((done.folder / "out").iterdir())]
+    assert sorted(steps) == ([2, 3] if begun else [5])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.required import require
+from tests import user_scripts
+from tests.core.trackers.wandb_file import read_runs
+from tests.required import require, require_version
 
 require("torch")
 require("duckdb")
@@ -21,7 +24,7 @@ require("plotly")
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "tutorial"
 PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "tutorial").glob("*.md"))}
-OWN = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+OWN = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
 
 
 class Tutorial(NamedTuple):
@@ -49,13 +52,27 @@ def tutorials(tmp_path_factory):
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
             environment = {key: value for key, value in os.environ.items() if key != "MONITOR_OUTPUT_DIR"} | OWN
-            command = [sys.executable, str(SCRIPTS / f"{name}.py")]
-            script = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            script = started(name, folder, environment)
             assert script.returncode == 0, script.stderr
             done[name] = Tutorial(folder, script.stdout)
         return done[name]
 
     return ran
+
+
+def started(name: str, folder: Path, environment: dict[str, str]):
+    """The end of a script: forked from a process that has imported torch, or of its own where that will not do."""
+    command = [str(SCRIPTS / f"{name}.py")]
+    if name == "with_wandb":
+        path = f"{ROOT}{os.pathsep}{require_version('wandb-0.31.0')}"
+        environment = {**environment, "PYTHONPATH": path, "WANDB_SILENT": "true"}
+    elif name == "from_mindspore_transformers":
+        require("mindspore")
+    elif name != "several_ranks":  # which starts interpreters of its own
+        return user_scripts.ran(user_scripts.forks(*user_scripts.TORCH), command, folder, environment)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -77,9 +94,10 @@ def test_every_script_has_a_page_and_every_page_a_script() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_code_of_a_page_is_the_scripts(name: str) -> None:
-    """Letter by letter, or the model's."""
-    code = (SCRIPTS / f"{name}.py").read_text("utf-8") + (SCRIPTS / "model.py").read_text("utf-8")
-    shown = blocks(PAGES[name], "python")
+    """Letter by letter, or the model's, or that of a configuration beside it."""
+    files = [SCRIPTS / f"{name}.py", SCRIPTS / "model.py", *SCRIPTS.glob("*.json"), *SCRIPTS.glob("*.yaml")]
+    code = "".join(path.read_text("utf-8") for path in files)
+    shown = [block for language in ("python", "json", "yaml") for block in blocks(PAGES[name], language)]
     assert shown
     assert [block for block in shown if block not in code] == []
 
@@ -140,3 +158,34 @@ def test_the_rank_that_read_the_bad_sample_is_named(tutorials) -> None:
     run = tutorials("several_ranks")
     first = run.probe("anomalies", "ranks")["diagnosis"]["first"]
     assert (first["name"], first["step"], first["rank"]) == ("layers.0.norm.output", 12, 1)
+
+
+def test_the_first_cause_stands_beside_the_programs_losses(tutorials) -> None:
+    """In the program's own run of W&B, all of whose losses are at their steps; files are sent to another one."""
+    own, sent = read_runs(tutorials("with_wandb").folder / "wandb")
+    assert [row["_step"] for row in own.rows if "loss" in row] == list(range(30))
+    assert "layers.0.norm.output (actv) on rank 0 at step 23" in own.summary["probe/first_cause"]
+    assert any("layers.0.norm.output" in title for title, _, _ in own.alerts)
+    assert [row["probe/step"] for row in sent.rows if "probe/actv/norm_max" in row] == list(range(30))
+
+
+def test_files_are_where_msprobe_has_them(tutorials) -> None:
+    """For the same training, the same files with the same columns and rows, apart from their order."""
+    folder = tutorials("from_msprobe").folder
+    (theirs,), (ours,) = ((*(folder / root).glob("*-rank0-*"),) for root in ("msprobe_output", "monitor_output"))
+    files = sorted(path.name for path in theirs.iterdir())
+    assert files == sorted(path.name for path in ours.glob("*.csv"))
+    for name in files:
+        table, other = (csv.DictReader((each / name).open(newline="")) for each in (theirs, ours))
+        assert table.fieldnames == other.fieldnames
+        places = [[(row["name"], row["step"]) for row in each] for each in (table, other)]
+        assert sorted(places[0]) == sorted(places[1])
+
+
+def test_the_layer_is_named_that_the_lines_of_mindspore_transformers_leave_open(tutorials) -> None:
+    """Their norms are NaN in every layer at that step."""
+    run = tutorials("from_mindspore_transformers")
+    bad = re.findall(r"step:\[ +9/ +12\] local_norm/(\S+): nan", run.printed)
+    assert {name.partition(".fc")[0] for name in bad} == {"layers.0", "layers.1"}
+    first = run.probe("anomalies", "watched")["diagnosis"]["first"]
+    assert (first["name"], first["step"], first["rank"]) == ("layers.0.norm.output", 8, 0)

@@ -146,6 +146,7 @@ class Collector:
             session.inform(self.numbers)
             self._try(self._count_operations, session)
         self._endings = Endings(self._process_ends, self._terminated)
+        self._reporting.metrics.client_began = self._endings.renew
         self._reporting.begun()
         if not self._planner.dynamic:
             session.retire(self._retire)

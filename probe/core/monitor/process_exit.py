@@ -35,7 +35,7 @@ class Endings:
 
     def __init__(self, ended: Callable[[Cause, BaseException | None], None], flush: Callable[[], object]) -> None:
         self._ended_ref, self._flush_ref = weakref.WeakMethod(ended), weakref.WeakMethod(flush)
-        self._process = os.getpid()
+        self._process, self._over = os.getpid(), False
         atexit.register(self._exit)
         self._leave = _live.listen(self)
 
@@ -44,8 +44,16 @@ class Endings:
         """True if a handler of SIGTERM is installed; on another thread than the main one none can be."""
         return _live.installed
 
+    def renew(self) -> None:
+        """Have the end come before that of whatever has registered a handler of its own since: at the exit, they are
+        called in the reverse order."""
+        if not self._over and os.getpid() == self._process:
+            atexit.unregister(self._exit)
+            atexit.register(self._exit)
+
     def forget(self) -> None:
         """Remove the handlers; a signal handler that was set after ours stays. A further call does nothing."""
+        self._over = True
         atexit.unregister(self._exit)
         self._leave()
 
@@ -59,6 +67,7 @@ class Endings:
             flush()
 
     def _exit(self) -> None:
+        self._over = True
         if os.getpid() == self._process:
             error = getattr(sys, "last_value", None)
             self._end("exit" if error is None else "exception", error)

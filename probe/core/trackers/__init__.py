@@ -59,7 +59,7 @@ class TrackerEnded(Exception):  # noqa: N818 - nothing has failed
 class Tracker(Protocol):
     """A run in a tracker. All methods are called on one thread, in order, and may raise.
 
-    It is made on the training thread, before training: without the import of its package.
+    It is made on the training thread, before training: a run of the program's is active there, if it has one.
     """
 
     def begin(self) -> None:
@@ -114,7 +114,12 @@ def check_tracker(name: str, purpose: str) -> None:
 
 
 def new_tracker(name: str, target: TrackerTarget) -> Tracker:
-    """Return the tracker called ``name``; nothing is begun yet, and its package is not imported."""
+    """Return the tracker called ``name``; nothing is begun yet.
+
+    Then its package is imported, on this thread: what it registers for the end of the process is so registered before
+    the monitor's own, and at the end of a short run an import would come too late.
+    """
     module, _, attribute = TRACKERS[name].path.partition(":")
     made: Tracker = getattr(import_module(module), attribute)(target)
+    import_module(TRACKERS[name].package)
     return made

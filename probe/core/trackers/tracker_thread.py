@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
 from probe.core.trackers.tracker_budget import TrackerBudget
 
+BEGIN_SECONDS = 10.0
+"""Longest time for which the end of the process waits for the beginning of a run that is under way."""
 MOST_WAITING = 1000
 """Rows, alerts and tables that may wait; later ones are dropped and counted."""
 Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
@@ -21,11 +24,15 @@ Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
 class TrackerThread:
     """Thread on which a tracker is begun, fed and ended. It belongs to the process that started it.
 
+    What comes first is handed over at once: a short run whose tracker the program finishes before its monitor has a
+    row all the same.
+
     Args:
         tracker: begun at the first row.
         every: seconds from one call of the tracker to the next.
         last: returns what is handed over at the end.
         budget: account of the processor time of the tracker.
+        began: called after the tracker has begun.
     """
 
     def __init__(
@@ -36,15 +43,25 @@ class TrackerThread:
         faults: Faults,
         last: Callable[[], Iterable[Item]],
         budget: TrackerBudget | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget = budget or TrackerBudget(1.0)
         self._where, self._every, self._faults, self._last = f"tracker {name}", every, faults, last
+        self._on_began = began
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
         self._sent = self._put = 0
-        self._ending, self._process = threading.Event(), os.getpid()
+        self._first, self._settled, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="probe-tracker", daemon=True)
         self._thread.start()
+        settle_before_exit(weakref.WeakMethod(self.settle))
+
+    def settle(self) -> None:
+        """Wait until the beginning of the run, if it is under way, has succeeded or failed: handlers that a client
+        registers for the exit meanwhile would be called before the monitor's own."""
+        if os.getpid() == self._process and self._first.is_set():
+            self._settled.wait(BEGIN_SECONDS)
 
     def put(self, item: Item) -> None:
         """Queue ``item``; never wait."""
@@ -55,18 +72,27 @@ class TrackerThread:
             return
         self._put += 1
         self._waiting.append(item)
+        if not self._first.is_set():
+            self._first.set()
+
+    def ending(self) -> None:
+        """Have what waits handed over, and the run ended; wait for neither."""
+        self._ending.set()
+        self._first.set()
 
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
         if os.getpid() != self._process:
             return
-        self._ending.set()
+        self.ending()
         self._thread.join(max(0.0, seconds))
         if seconds > 0 and self._thread.is_alive():
             self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))
             self._lost(self._put - self._sent)
 
     def _work(self) -> None:
+        self._first.wait()
+        self._hand_over()
         while not self._ending.wait(self._every):
             self._hand_over()
         self._hand_over()
@@ -83,13 +109,18 @@ class TrackerThread:
         if not items:
             return
         if not self._begun and not self._given_up:
-            self._begun = self._guarded(self._tracker.begin)
+            self._begun = self._guarded(self._begin)
             self._given_up = not self._begun
+            self._settled.set()
         with self._budget.spending():
             self._send(merged(each for each in items if isinstance(each, TrackedRow)))
             for item in latest(items):
                 self._send([item])
         self._sent += len(items)
+
+    def _begin(self) -> None:
+        self._tracker.begin()
+        self._on_began()
 
     def _send(self, items: Sequence[Item]) -> None:
         if self._given_up or (items and not self._guarded(partial(deliver, self._tracker, items))):
@@ -110,6 +141,19 @@ class TrackerThread:
     def _lost(self, number: int) -> None:
         if number:
             self._faults.lost(f"{self._where}: rows not taken", number)
+
+
+def settle_before_exit(settle: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Have ``settle`` called when the main thread has ended, before any handler of the exit, where Python has a list of
+    such functions (3.9 to 3.14 have, for its own executors)."""
+
+    def settle_now() -> None:
+        if (function := settle()) is not None:
+            function()
+
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(settle_now)
 
 
 def deliver(tracker: Tracker, items: Sequence[Item]) -> None:

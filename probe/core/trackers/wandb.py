@@ -104,6 +104,7 @@ class WandbTracker:
         if chosen is not None and chosen is not self._waiting:
             self._run.log({**chosen.values, STEP: chosen.step}, commit=False)
             self._waiting = chosen
+            self._waits_at = self._run.step  # the program may have logged since: then the row waits at its new step
 
     def alert(self, notice: Notice) -> None:
         """Send an alert of the run."""

@@ -27,7 +27,7 @@ from probe.core.transformers.schema import (
 )
 
 MONITOR, EVENTS, CALLBACKS, DYNAMIC = "monitor_config", "tensorboard", "callbacks", "monitor"
-LOSS, STATE = "MFLossMonitor", "TrainingStateMonitor"
+LOSS, STATE, PROBE = "MFLossMonitor", "TrainingStateMonitor", "ProbeCallback"
 """Types of callbacks that are read here."""
 DIRECTORY_VARIABLE = "MA_SUMMARY_LOG_DIR"
 """Environment variable with the directory of event files; it is used instead of `tensorboard_dir`."""
@@ -53,6 +53,8 @@ class TransformersConfig:
     """Arguments of ``MFLossMonitor``; None if it is not listed."""
     tensorboard: TensorboardSection | None = None
     """Event files; None if there are none."""
+    probe: Mapping[str, Any] | None = None
+    """Arguments of ``ProbeCallback``; None if it is not listed."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Every key of arguments and YAML, merged, and the sections above with their defaults."""
 
@@ -184,7 +186,7 @@ class _Reader:
         state, events = self._state(), self._events()
         if self._values.get(DYNAMIC) is not None:
             state, events = self._dynamic(events)
-        loss = self._loss()
+        loss, probe = self._callbacks()
         if self._directory:
             events = (events or TensorboardSection()).model_copy(update={"tensorboard_dir": self._directory})
         if events is not None and events.tensorboard_dir is None:
@@ -196,7 +198,7 @@ class _Reader:
             values[EVENTS] = _plain(events)
         if not self._found:
             state = _placed(state, events)
-        return TransformersConfig(state, loss, events, values)
+        return TransformersConfig(state, loss, events, probe, values)
 
     def _state(self) -> StateSection:
         section = self._mapping(MONITOR)
@@ -228,15 +230,16 @@ class _Reader:
         )
         return state, events
 
-    def _loss(self) -> LossSection | None:
-        """Return the arguments of the first ``MFLossMonitor`` among the callbacks."""
+    def _callbacks(self) -> tuple[LossSection | None, Mapping[str, Any] | None]:
+        """Return the arguments of the first ``MFLossMonitor`` among the callbacks, and of the first
+        ``ProbeCallback``."""
         listed = self._values.get(CALLBACKS)
         if listed is None:
-            return None
+            return None, None
         if not isinstance(listed, list | tuple):
             self._problem((CALLBACKS,), f"expected a list of callbacks, got {type(listed).__name__}")
-            return None
-        loss, left = None, list[str]()
+            return None, None
+        loss, probe, left = None, None, list[str]()
         for index, entry in enumerate(listed):
             kind = entry.get("type") if isinstance(entry, Mapping) else None
             if not isinstance(kind, str):
@@ -246,11 +249,13 @@ class _Reader:
             elif kind == "LossCallback":  # the dynamic graph's
                 times = entry.get("log_interval", 1)
                 loss = loss or self.section(LossSection, {"per_print_times": times}, (CALLBACKS, index))
+            elif kind == PROBE:
+                probe = probe or {key: value for key, value in entry.items() if key != "type"}
             elif kind != STATE:
                 left.append(kind)
         if left:
             _log.info("callbacks of other types are left to the program: %s", ", ".join(left))
-        return loss
+        return loss, probe
 
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self._values.get(key)

@@ -25,7 +25,8 @@ class RunCallback(Callback):
     """Callback that logs loss, loss scale, learning rate and global norm of each step. It places no hook and waits for
     no device. It also works in graph mode, where it counts the steps of a monitor without signals.
 
-    If the dataset is sunk to the device, the callback is called once for many steps, which count as one in graph mode.
+    If the dataset is sunk to the device, the callback is called once for many steps, which count as one in graph mode;
+    one warning states that.
 
     Args:
         monitor: receives the values, such as a ``TrainerMon``.
@@ -38,20 +39,22 @@ class RunCallback(Callback):
 
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
-        if mindspore.get_context("mode") == mindspore.GRAPH_MODE and isinstance(self._monitor, TrainerMon):
+        compiled = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        if compiled and isinstance(self._monitor, TrainerMon):
             self._monitor.end_compiled_step()
-            self._warn_of_sinking(params)
+        self._warn_of_sinking(params, compiled)
         values = values_of(params.net_outputs)
         values.setdefault("learning_rate", learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
         self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
 
-    def _warn_of_sinking(self, params: Any) -> None:
+    def _warn_of_sinking(self, params: Any, compiled: bool) -> None:
         if not self._warned and params.dataset_sink_mode and int(params.batch_num) > 1:
             self._warned = True
             _log.warning(
-                "%s: the dataset is sunk to the device, so that %d steps end together: they are recorded as "
-                "one step, with the numbers of the last; dataset_sink_mode=False shows each",
+                "%s: the dataset is sunk to the device, so that %d steps end together: %s the numbers of the last; "
+                "dataset_sink_mode=False shows each",
                 type(self).__name__,
                 int(params.batch_num),
+                "they are recorded as one step, with" if compiled else "of these steps, the run has only",
             )

@@ -17,6 +17,7 @@ from mindspore.train import Callback
 from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
+from probe.mindspore.callbacks.training import ProbeCallback
 
 
 def _begin(core: LossMonitoring | StateMonitoring, params: Any) -> int:
@@ -136,8 +137,8 @@ class TrainingStateMonitor(StateMonitoring, Callback):
 def from_yaml(
     path: str | os.PathLike[str] | Mapping[str, Any], arguments: Mapping[str, Any] | None = None, **options: Any
 ) -> list[Any]:
-    """Return the callbacks of a MindSpore Transformers configuration: ``MFLossMonitor`` if it is listed under
-    ``callbacks``, ``TrainingStateMonitor`` if ``monitor_on`` is true.
+    """Return the callbacks of a MindSpore Transformers configuration: ``MFLossMonitor`` and ``ProbeCallback`` if they
+    are listed under ``callbacks``, ``TrainingStateMonitor`` if ``monitor_on`` is true.
 
     Args:
         arguments: values that replace those of the file.
@@ -146,4 +147,6 @@ def from_yaml(
     Raises:
         TransformersConfigError: with every problem at once.
     """
-    return make_callbacks(path, MFLossMonitor, TrainingStateMonitor, arguments, **options)
+    return make_callbacks(
+        path, MFLossMonitor, TrainingStateMonitor, arguments, **{"probe_class": ProbeCallback} | options
+    )

@@ -19,9 +19,18 @@ Values = dict[tuple[int, str], float]
 """Values by step and name."""
 
 
-def of_swanlab(folder: Path) -> tuple[Values, dict[str, list[str]], str]:
-    """Values, texts by the ending of their files, and the project of the only run in ``folder``."""
+SwanlabRun = tuple[Values, dict[str, list[str]], str]
+"""Values, texts by the ending of their files, and the project of a run."""
+
+
+def of_swanlab(folder: Path) -> SwanlabRun:
+    """The only run in ``folder``."""
     (path,) = folder.glob("swanlog/run-*/*.swanlab")
+    return swanlab_run(path)
+
+
+def swanlab_run(path: Path) -> SwanlabRun:
+    """The run in a file."""
     values: Values = {}
     project = ""
     for record in records(path, SWANLAB_HEADER):
@@ -64,3 +73,11 @@ def of_mlflow(database: Path) -> tuple[list[tuple[int, str, float, int]], dict[s
         query = "SELECT runs.status, e.name FROM runs JOIN experiments e ON e.experiment_id = runs.experiment_id"
         runs = connection.execute(query).fetchall()
     return metrics, tags, runs
+
+
+def mlflow_tag(database: Path, key: str) -> dict[str, str]:
+    """A tag of each run, by the name of its experiment."""
+    query = "SELECT e.name, t.value FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid "
+    query += "JOIN experiments e ON e.experiment_id = r.experiment_id WHERE t.key = ?"
+    with closing(sqlite3.connect(database)) as connection:
+        return dict(connection.execute(query, [key]).fetchall())

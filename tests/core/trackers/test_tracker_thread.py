@@ -55,15 +55,20 @@ def started(tracker: Kept, faults: Faults, every: float, *last: Item) -> Tracker
 
 
 def test_rows_of_a_step_are_put_together() -> None:
-    """In the order of steps, with the last table and summary after them; a call that fails stops no other."""
+    """In the order of steps, with the last table and summary after them; a call that fails stops no other. The first
+    row waits for no other."""
     tracker, faults = Kept(), Faults()
+    tracker.answers.clear()
     thread = started(tracker, faults, SECONDS, {"x": "end"})
+    thread.put(row(-1, a=9.0))
+    assert tracker.asked.wait(SECONDS)  # by the first row, at once
     table = TrackedTable("t", (), ())
     items = [row(1, a=1.0), row(0, a=0.0), Notice("n", "", False, 1), row(1, b=2.0), table, table, {"x": 1}, {"x": 2}]
     for item in items:
         thread.put(item)
+    tracker.answers.set()
     thread.close(SECONDS)
-    rows = [(0, {"a": 0.0}), (1, {"a": 1.0, "b": 2.0})]
+    rows = [(-1, {"a": 9.0}), (0, {"a": 0.0}), (1, {"a": 1.0, "b": 2.0})]
     assert tracker.got == ["begin", *rows, "t", {"x": 2}, {"x": "end"}, "end"]
     assert faults.counts == {"tracker kept: RuntimeError": 1, "tracker kept: rows not taken": 1}
 
@@ -88,6 +93,30 @@ def test_a_run_without_rows_begins_none() -> None:
     tracker = Kept()
     started(tracker, Faults(), 0.001).close(SECONDS)
     assert tracker.got == []
+
+
+def test_the_exit_waits_for_a_beginning_that_is_under_way() -> None:
+    """And for nothing else: neither before the first row, nor after it."""
+    allowed, entered = threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        def begin(self) -> None:
+            entered.set()
+            allowed.wait()
+            super().begin()
+
+    tracker = Slow()
+    thread = started(tracker, Faults(), SECONDS)
+    thread.settle()
+    thread.put(row(0, a=0.0))
+    assert entered.wait(SECONDS)
+    after: list[object] = []
+    exiting = threading.Thread(target=lambda: (thread.settle(), after.extend(tracker.got[:1])))
+    exiting.start()
+    allowed.set()
+    exiting.join(SECONDS)
+    assert after == ["begin"]
+    thread.close(SECONDS)
 
 
 def test_a_budget_of_processor_time_is_kept() -> None:

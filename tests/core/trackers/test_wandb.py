@@ -6,10 +6,14 @@ import csv
 import json
 import math
 import socket
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from probe.core.trackers import TrackedRow, TrackerTarget
+from probe.core.trackers.wandb import WandbTracker
 from tests.core.trackers.training import BAD, STEPS, trained
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.required import require_version
@@ -88,6 +92,47 @@ def test_a_run_of_the_program_keeps_all_its_values(how: str, packages: Path, tmp
     assert shown[-1]["probe/step"] == STEPS - 1
     assert all(row["probe/run/loss"] == row["probe/step"] / 4 for row in shown)
     assert "probe/first_cause" in run.summary
+
+
+class JoinedRun:
+    """A run of W&B's: rows without ``commit`` are put together until the program logs, which it does once on its own
+    thread while a row is on its way."""
+
+    def __init__(self) -> None:
+        self.step, self.shown, self._waiting, self._meanwhile = 0, list[dict[str, float]](), dict[str, float](), True
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        """Take any."""
+
+    def log(self, row: dict[str, float], commit: bool) -> None:
+        assert not commit
+        if self._meanwhile:
+            self._meanwhile = False
+            self.program_logs()
+        self._waiting |= row
+
+    def program_logs(self) -> None:
+        self.shown.append(self._waiting)
+        self.step, self._waiting = self.step + 1, {}
+
+
+def test_values_of_two_steps_are_never_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the program logs between the question for its step and the row: the next row has fewer names, and would
+    leave values of the other step beside its own."""
+    run = JoinedRun()
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    monkeypatch.setattr(sys.modules["wandb"], "run", run, raising=False)
+    tracker = WandbTracker(TrackerTarget("project", "run", {}))
+    tracker.begin()
+    tracker.log([TrackedRow(0, 0.0, {"loss": 0.0, "norm": 0.5})])
+    tracker.log([TrackedRow(1, 0.0, {"norm": 1.5})])
+    run.program_logs()
+    tracker.log([TrackedRow(1, 0.0, {"loss": 1.0})])
+    run.program_logs()
+    assert run.shown[1:] == [
+        {"loss": 0.0, "norm": 0.5, "probe/step": 0},
+        {"loss": 1.0, "norm": 1.5, "probe/step": 1},
+    ]
 
 
 def test_training_goes_on_after_the_program_has_finished_its_run(packages: Path, tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
-"""A training run of the toy framework with a tracker: ``python -m tests.core.trackers.training TRACKER HOW``.
+"""A training run of the toy framework with trackers: ``python -m tests.core.trackers.training TRACKERS HOW``.
 
-``own``, ``report``: the program does not use the tracker; without and with a report. ``plain``, ``step``: it has a run
-of its own, and logs to it without and with ``step=``. ``finished``: it finishes its run in the middle.
-``later``: it begins its run after the monitor.
+``own``, ``report``: the program does not use them; without and with a report. ``full``: nor does it, and no file grows
+beyond some bytes, as on a full disk. ``plain``, ``step``: it has runs of its own, and logs to them without and with
+``step=``. ``finished``: it finishes its runs in the middle. ``later``: it begins its runs after the monitor.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.matrix.harness import train_step
 from tests.matrix.models import X, tiny_net
 
 ROOT = Path(__file__).parents[3]
-STEPS, BAD = 6, 4
-"""Steps of a run, and the first of which the input has a NaN."""
+STEPS, BAD, FINISHED = 6, 4, 2
+"""Steps of a run, the first of which the input has a NaN, and the one in which the program finishes its own runs."""
+FULL_BYTES = 600
+"""Most bytes of a file on a full disk: those of a step fit in."""
 MARK = "result: "
 """Beginning of the line that is read: trackers print, too."""
 CONFIG: dict[str, Any] = {
@@ -34,11 +37,19 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def trained(tracker: str, packages: Path, folder: Path, how: str = "own", **environment: str) -> dict[str, Any]:
-    """What the script prints: faults of the monitor, and the log."""
-    own = {**os.environ, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}", "MONITOR_OUTPUT_DIR": str(folder / "out")}
+def trained(
+    trackers: str, packages: Path | Sequence[Path], folder: Path, how: str = "own", **environment: str
+) -> dict[str, Any]:
+    """What the script prints: faults of the monitor, and the log.
+
+    Args:
+        trackers: their names, with commas between them.
+        packages: folders that have them.
+    """
+    path = os.pathsep.join(map(str, [*([packages] if isinstance(packages, Path) else packages), ROOT]))
+    own = {**os.environ, "PYTHONPATH": path, "MONITOR_OUTPUT_DIR": str(folder / "out")}
     process = subprocess.run(
-        [sys.executable, "-m", "tests.core.trackers.training", tracker, how],
+        [sys.executable, "-m", "tests.core.trackers.training", trackers, how],
         cwd=folder,
         env=own | environment,
         capture_output=True,
@@ -50,25 +61,46 @@ def trained(tracker: str, packages: Path, folder: Path, how: str = "own", **envi
     return printed | {"log": process.stderr}
 
 
-class _WandbProgram:
+class _Program:
     """A program with a run of its own."""
 
     def __init__(self, how: str) -> None:
-        import wandb
+        self._how, self._run = how, self.begun()
 
-        self._how, self._run = how, wandb.init(project="the program's")
+    def begun(self) -> Any:
+        raise NotImplementedError
 
     def log(self, step: int) -> None:
-        if self._how == "finished" and step == 2:
+        if self._how != "finished" or step < FINISHED:
+            self._run.log({"loss": step}, **({} if self._how == "plain" else {"step": step}))
+        elif step == FINISHED:
             self._run.finish()
-        elif self._how == "step":
-            self._run.log({"loss": step}, step=step)
-        elif self._how == "plain":
-            self._run.log({"loss": step})
 
     def end(self) -> None:
         if self._how != "finished":
             self._run.log({"end": 1})
+            self._run.finish()
+
+
+class _WandbProgram(_Program):
+    def begun(self) -> Any:
+        import wandb
+
+        return wandb.init(project="the program's")
+
+
+class _SwanlabProgram(_Program):
+    def begun(self) -> Any:
+        import swanlab
+
+        return swanlab.init(project="program")
+
+
+class _TrackioProgram(_Program):
+    def begun(self) -> Any:
+        import trackio
+
+        return trackio.init(project="program", embed=False)
 
 
 class _MlflowProgram:
@@ -81,36 +113,15 @@ class _MlflowProgram:
         self._how, self._mlflow, self._run = how, mlflow, mlflow.start_run()
 
     def log(self, step: int) -> None:
-        self._mlflow.log_metric("loss", step, **({"step": step} if self._how == "step" else {}))
+        if self._how != "finished" or step < FINISHED:
+            self._mlflow.log_metric("loss", step, **({} if self._how == "plain" else {"step": step}))
+        elif step == FINISHED:
+            self._mlflow.end_run()
 
     def end(self) -> None:
-        self._mlflow.log_metric("end", 1)
-        self._mlflow.end_run()
-
-
-class _SwanlabProgram:
-    """The same with SwanLab."""
-
-    def __init__(self, how: str) -> None:
-        import swanlab
-
-        self._how, self._run = how, swanlab.init(project="program")
-
-    def log(self, step: int) -> None:
-        self._run.log({"loss": step}, **({"step": step} if self._how == "step" else {}))
-
-    def end(self) -> None:
-        self._run.log({"end": 1})
-        self._run.finish()
-
-
-class _TrackioProgram(_SwanlabProgram):
-    """The same with Trackio."""
-
-    def __init__(self, how: str) -> None:
-        import trackio
-
-        self._how, self._run = how, trackio.init(project="program", embed=False)
+        if self._how != "finished":
+            self._mlflow.log_metric("end", 1)
+            self._mlflow.end_run()
 
 
 PROGRAMS: Mapping[str, Any] = {
@@ -121,23 +132,26 @@ PROGRAMS: Mapping[str, Any] = {
 }
 
 
-def main(tracker: str, how: str) -> None:
-    program = PROGRAMS[tracker](how) if how not in ("own", "report", "later") else None
+def main(trackers: str, how: str) -> None:
+    names = trackers.split(",")
+    if how == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
+    programs = [PROGRAMS[name](how) for name in names if how in ("plain", "step", "finished")]
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=0.1, momentum=0.9)
     loop = framework.loop(model, optimizer)
-    config: dict[str, Any] = {**CONFIG, "format": ["csv", tracker], "alert": {"grace_seconds": 300}}
+    config: dict[str, Any] = {**CONFIG, "format": ["csv", *names], "alert": {"grace_seconds": 300}}
     config["trackers"] = {**CONFIG["trackers"], "report": how == "report"}
     monitor = framework.TrainerMon(config)
     monitor.set_monitor(model, 1, optimizer)
-    program = PROGRAMS[tracker]("step") if how == "later" else program
+    programs += [PROGRAMS[name](how) for name in names if how == "later"]
     for step in range(STEPS):
         monitor.log(loss=step / 4)
         train_step(loop, framework.tensor(X * np.nan if step >= BAD else X))
-        if program is not None:
+        for program in programs:
             program.log(step)
     monitor.stop()
-    if program is not None:
+    for program in programs:
         program.end()
     sys.stdout.write(f"\n{MARK}{json.dumps({'faults': monitor.faults})}\n")
 

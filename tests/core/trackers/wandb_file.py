@@ -36,7 +36,18 @@ class WandbRun(NamedTuple):
 
 def read_run(folder: Path) -> WandbRun:
     """The only run in ``folder``."""
-    (path,) = folder.glob("offline-run-*/*.wandb")
+    (run,) = read_runs(folder)
+    return run
+
+
+def read_runs(folder: Path) -> list[WandbRun]:
+    """All runs in ``folder``, in the order in which they ended."""
+    paths = folder.glob("offline-run-*/*.wandb")
+    return [read_file(path) for path in sorted(paths, key=lambda path: path.stat().st_ctime_ns)]
+
+
+def read_file(path: Path) -> WandbRun:
+    """The run in a file."""
     run = WandbRun([], {}, [], {}, [], "")
     for record in records(path):
         for number, value in fields(record):

@@ -19,6 +19,8 @@ from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHe
 
 WHERE = "metrics"
 """Place under which failures are counted."""
+LEAST_SECONDS = 0.05
+"""Time for the end of an outlet after others have used up what there was."""
 
 
 class RankName(NamedTuple):
@@ -42,6 +44,9 @@ class MetricsWriter(Protocol):
 
 class HubOutlet(Protocol):
     """Ways out of one format."""
+
+    def ending(self) -> None:
+        """Begin the end without waiting for it, if there is a thread that can."""
 
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``."""
@@ -136,6 +141,9 @@ class MetricsOutlet:
         if self._file is not None:
             self._file.store(*self.read())
 
+    def ending(self) -> None:
+        """Begin nothing: what is sent last is sent in :meth:`close`."""
+
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``."""
         deadline = time.monotonic() + seconds
@@ -162,6 +170,8 @@ class MetricsHub:
         self._outlets: dict[str, HubOutlet] = {}
         self.receivers: list[Callable[[Sequence[Any]], None]] = []
         """Functions that get the findings about numbers of the run."""
+        self.client_began: Callable[[], None] = lambda: None
+        """Function that is called when a client has begun, which may end by itself at the exit of the process."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -197,6 +207,10 @@ class MetricsHub:
         sweep(folder)
         return MetricsFile(folder / f"rank{name.rank}-{os.getpid()}{SUFFIX}", header)
 
+    def began(self) -> None:
+        """Note that a client has begun."""
+        self.client_began()
+
     def found(self, rules: Iterable[str]) -> None:
         """Count findings of ``rules``, one each."""
         self._found.update(rules)
@@ -212,13 +226,16 @@ class MetricsHub:
         return Counts(dict(self._found), sum(self.faults.counts.values()))
 
     def close(self, seconds: float) -> None:
-        """Send once more and end, within ``seconds``."""
+        """Send once more and end, within ``seconds``. Outlets end side by side: one that hangs costs no other its last
+        rows."""
         with self._lock:
             outlets, self._closed = list(self._outlets.values()), True
             self._outlets.clear()
         deadline = time.monotonic() + seconds
         for outlet in outlets:
-            outlet.close(max(0.0, deadline - time.monotonic()))
+            outlet.ending()
+        for outlet in outlets:
+            outlet.close(max(LEAST_SECONDS, deadline - time.monotonic()) if seconds > 0 else 0.0)
 
 
 def started_ticks() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -59,6 +59,7 @@ class TrackerOutlet:
     Args:
         name: name of the tracker.
         root: folder with the directories of all ranks, for the report.
+        began: called when the tracker has begun.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class TrackerOutlet:
         rank: int,
         faults: Faults,
         root: Path | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root if settings.report else None
         self._folder: TemporaryDirectory[str] | None = None
@@ -82,7 +84,7 @@ class TrackerOutlet:
         self._skipped = 0
         """Steps, or numbers of steps, that were left out."""
         tracker = new_tracker(name, target)
-        self._thread = TrackerThread(name, tracker, settings.seconds, faults, self._last, self.budget)
+        self._thread = TrackerThread(name, tracker, settings.seconds, faults, self._last, self.budget, began)
 
     def take(self, snapshot: Snapshot) -> None:
         """Queue what the tracker gets of ``snapshot``."""
@@ -125,6 +127,10 @@ class TrackerOutlet:
             self._folder = TemporaryDirectory(prefix="probe-")
             yield report_page(self._root, Path(self._folder.name))
 
+    def ending(self) -> None:
+        """Have what waits handed over, and the run ended."""
+        self._thread.ending()
+
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``."""
         self._thread.close(seconds)
@@ -162,7 +168,7 @@ class TrackerSink:
         name, settings = hub.name, self._settings
         facts: Mapping[str, Cell] = {"job": name.job, "ranks": name.ranks, "host": name.host, "run": self._context.run}
         target = TrackerTarget(settings.project or name.job, self._context.run, facts)
-        outlet = TrackerOutlet(self._name, target, settings, name.rank, hub.faults, self._context.root)
+        outlet = TrackerOutlet(self._name, target, settings, name.rank, hub.faults, self._context.root, hub.began)
         hub.receivers.append(outlet.run_found)
         return outlet
 
