@@ -27,7 +27,7 @@ class Finder(Protocol):
 
     @property
     def step(self) -> str:
-        """Method of optimizers that updates; empty if they are called as models are."""
+        """Method of optimizers that updates."""
 
     def trains(self, model: Any) -> bool:
         """Return whether a call of ``model`` now may belong to training."""
