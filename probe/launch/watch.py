@@ -202,10 +202,10 @@ class ScriptWatch:
         found: list[Any] = []
         served: list[Any] = []
         for owner in distinct(owners, self._finder.owned):
-            model = everything.of(owner)
-            if model is not None:
+            models = everything.of(owner)
+            found += models
+            if models:
                 served.append(owner)
-                found.append(model)
             elif called is not None:
                 kind = type(owner).__name__
                 complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", "warning")

@@ -62,6 +62,22 @@ for step in range(20):
     net.zero_grad()
 print(float(net[0].weight.detach().double().sum()))
 """
+PUT_BACK = """
+import torch
+from torch.nn import Module
+def place(function):
+    return function.__code__.co_filename.rpartition("/")[2]
+call = Module.__call__
+net = torch.nn.Linear(4, 1)
+for stage in range(2):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    print(Module.__call__ is call, place(optimizer.step.__func__))
+    net(torch.randn(8, 4)).mean().backward()
+    print(Module.__call__ is call)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(place(optimizer.step.__func__))
+"""
 EVALUATING = """
 import torch
 torch.manual_seed(1)
@@ -100,6 +116,13 @@ def test_each_fold_is_a_run(forks: ForkServer, tmp_path: Path) -> None:
     done = ran(forks, tmp_path / "folds", FOLDS, watch=True)
     assert done.code == 0, done.errors
     assert steps_of(done) == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_what_is_replaced_in_torch_is_put_back(forks: ForkServer, tmp_path: Path) -> None:
+    """`Module.__call__` and steps, from a new optimizer on until its model is found; again for the next one."""
+    done = ran(forks, tmp_path / "back", PUT_BACK, watch=True)
+    assert done.code == 0, done.errors
+    assert done.printed.splitlines() == ["False watch.py", "True", "optimizer.py"] * 2
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
