@@ -50,10 +50,11 @@ print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameter
 """
 MODEL = """
 from mindspore.train import Model
-data = ms.dataset.GeneratorDataset([(x[0].asnumpy() * i, y[0].asnumpy()) for i in range(6)], ["x", "y"], shuffle=False)
+pairs = [(x[0].asnumpy() * i, y[0].asnumpy()) for i in range(6)]
+trained, other = (ms.dataset.GeneratorDataset(pairs, ["x", "y"], shuffle=False).batch(2) for _ in range(2))
 model = Model(net, loss_fn=nn.MSELoss(), optimizer=optimizer, metrics={"loss"})
-model.train(1, data.batch(2), dataset_sink_mode=False)
-model.eval(data.batch(2), dataset_sink_mode=False)
+model.train(1, trained, dataset_sink_mode=False)
+model.eval(other, dataset_sink_mode=False)
 print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameters()))
 """
 ADVERSARIES = """

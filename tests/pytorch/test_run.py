@@ -98,7 +98,7 @@ def test_updates_without_an_optimizer_are_reported(forks: ForkServer, tmp_path: 
     text = """
 import torch
 torch.manual_seed(1)
-net = torch.nn.Linear(4, 1)
+torch.net = net = torch.nn.Linear(4, 1)  # as a global of a script: it lives until the process ends
 for step in range(3):
     net.zero_grad()
     net(torch.randn(8, 4)).mean().backward()
