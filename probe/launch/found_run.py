@@ -69,8 +69,10 @@ class FoundRun:
         self._steps = {}
         return idle
 
-    def drop(self, idle: Sequence[Any], owned: Callable[[Any], Iterable[Any]], held: Callable[[Any], Any]) -> list[str]:
-        """Watch ``idle`` no more, nor the models of which no other optimizer owns a parameter; return their names."""
+    def drop(
+        self, idle: Sequence[Any], owned: Callable[[Any], Iterable[Any]], held: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """Watch ``idle`` no more, nor the models of which no other optimizer owns a parameter; return these by name."""
         without = {id(each) for each in idle}
         left = [each for each in self.optimizers if id(each) not in without]
         trained = {id(parameter) for each in left for parameter in owned(each)}
@@ -79,8 +81,8 @@ class FoundRun:
             for name, model in self.models.items()
             if any(id(parameter) in trained for parameter in held(model))
         }
-        names = [name for name in self._models if name not in kept]
+        dropped = {name: model for name, model in self.models.items() if name not in kept}
         narrow(self.monitor, [*kept.values()], left)
         self._models = {name: weakref.ref(model) for name, model in kept.items()}
         self._optimizers = [weakref.ref(each) for each in left]
-        return names
+        return dropped

@@ -27,7 +27,7 @@ class Finder(Protocol):
 
     @property
     def step(self) -> str:
-        """Method of optimizers that updates; empty if they are called as models are."""
+        """Method of optimizers that updates."""
 
     def trains(self, model: Any) -> bool:
         """Return whether a call of ``model`` now may belong to training."""
@@ -64,21 +64,34 @@ class ModelSearch:
         self._all: list[Any] | None = None
         self._held: dict[int, frozenset[int]] = {}
 
-    def of(self, optimizer: Any) -> Any:
+    def of(self, optimizer: Any) -> list[Any]:
         """Return the model of an optimizer: the one that was called if it holds all parameters, else the smallest that
-        does; None if none does."""
-        wanted = frozenset(id(parameter) for parameter in self._finder.owned(optimizer))
+        does; if none does, the fewest that together hold what any holds, in the order of the optimizer."""
+        owned = [id(parameter) for parameter in self._finder.owned(optimizer)]
+        wanted = frozenset(owned)
         if not wanted:
-            return None
+            return []
         if self._called is not None and wanted <= self._parameters(self._called):
-            return self._finder.chosen(self._called, wanted, self._parents)
-        holding = [model for model in self._everything() if wanted <= self._parameters(model)]
-        if not holding:
+            return [self._finder.chosen(self._called, wanted, self._parents)]
+        places = {parameter: place for place, parameter in enumerate(owned)}
+        found: list[tuple[int, Any]] = []
+        while wanted and (model := self._holder(wanted)) is not None:
+            held = wanted & self._parameters(model)
+            found.append((min(map(places.__getitem__, held)), self._finder.chosen(model, held, self._parents)))
+            wanted -= held
+        return [model for _, model in sorted(found, key=lambda each: each[0])]
+
+    def _holder(self, wanted: frozenset[int]) -> Any:
+        """Return the model with most of the ``wanted`` parameters, of these the smallest, of these the outermost."""
+        held = [(len(wanted & self._parameters(model)), model) for model in self._everything()]
+        most = max((number for number, _ in held), default=0)
+        if not most:
             return None
+        holding = [model for number, model in held if number == most]
         smallest = min(map(len, map(self._parameters, holding)))
         alike = [model for model in holding if len(self._parameters(model)) == smallest]
         inner = {id(child) for model in alike for child in _children(model, alike)}
-        return self._finder.chosen(next(each for each in alike if id(each) not in inner), wanted, self._parents)
+        return next(each for each in alike if id(each) not in inner)
 
     def outermost(self, models: Sequence[Any]) -> list[Any]:
         """Return each model once, without those that are in another."""

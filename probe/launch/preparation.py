@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -14,6 +17,11 @@ from probe.launch.imports import after_import
 
 FINDERS = {"torch": "probe.pytorch.finding", "mindspore": "probe.mindspore.finding"}
 """Frameworks, each with the module that finds models; it is imported with the first optimizer."""
+
+NO_OPTIMIZER = (
+    "nothing was watched: parameters have gradients, and no optimizer of torch was made; "
+    "to watch the training, let an optimizer update them, such as torch.optim.SGD(model.parameters(), lr)"
+)
 
 
 def prepare(environ: Mapping[str, str]) -> None:
@@ -42,10 +50,9 @@ def _prepare(framework: ModuleType) -> None:
             note_made(wrapper, _wrapped)
         after_import("megatron.core.optimizer", _prepare_megatron)
         after_import("deepspeed", _prepare_deepspeed)
+        atexit.register(_ended, framework, os.getpid())
     else:
-        after_import(
-            "mindformers.tools.register", lambda _: guarded(lambda: import_module("probe.mindspore.callbacks"))
-        )
+        after_import("mindformers.tools.register", _register)
 
 
 def _register(_: ModuleType) -> None:
@@ -111,6 +118,17 @@ def _prepare_megatron(module: ModuleType) -> None:
         return optimizer
 
     module.get_megatron_optimizer = get_megatron_optimizer  # type: ignore[attr-defined]
+
+
+def _ended(framework: ModuleType, process: int) -> None:
+    """Report a training that updates its parameters without an optimizer, at the end of the process."""
+    if os.getpid() == process and FINDERS[framework.__name__] not in sys.modules:
+        guarded(lambda: _report_gradients(framework.nn.Parameter))
+
+
+def _report_gradients(parameter: type) -> None:
+    if any(parameter in type(each).__mro__ and each.grad is not None for each in gc.get_objects()):
+        import_module("probe.core.messages").complain(NO_OPTIMIZER, "warning")
 
 
 def guarded(work: Callable[[], object]) -> None:

@@ -44,6 +44,12 @@ class ScriptWatch:
         """Optimizers that were found, not noted when they were made: their models may have run."""
         self._in_vain = weakref.WeakSet[Any]()
         """Optimizers that have stepped, and of which no model holds the parameters."""
+        self._idle: list[weakref.ref[Any]] = []
+        """Optimizers that are no longer watched, because others stepped and they did not."""
+        self._prefixes: list[tuple[str, weakref.ref[Any]]] = []
+        """Models that are no longer watched, each with its name."""
+        self._unseen = weakref.WeakSet[Any]()
+        """Optimizers whose first step was not watched."""
         self._inside = threading.local()
         self._process = os.getpid()
         self._leaves_by: Undo | None = None
@@ -85,9 +91,13 @@ class ScriptWatch:
         """Note a wrapper of models: if one is put around a model that is watched, it is watched instead."""
         for run in [*self._runs]:
             if run.monitor.monitoring and watcher_of([wrapper]) is run.monitor:
-                run.hand_over()
-                self._new += map(weakref.ref, run.optimizers)
-                self._listen()
+                self._leave(run)
+
+    def _leave(self, run: FoundRun) -> None:
+        """Stop a run; the next call of its model begins another one, which goes on counting."""
+        run.hand_over()
+        self._new += map(weakref.ref, run.optimizers)
+        self._listen()
 
     def _listen(self) -> None:
         if self._undo is None:
@@ -137,7 +147,8 @@ class ScriptWatch:
         self._guarded(lambda: self._stepped(optimizer))
 
     def _forget_steps(self) -> None:
-        if not self._new and not any(run.counts for run in self._runs):
+        idle = any(each() is not None for each in self._idle)
+        if not self._new and not idle and not any(run.counts for run in self._runs):
             self._steps.forget()
 
     def _stepping(self, optimizer: Any, evaluates: bool) -> None:
@@ -147,15 +158,35 @@ class ScriptWatch:
 
     def _stepped(self, optimizer: Any) -> None:
         """Attach after the first step of an optimizer whose model was not called; count those of others."""
-        if self._waits(optimizer):
+        if any(optimizer is each() for each in self._idle):
+            self._resume(optimizer)
+        elif self._waits(optimizer):
             self._attach(None, self._waiting(), late=True)
         for run in self._runs:
             if idle := run.stepped(optimizer):
-                names = run.drop(idle, self._finder.owned, self._finder.parameters)
-                kinds = ", ".join(type(each).__name__ for each in idle)
-                also = f" with {', '.join(names)}" if names else ""
-                complain(f"no longer watched, without a step in {ENOUGH} of the others: {kinds}{also}", "info")
+                self._drop(run, idle)
         self._forget_steps()
+
+    def _drop(self, run: FoundRun, idle: Sequence[Any]) -> None:
+        """Watch optimizers without a step no more, nor their models, until they make one."""
+        left = run.drop(idle, self._finder.owned, self._finder.parameters)
+        self._idle += map(weakref.ref, idle)
+        self._prefixes += [(name, weakref.ref(model)) for name, model in left.items()]
+        kinds = ", ".join(type(each).__name__ for each in idle)
+        also = f" with {', '.join(left)}" if left else ""
+        complain(f"no longer watched, without a step in {ENOUGH} of the others: {kinds}{also}", "info")
+
+    def _resume(self, optimizer: Any) -> None:
+        """Watch an optimizer that was dropped from its second step on: in a run of its own, or, if its model is watched
+        for another one, in a run of both."""
+        self._idle = [each for each in self._idle if each() is not None and each() is not optimizer]
+        self._unseen.add(optimizer)
+        owned = {id(parameter) for parameter in self._finder.owned(optimizer)}
+        for run in [*self._runs]:
+            held = (id(parameter) for model in run.models.values() for parameter in self._finder.parameters(model))
+            if run.monitor.monitoring and not owned.isdisjoint(held):
+                self._leave(run)
+        self.made(optimizer)
 
     def _waits(self, optimizer: Any) -> bool:
         return any(optimizer is owner for owner in self._waiting()) and optimizer not in self._in_vain
@@ -187,10 +218,10 @@ class ScriptWatch:
         found: list[Any] = []
         served: list[Any] = []
         for owner in distinct(owners, self._finder.owned):
-            model = everything.of(owner)
-            if model is not None:
+            models = everything.of(owner)
+            found += models
+            if models:
                 served.append(owner)
-                found.append(model)
             elif called is not None:
                 kind = type(owner).__name__
                 complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", "warning")
@@ -206,12 +237,13 @@ class ScriptWatch:
         if not late and not any(optimizer in self._old for optimizer in optimizers):
             models = self._finder.before_tracing(models)
         counted = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)
-        begun = max(counted, self._end_others(models), int(late))
+        unseen = late or any(optimizer in self._unseen for optimizer in optimizers)
+        begun = max(counted, self._end_others(models), int(unseen))
         self._rest()
         if (watcher := watcher_of(models)) is not None:
             self.listen(watched_by(watcher))
             return
-        names = named(models) if prefixed and len(models) > 1 else {}
+        names = self._named(models) if prefixed else {}
         monitor = self._finder.monitor(self.source())
         monitor.automatic = True
         passed: Any = names or (list(models) if len(models) > 1 else models[0])
@@ -229,6 +261,12 @@ class ScriptWatch:
         by = "the optimizer's counter" if begun == counted else "the steps so far"
         complain(attached(monitor, names or {"": models[0]}, optimizers, begun, by), "info")
         self.listen(run)
+
+    def _named(self, models: Sequence[Any]) -> dict[str, Any]:
+        """Return several models by name, or one that was watched with a name before; else nothing."""
+        if len(models) > 1:
+            return named(models)
+        return {name: models[0] for name, model in self._prefixes if model() is models[0]}
 
     def _end_others(self, models: Sequence[Any]) -> int:
         """Stop the runs that share ``models``, or whose models are gone; return the step with which this run goes on,

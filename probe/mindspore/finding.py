@@ -20,7 +20,7 @@ class CellFinder:
     framework = "mindspore"
     monitor = TrainerMon
     called = nn.Cell
-    step = ""
+    step = "__call__"
 
     def trains(self, model: Any) -> bool:
         return not isinstance(model, nn.Optimizer)

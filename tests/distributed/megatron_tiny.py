@@ -60,8 +60,10 @@ def build(half: bool = False, distributed: bool = False, chunks: int = 1, fused:
         initial_loss_scale=SCALE,
         hysteresis=1,
     )
-    chained = [inner for model in models for inner in get_megatron_optimizer(settings, [model]).chained_optimizers]
-    return models, ChainedOptimizer(chained)
+    made = [get_megatron_optimizer(settings, [model]) for model in models]
+    return models, made[0] if chunks == 1 else ChainedOptimizer(
+        [inner for each in made for inner in each.chained_optimizers]
+    )
 
 
 def step(models: list[Any], optimizer: Any, number: int, overflow: bool = False) -> tuple[list[Any], bool]:

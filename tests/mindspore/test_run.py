@@ -48,6 +48,26 @@ for _ in range(3):
     optimizer(gradients(x, y)[1])
 print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameters()))
 """
+MODEL = """
+from mindspore.train import Model
+pairs = [(x[0].asnumpy() * i, y[0].asnumpy()) for i in range(6)]
+trained, other = (ms.dataset.GeneratorDataset(pairs, ["x", "y"], shuffle=False).batch(2) for _ in range(2))
+model = Model(net, loss_fn=nn.MSELoss(), optimizer=optimizer, metrics={"loss"})
+model.train(1, trained, dataset_sink_mode=False)
+model.eval(other, dataset_sink_mode=False)
+print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameters()))
+"""
+ADVERSARIES = """
+critic = nn.Dense(1, 1)
+second = nn.SGD(critic.trainable_params(), 1e-2)
+generate = ms.value_and_grad(lambda a: critic(net(a)).mean(), None, optimizer.parameters)
+criticize = ms.value_and_grad(lambda a: critic(net(a)).mean(), None, second.parameters)
+for step in range(16):
+    optimizer(generate(x)[1])
+    if step >= 13:
+        second(criticize(x)[1])
+print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in [*net.get_parameters(), *critic.get_parameters()]))
+"""
 ATTACH = """
 from probe.mindspore import TrainerMon
 monitor = TrainerMon("monitor.json")
@@ -77,7 +97,7 @@ def ran(folder: Path, text: str, *words: str) -> Ended:
     return Ended(done.stdout, done.stderr, rows)
 
 
-@pytest.mark.parametrize("way", [CELLS, FUNCTIONS], ids=["TrainOneStepCell", "value_and_grad"])
+@pytest.mark.parametrize("way", [CELLS, FUNCTIONS, MODEL], ids=["TrainOneStepCell", "value_and_grad", "Model"])
 def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
     """Names, steps and numbers, to the byte, of the network inside cells with its loss and optimizer."""
     by_hand = ran(tmp_path / "hand", (PROGRAM + way).replace("# here\n", ATTACH))
@@ -87,3 +107,24 @@ def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
     assert len(alone.rows) == 3 * 4
     assert "probe: info: watching Net with Adam; files in " in alone.errors
     assert "probe: info: 3 steps watched, 0 findings; files in " in alone.errors
+
+
+def test_an_optimizer_that_steps_late_is_dropped_and_watched_again(tmp_path: Path) -> None:
+    """Rows begin with the names of the models; after ten steps of the other, those of the one that waits end, until it
+    has made its first step."""
+    alone = ran(tmp_path / "alone", PROGRAM + ADVERSARIES, "-m", "probe", "run", "-c", "monitor.json")
+    plain = ran(tmp_path / "plain", PROGRAM + ADVERSARIES)
+    assert alone.printed == plain.printed
+    said = [line for line in alone.errors.splitlines() if line.startswith("probe: info: ")]
+    assert said[0].startswith("probe: info: watching net: Net, critic: Dense with Adam, SGD; files in ")
+    assert said[1].endswith("no longer watched, without a step in 10 of the others: SGD with critic")
+    assert said[2].startswith("probe: info: watching critic: Dense with SGD; from step 1 on")
+    assert len(said) == 5
+    steps: dict[str, set[int]] = {"net.fc.weight": set(), "critic.weight": set()}
+    for folder in (tmp_path / "alone" / "out").iterdir():
+        for path in folder.glob("grad_reduced_[0-9]*.csv"):
+            for line in path.read_text().splitlines():
+                if (name := line.split(",")[1]) in steps:
+                    steps[name].add(int(line.split(",")[2]))
+    assert steps["net.fc.weight"] == set(range(16))
+    assert steps["critic.weight"] >= {1, 2}

@@ -202,6 +202,23 @@ optimizer = Container(net)
         + SUM.format("net"),
         optimizer="optimizer.optimizers",
     ),
+    "an optimizer of two models and a parameter": Script(
+        """
+import torch
+torch.manual_seed(12)
+encoder, decoder = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()), torch.nn.Linear(2, 4)
+scale = torch.nn.Parameter(torch.zeros(()))
+optimizer = torch.optim.Adam([scale, *encoder.parameters(), *decoder.parameters()], 0.1)
+# here
+for step in range(4):
+    x = torch.randn(8, 4)
+    ((decoder(encoder(x)) - x).pow(2).mean() * scale.exp() - scale).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+        + SUM.format("decoder"),
+        "{'encoder': encoder, 'decoder': decoder}",
+    ),
     "compiled layers": Script(
         "import torch\ntorch.manual_seed(11)\n"
         "net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))\n"

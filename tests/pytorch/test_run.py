@@ -12,7 +12,7 @@ import pytest
 
 from tests import user_scripts
 from tests.forks import ForkServer
-from tests.pytorch.run_scripts import ATTACH, LOOP, OWN, ROOT, SCRIPTS, ran
+from tests.pytorch.run_scripts import ATTACH, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
 from tests.required import require
 
 require("torch")
@@ -105,6 +105,27 @@ def test_a_program_without_training_is_left_alone(forks: ForkServer, tmp_path: P
         assert "monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)" in done.errors
     else:
         assert done.said == []
+
+
+def test_updates_without_an_optimizer_are_reported(forks: ForkServer, tmp_path: Path) -> None:
+    """A loop that changes the parameters itself has no step: one line says so, and nothing is written."""
+    text = """
+import torch
+torch.manual_seed(1)
+torch.net = net = torch.nn.Linear(4, 1)  # as a global of a script: it lives until the process ends
+for step in range(3):
+    net.zero_grad()
+    net(torch.randn(8, 4)).mean().backward()
+    for each in net.parameters():
+        each.data.add_(each.grad, alpha=-0.1)
+"""
+    done, plain = (
+        ran(forks, tmp_path / name, text + SUM.format("net"), watch=name == "alone") for name in ("alone", "plain")
+    )
+    assert (done.code, done.printed) == (0, plain.printed), done.errors
+    assert not (done.folder / "out").exists()
+    assert len(done.said) == 1
+    assert "nothing was watched: parameters have gradients, and no optimizer of torch was made" in done.said[0]
 
 
 def test_what_cannot_be_watched_trains_all_the_same(forks: ForkServer, tmp_path: Path) -> None:

@@ -76,7 +76,11 @@ def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) ->
 
 
 def made_steps(optimizer: Any) -> int:
-    """Return the number of updates that ``optimizer`` counts in its state, in earlier runs too; 0 if it counts none."""
-    states = getattr(optimizer, "state", {})
-    counts = [state.get("step", 0) for state in [*states.values()] if isinstance(state, dict)]
+    """Return the number of updates that ``optimizer`` counts in its state or its groups, in earlier runs too; 0 if it
+    counts none."""
+    if (chained := getattr(optimizer, "chained_optimizers", None)) is not None:  # of Megatron-Core
+        return max(map(made_steps, chained), default=0)
+    state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
+    kept = [*(state.values() if isinstance(state, Mapping) else ()), *(groups or ())]
+    counts = [each.get("step", 0) for each in kept if isinstance(each, Mapping)]
     return max((int(count) for count in counts), default=0)
