@@ -125,6 +125,7 @@ setup(
         "probe": [
             *("py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"),
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
+            *(f"view/page/{name}" for name in ("*.html", "*.js", "*.css", "*.txt", "messages.*.json", "vendored.json")),
         ]
     },
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.

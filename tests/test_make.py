@@ -30,7 +30,7 @@ def clone(tmp_path: Path) -> Path:
     for environment in ENVIRONMENTS:
         programs = folder / environment / "bin"
         programs.mkdir(parents=True)
-        for name in ("python", "probe", "ruff", "mypy", "sphinx-build", "chromedriver", "prometheus-alertmanager"):
+        for name in ("python", "probe", "ruff", "mypy", "sphinx-build", "npm", "chromedriver", "prometheus-alertmanager"):
             (programs / name).write_text(INTERPRETER, encoding="utf-8")
             (programs / name).chmod(0o755)
         (folder / environment / "code").write_text("0", encoding="utf-8")

@@ -161,7 +161,7 @@ export class Chart {
         const x = plot.valToPos(this.spans[n][0], "x", true);
         if (x < plot.bbox.left - 1 || x > plot.bbox.left + plot.bbox.width + 1) continue;
         plot.ctx.fillStyle = line.nan[n] ? nan : inf;
-        plot.ctx.strokeStyle = line.nan[n] ? colour("ground") : infMark;
+        plot.ctx.strokeStyle = line.nan[n] ? nan : infMark;
         plot.ctx.beginPath();
         // a triangle for NaN, a square on its corner for Inf
         const corners = line.nan[n] ? [[-1, -1], [1, -1], [0, 1]] : [[0, -1], [1, 0], [0, 1], [-1, 0]];

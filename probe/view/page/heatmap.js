@@ -203,10 +203,9 @@ export class Heatmap {
       const size = Math.max(3.5, Math.min(7, place.width * 0.7, place.height * 0.7));
       const [x, y] = [place.x + place.width / 2, place.y + place.height / 2];
       context.beginPath();
-      context.arc(x, y, size / 2 + 0.5, 0, 2 * Math.PI);
-      context.lineWidth = 2.6;
-      context.strokeStyle = colour("ground");
-      context.stroke();
+      context.arc(x, y, size / 2, 0, 2 * Math.PI);
+      context.fillStyle = colour("ground");
+      context.fill();
       context.lineWidth = 1.3;
       context.strokeStyle = colour("text");
       context.stroke();

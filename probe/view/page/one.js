@@ -186,7 +186,10 @@ export class One {
     const part = (/** @type {string} */ name, /** @type {number} */ n) => arrays[name].subarray(n * count, (n + 1) * count);
     const few = header.ranks.length <= LINE_COLOURS;
     const some = header.ranks.includes(this.state.rank); // the others step back
-    const lines = header.ranks.map((/** @type {number} */ rank, /** @type {number} */ n) => {
+    const places = /** @type {number[]} */ (header.ranks.map((/** @type {number} */ _, /** @type {number} */ n) => n));
+    this.order = places.sort((a, b) => Number(header.ranks[a] === this.state.rank) - Number(header.ranks[b] === this.state.rank) || a - b);
+    const lines = this.order.map((n) => {
+      const rank = header.ranks[n];
       const own = rank === this.state.rank;
       return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1,
         low: part("minimum", n), high: part("maximum", n), nan: part("nan", n), inf: part("inf", n) };
@@ -194,6 +197,9 @@ export class One {
     this.curve.show(header.spans, lines, this.state.step);
     this.controls.chips(few ? header.ranks : [], this.state.rank);
   }
+
+  /** @type {number[]} places of the curves in the answer, in the order of drawing: the chosen rank is on top */
+  order = [];
 
   /** @param {Error} problem */
   failCurve(problem) {
@@ -282,7 +288,7 @@ export class One {
    */
   pick(line, point) {
     const { header } = /** @type {Binary} */ (this.answer);
-    go({ rank: header.ranks[line], step: header.steps[point], micro: null });
+    go({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
   }
 
   /** @param {number} point */
