@@ -1,0 +1,215 @@
+"""Rows of one run: read by DuckDB on demand, which can open the files of the run alone."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from probe.core.analysis.select_statement import restrict
+from probe.core.storage.duckdb_reader import Connection, Rows, connect
+from probe.core.storage.location import located, readable_by_duckdb
+from probe.core.storage.parquet_check import readable
+from probe.core.storage.problems import Problems
+from probe.core.storage.sql import folder_of, pattern_of, quoted
+from probe.core.storage.table_files import TableFile
+from probe.view.run_files import RunFiles, RunGone, RunListing
+
+MEMORY = "160MB"
+"""Memory that DuckDB may use for one run; sorting and grouping beyond it use files."""
+LEAST_SECONDS = 0.9
+"""Shortest time in seconds between two looks at the files of a run."""
+SHARE = 20
+"""A look that takes a second is followed by the next one after so many seconds: then it has 5 % of a processor."""
+REMOTE_SECONDS = 30.0
+"""Shortest time between two looks at a run in object storage, where each costs requests."""
+REJECTED = ("reject_errors", "reject_scans")
+"""Tables in which DuckDB keeps the lines that it could not read, of one query after the other."""
+
+
+class RunReader:
+    """Reader of one run; one thread at a time.
+
+    Args:
+        place: as of :class:`RunFiles`.
+    """
+
+    def __init__(self, place: str, directory: str = "") -> None:
+        self.lock = threading.RLock()
+        self._files = RunFiles(place, directory)
+        self._remote = not isinstance(located(place), Path)
+        self._next_look = 0.0
+        self._listing: RunListing | None = None
+        self._connection: Connection | None = None
+        self._folders: frozenset[str] = frozenset()
+        self._whole: Rows | None = None
+        self._whole_of: RunListing | None = None
+        self._damaged = dict[Any, str]()
+        self._line_problems = Problems()
+        self._schemas = count()
+        self._scratch = Path(tempfile.mkdtemp(prefix="probe-"))
+
+    def close(self) -> None:
+        """Release all resources."""
+        with self.lock:
+            self._drop_connection()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def listing(self) -> RunListing:
+        """Return the files of the run; they are looked at again if the last look is long enough ago.
+
+        Raises:
+            RunGone: if the run has been removed.
+        """
+        with self.lock:
+            if self._listing is None or time.monotonic() >= self._next_look:
+                began = time.monotonic()
+                self._listing = self._files.look()
+                least = REMOTE_SECONDS if self._remote else LEAST_SECONDS
+                self._next_look = time.monotonic() + max(least, SHARE * (time.monotonic() - began))
+            return self._listing
+
+    @contextmanager
+    def rows(
+        self,
+        signals: Collection[str],
+        first: int | None = None,
+        last: int | None = None,
+        ranks: Collection[int] | None = None,
+        files: Mapping[str, list[tuple[int, TableFile]]] | None = None,
+    ) -> Iterator[Rows]:
+        """Open the rows of some signals that may lie from step ``first`` to ``last``, and of some ranks; rows beside
+        these may be there, too.
+
+        Args:
+            files: files that are read; None for those that the other arguments choose.
+
+        Raises:
+            RunGone: if the run has been removed.
+            ValueError: if the files cannot be read.
+        """
+        import duckdb
+
+        with self.lock:
+            listing = self.listing()
+            if listing.databases:
+                yield self._opened_whole(listing)
+                return
+            chosen = files
+            if chosen is None:
+                chosen = {s: self._chosen(listing, s, first, last, ranks) for s in signals if s in listing.files}
+            kept = {
+                signal: [pair for pair in own if pair[1].path not in self._damaged] for signal, own in chosen.items()
+            }
+            kept = {signal: own for signal, own in kept.items() if own}
+            connection = self._connected(listing)
+            schema = f"run_{next(self._schemas)}"
+            try:
+                with Rows(
+                    listing.run.directories, self._line_problems, connection, schema, files=kept, scratch=self._scratch
+                ) as rows:
+                    yield rows
+            except duckdb.Error as error:
+                self._after_failure(kept, error)
+            finally:
+                if self._connection is not None:
+                    connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE")
+                    for table in REJECTED:
+                        connection.execute(f"DROP TABLE IF EXISTS {table}")
+
+    def problems(self) -> list[str]:
+        """Return the problems with files that are known, line by line."""
+        with self.lock:
+            found = Problems()
+            if self._listing is not None:
+                found.extend(self._listing.problems)
+            found.extend(self._line_problems)
+            for path, what in self._damaged.items():
+                found.add(path, what)
+            return found.lines()
+
+    def _chosen(
+        self, listing: RunListing, signal: str, first: int | None, last: int | None, ranks: Collection[int] | None
+    ) -> list[tuple[int, TableFile]]:
+        """Return the files of a signal that may have rows of some steps and ranks."""
+        directories = listing.run.directories
+        kept = []
+        for n, file in listing.files[signal]:
+            if last is not None and file.first > last:
+                continue
+            if first is not None and file.last < first:
+                continue
+            if ranks is not None and not _has_rank(file, directories[n].rank, ranks):
+                continue
+            kept.append((n, file))
+        return kept
+
+    def _after_failure(self, files: Mapping[str, list[tuple[int, TableFile]]], error: Exception) -> None:
+        """Leave out the damaged files that made a query fail.
+
+        Raises:
+            RunGone: if a file has been removed.
+            ValueError: always else, with what to do.
+        """
+        self._next_look = 0.0
+        every = [file for own in files.values() for _, file in own]
+        if any(not file.path.exists() for file in every):
+            raise RunGone("a file of the run has been removed while it was read: ask again") from error
+        problems = Problems()
+        connection = self._connection
+        if connection is not None:
+            good = {file.path for file in readable(connection, every, problems)}
+            for problem in problems.kept:
+                if problem.path not in good:
+                    self._damaged[problem.path] = problem.what
+        first = str(error).splitlines()[0]
+        raise ValueError(
+            f"the files of the run cannot be read: {first}: ask again, damaged ones are left out"
+        ) from error
+
+    def _connected(self, listing: RunListing) -> Connection:
+        """Return a connection that can open the folders of the run alone."""
+        folders = frozenset(
+            folder_of(str(file.path)) or "." for files in listing.files.values() for _, file in files
+        ) | {folder_of(str(directory.path / "_")) or "." for directory in listing.run.directories}
+        if self._connection is None or not folders <= self._folders:
+            self._drop_connection()
+            connection = connect(MEMORY)
+            for directory in listing.run.directories:
+                readable_by_duckdb(connection, directory.path)
+            patterns = {pattern_of(folder) for folder in folders}  # DuckDB checks these too
+            restrict(connection, [*folders, *patterns, str(self._scratch)])
+            self._connection, self._folders = connection, folders
+        return self._connection
+
+    def _opened_whole(self, listing: RunListing) -> Rows:
+        """Return all rows of a run that has databases, which are copied as a whole."""
+        if self._whole is None or self._whole_of is not listing:
+            self._drop_connection()
+            self._whole = Rows(listing.run.directories, Problems(), connect(MEMORY), scratch=self._scratch)
+            self._connection, self._whole_of = self._whole.connection, listing
+            folders = {folder_of(str(file.path)) or "." for own in self._whole.blocks.values() for _, file in own}
+            patterns = {pattern_of(folder) for folder in folders}
+            restrict(self._whole.connection, [*folders, *patterns, str(self._scratch)])
+        return self._whole
+
+    def _drop_connection(self) -> None:
+        if self._whole is not None:
+            self._whole.close()
+            self._whole = self._whole_of = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _has_rank(file: TableFile, rank: int, ranks: Collection[int]) -> bool:
+    if file.ranks is None:
+        return rank in ranks
+    low, high = file.ranks
+    return any(low <= each <= high for each in ranks)
