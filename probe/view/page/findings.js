@@ -89,7 +89,7 @@ export class Findings {
   /** @param {Finding} finding */
   isShown(finding) {
     const state = this.shown;
-    return Boolean(state) && finding.row === state?.row && finding.step === state?.step && finding.rank === state?.rank && finding.signal === (state?.signal || finding.signal);
+    return Boolean(state) && finding.row === state?.row && finding.op === (state?.op || finding.op) && finding.step === state?.step && finding.rank === state?.rank && finding.signal === (state?.signal || finding.signal);
   }
 
   /**
@@ -105,7 +105,7 @@ export class Findings {
       on: { click: () => this.choose(finding) } },
     element("td", { className: "when", textContent: String(finding.step) }, element("small", { textContent: `${t("rank")} ${finding.rank}` })),
     element("td", { className: "name" }, element("div", {}, element("bdi", { textContent: finding.row })),
-      element("small", { textContent: `${finding.signal} · ${finding.rule}` }), finding.cause === "initiating" ? element("span", { className: "tag", textContent: t("cause.initiating") }) : null),
+      element("small", { textContent: `${t("curve.op", { op: finding.op, signal: finding.signal })} · ${finding.rule}` }), finding.cause === "initiating" ? element("span", { className: "tag", textContent: t("cause.initiating") }) : null),
     element("td", { className: "number" }, element("span", { className: look, textContent: text(finding.value) })));
   }
 

@@ -42,10 +42,15 @@ export class Runs {
   update(state) {
     this.state = state;
     if (document.activeElement !== this.filter) this.filter.value = state.filter;
-    const { sort, descending, filter } = state;
+    const { filter } = state;
+    const sort = state.sort || "changed";
     this.heads.replaceChildren(element("th", { className: "pick", aria: { label: t("runs.pick") } }), ...COLUMNS.map((column) => this.head(...column)));
-    this.source.want(address("runs", { sort: sort || "changed", descending: sort ? descending : 1, filter, limit: this.limit }));
+    const turned = sort === "changed" ? !this.falls() : this.falls(); // the server puts the newest first by itself
+    this.source.want(address("runs", { sort, descending: turned ? 1 : null, filter, limit: this.limit }));
   }
+
+  /** Whether the largest is first. */
+  falls = () => !this.state.sort || Boolean(this.state.descending);
 
   changed() {
     this.source.renew();
@@ -72,7 +77,7 @@ export class Runs {
     const label = t(`runs.${name}`);
     if (!sort) return element("th", { scope: "col", textContent: label });
     const own = (this.state.sort || "changed") === sort;
-    const falls = this.state.sort ? Boolean(this.state.descending) : true;
+    const falls = this.falls();
     const next = own ? (falls ? null : 1) : FALLING.includes(sort) ? 1 : null;
     const made = button(label, () => go({ sort, descending: next }, { replace: true }), { data: { sort } });
     return element("th", { scope: "col", className: number ? "number" : "", aria: own ? { sort: falls ? "descending" : "ascending" } : {} }, made);
@@ -99,7 +104,7 @@ export class Runs {
       element("td", { className: "pick" }, pick),
       element("td", { className: "name" }, link, element("small", { className: "quiet", textContent: run.location })),
       element("td", {}, aliveness(run)), number(stepsOf(run)), number(run.ranks),
-      number(run.findings, run.findings ? "bad" : ""), element("td", { className: "why" }, run.first_cause ?? "", run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null),
+      number(run.findings, run.findings ? "bad" : ""), element("td", { className: "why" }, element("div", { title: run.first_cause ?? "", textContent: run.first_cause ?? "" }), run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null),
       number(costText(run.cost)), number(run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
   }
 

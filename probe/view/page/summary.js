@@ -44,9 +44,11 @@ function cause(run, show) {
     if (run.finding_total || run.analysis === "running") return element("p", { className: "cause", textContent: t(run.analysis === "running" ? "analysis.running" : "cause.unknown") });
     return element("p", { className: "cause good", textContent: t("cause.none") });
   }
-  const there = first.row && first.rank !== null && first.step !== null;
-  return element("p", { className: "cause bad", id: "cause" }, element("strong", { textContent: t("cause") }), " ", element("span", { textContent: first.sentence }), " ",
-    there ? button(t("cause.show"), () => show(first), { id: "show-cause" }) : null);
+  const there = Boolean(first.row) && first.rank !== null && first.step !== null;
+  const text = there ? t("cause.headline", first) : first.kind;
+  return element("div", { className: "cause bad", id: "cause" },
+    element("p", {}, element("strong", { textContent: `${t("cause")} ` }), text, " ", there ? button(t("cause.show"), () => show(first), { id: "show-cause" }) : null),
+    element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { textContent: first.sentence })));
 }
 
 /** @param {string[]} problems */

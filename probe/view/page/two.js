@@ -109,10 +109,11 @@ export class Two {
   /** @param {any} answer */
   sentences(answer) {
     const first = answer.first_difference;
-    const parts = [element("p", {}, element("strong", { textContent: answer.verdict }))];
+    const parts = [element("p", { textContent: answer.verdict })];
     if (first) {
-      parts.push(element("p", { id: "difference" }, element("span", { textContent: first.sentence }), " ", button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
-      parts.push(element("p", { className: "number" }, `A ${text(first.left, 8)}   B ${text(first.right, 8)}`));
+      if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
+      parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
+        button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
     }
     for (const sentence of [...(answer.about ?? []), ...(answer.problems ?? [])]) parts.push(element("p", { className: "quiet", textContent: sentence }));
     return parts;
