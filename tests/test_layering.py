@@ -23,9 +23,10 @@ ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services"),
-    "probe.services": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
-    "probe.launch": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services"),
+    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view"),
+    "probe.services": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.view"),
+    "probe.view": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
+    "probe.launch": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view"),
     "probe.core.output.sinks": RUNNING,
     "probe.core.rules": RUNNING,
     "probe.pytorch": ("mindspore", "probe.mindspore", "probe.cli"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +58,8 @@ class ViewEndpoints:
     def __init__(self, runs: RunList, log: ChangeLog) -> None:
         self._runs, self._log = runs, log
         self._limit = anyio.CapacityLimiter(MOST_AT_ONCE)
-        self._ended = threading.Event()
+        self.is_ending: Callable[[], bool] = lambda: False
+        """Returns whether the server ends, and streams with it."""
 
     def routes(self) -> list[Route]:
         """Return the paths."""
@@ -118,9 +119,9 @@ class ViewEndpoints:
 
     def _read_some(self, runs: Sequence[ListedRun]) -> None:
         """Read the summaries of some runs that were never read, within the time that a person waits."""
-        deadline = anyio_time() + READ_SECONDS
+        deadline = time.monotonic() + READ_SECONDS
         for run in runs:
-            if anyio_time() > deadline:
+            if time.monotonic() > deadline:
                 return
             self._runs.read(run)
 
@@ -162,7 +163,11 @@ class ViewEndpoints:
 
         async def endpoint(request: Request) -> Response:
             run = self._listed_run(request.path_params["number"])
-            return await self._on_thread(lambda: read(self._runs.viewed(run.number), run, Parameters(request)))
+            try:
+                return await self._on_thread(lambda: read(self._runs.viewed(run.number), run, Parameters(request)))
+            except RunGone:
+                self._runs.forget(run)
+                raise
 
         return endpoint
 
@@ -272,19 +277,10 @@ class ViewEndpoints:
         wanted = sorted(set(query.ranks("runs") or []))[:16]
         since = request.headers.get("last-event-id") or request.query_params.get("cursor")
         cursor = parsed_cursor(since, self._log)
-        stream = events(self._log, cursor, wanted, self._event_fields, lambda: self._look(wanted))
+        ended = self.is_ending
+        stream = events(self._log, cursor, wanted, self._event_fields, lambda: self._look(wanted), ended)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._until_ended(stream), headers=headers)
-
-    async def _until_ended(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for part in stream:
-            if self._ended.is_set():
-                return
-            yield part
-
-    def end(self) -> None:
-        """End all streams."""
-        self._ended.set()
+        return StreamingResponse(stream, headers=headers)
 
     def _look(self, wanted: Sequence[int]) -> None:
         """Look at the runs that are shown."""
@@ -306,13 +302,6 @@ class ViewEndpoints:
 
 READ_SECONDS = 0.3
 """Time in seconds in which summaries are read for a list."""
-
-
-def anyio_time() -> float:
-    """Return the time on the clock of deadlines."""
-    import time
-
-    return time.monotonic()
 
 
 ORDERS = {

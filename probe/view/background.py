@@ -1,4 +1,4 @@
-"""Analyses and comparisons, each in a process of its own that takes only the time that no other program wants.
+"""Analyses and comparisons, each in a process of its own, of low priority.
 
 python -m probe.view.background analyse PLACE DIRECTORY
 python -m probe.view.background compare PLACE DIRECTORY PLACE DIRECTORY
@@ -25,6 +25,8 @@ MOST_WAITING = 100
 """Tasks that wait at most; the oldest is dropped."""
 MOST_KEPT = 200
 """Results that are kept at most; the oldest is dropped."""
+NICE = 15
+"""Priority of a task: beside a program that takes all of a processor it gets about 3 % of it."""
 MEMORY = "256MB"
 """Memory that DuckDB may use for an analysis."""
 
@@ -166,10 +168,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _yield_processor() -> None:
-    """Run only when no other program wants the processor."""
-    os.nice(19)
-    with suppress(OSError, AttributeError):  # Linux has it
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Run with a lower priority than the server, which has a lower one than training."""
+    os.nice(max(0, NICE - os.nice(0)))
 
 
 def _analysed(place: str, directory: str) -> dict[str, Any]:

@@ -59,20 +59,26 @@ def parsed_cursor(text: str | None, log: ChangeLog) -> int:
 
 
 async def events(
-    log: ChangeLog, cursor: int, runs: Collection[int], about: Callable[[int], Any], look: Callable[[], Any]
+    log: ChangeLog,
+    cursor: int,
+    runs: Collection[int],
+    about: Callable[[int], Any],
+    look: Callable[[], Any],
+    is_ending: Callable[[], bool],
 ) -> AsyncIterator[bytes]:
     """Yield the events of a stream.
 
     Args:
         about: returns the fields of a run in an event; it is called on a thread.
         look: looks at the runs again, on a thread.
+        is_ending: returns whether the stream ends.
     """
     loop = asyncio.get_running_loop()
     log.streams += 1
     try:
         yield b"retry: 2000\n\n"
         last = loop.time()
-        while True:
+        while not is_ending():
             await loop.run_in_executor(None, look)
             now, listed, changed = log.since(cursor, runs)
             if listed or changed:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probe.core.analysis.report.survey import SurveyRow
-from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import PP_STAGE
+from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.sql import literal
 from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
 from probe.view.levels import STEPS, Level, LevelStore, row_cells, with_lines
-from probe.view.row_names import RowNames, row_names, stages_of
+from probe.view.row_names import RowNames, row_names
 from probe.view.run_reader import RunReader
 
 MOST_COLUMNS = 4096
@@ -150,14 +149,13 @@ def _from_rows(
 ) -> Picture:
     listing = reader.listing()
     directories = listing.run.directories
-    stages = stages_of(directories)
     own = [n for n, directory in enumerate(directories) if rank is None or directory.rank == rank]
     ranks = None if rank is None else [rank]
     known = {row: n for n, row in enumerate(level.rows)}
     with reader.rows([level.signal], span.first, span.last, ranks) as rows:
         found: dict[str, Any] | None = None
         if own and level.signal in rows.signals and op in rows.numbers(level.signal):
-            found = _cells_of(rows, level, op, span, {n: stages[n] for n in own}, known, width)
+            found = _cells_of(rows, level, op, span, own, known, width)
     if found is None or not len(found["block"]):
         return Picture([], [], CellArrays.of(len(level.rows), 0), True)
     inside = found["line"] < len(level.rows)  # a row that has come since is in the next picture
@@ -169,11 +167,10 @@ def _from_rows(
 
 
 def _cells_of(
-    rows: Rows, level: Level, op: str, span: Span, stages: dict[int, int], known: dict[Any, int], width: int
+    rows: Rows, level: Level, op: str, span: Span, own: Sequence[int], known: dict[Any, int], width: int
 ) -> dict[str, Any]:
-    columns = {"directory": "INTEGER", PP_STAGE: "INTEGER", "first": "BIGINT", "after": "BIGINT"}
-    fill(rows.connection, "spans", columns, ((n, stage, span.first, span.last + 1) for n, stage in stages.items()))
-    return with_lines(rows, row_cells(rows, level.signal, op, width, "spans"), known)[1]
+    spans = dict.fromkeys(own, (span.first, span.last + 1))
+    return with_lines(rows, row_cells(rows, level.signal, op, width, spans), known)[1]
 
 
 def _grouped(steps: list[tuple[int, int]], cells: CellArrays, columns: int) -> Picture:

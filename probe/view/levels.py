@@ -42,6 +42,8 @@ MOST_LEVELS = 16
 """Levels of a run that are kept in memory."""
 WRITE_SECONDS = 20.0
 """Shortest time between two times at which the level of a run that grows is written."""
+DONE = 1 << 40
+"""Step up to which the files of ranks are read that have ended."""
 VERSION = 1
 """Version of the files of levels; another one's are made again."""
 
@@ -180,36 +182,41 @@ class LevelStore:
         """Return for each directory with new rows the first step that was not read, the step before which all are
         finished, and the last step."""
         directories = listing.run.directories
-        grown = _grown(level, listing)
-        if not grown and not listing.databases:
-            return {}
+        first = {n: level.until.get(directory.path.name, 0) for n, directory in enumerate(directories)}
+        if listing.databases or directories[0].packed is not None:
+            return {n: (step, DONE, DONE - 1) for n, step in first.items() if step < DONE}
+        grown = [(n, file) for n, file in listing.files.get(level.signal, ()) if file.last >= first[n]]
+        if listing.ended:
+            return {n: (first[n], DONE, DONE - 1) for n, _ in grown if first[n] < DONE}
+        last_files = dict(sorted(grown, key=lambda pair: (pair[0], pair[1].first)))
         spans = {}
-        with self._reader.rows([level.signal], files={level.signal: grown}) as rows:
-            if level.signal not in rows.signals:
-                return {}
-            query = f"SELECT directory, max(step) FROM {rows.view(level.signal)} GROUP BY 1"  # noqa: S608
-            for n, last in rows.connection.execute(query).fetchall():
-                first = level.until.get(directories[n].path.name, 0)
-                ended = directories[n].manifest.ended or directories[n].until is not None
-                if last >= first:
-                    spans[n] = first, last + 1 if ended else last, last
+        for n, last in self._last_steps(level.signal, list(last_files.items())).items():
+            ended = directories[n].manifest.ended or directories[n].until is not None
+            if last >= first[n]:
+                spans[n] = first[n], last + 1 if ended else last, last
         return spans
+
+    def _last_steps(self, signal: str, files: list[tuple[int, TableFile]]) -> dict[int, int]:
+        """Return the last step of each directory, by its last file."""
+        if not files:
+            return {}
+        with self._reader.rows([signal], files={signal: files}) as rows:
+            if signal not in rows.signals:
+                return {}
+            query = f"SELECT directory, max(step) FROM {rows.view(signal)} GROUP BY 1"  # noqa: S608 - our own view
+            return dict(rows.connection.execute(query).fetchall())
 
     def _add(self, level: Level, spans: Mapping[int, tuple[int, int]]) -> None:
         """Add steps of some directories to a level."""
         listing = self._reader.listing()
         first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values()) - 1
-        ranks = {listing.run.directories[n].rank for n in spans}
+        directories = listing.run.directories
+        ranks = None if len(spans) == len(directories) else {directories[n].rank for n in spans}
         with self._reader.rows([level.signal], first, last, ranks) as rows:
-            if level.op not in rows.numbers(level.signal):
+            if level.signal not in rows.signals or level.op not in rows.numbers(level.signal):
                 return
-            stages = stages_of(listing.run.directories)
-            about = [(n, stages[n], *spans[n]) for n in spans]
-            columns = {"directory": "INTEGER", PP_STAGE: "INTEGER", "first": "BIGINT", "after": "BIGINT"}
-            fill(rows.connection, "spans", columns, about)
-            found = row_cells(rows, level.signal, level.op, level.width, "spans")
-            lines = {row: n for n, row in enumerate(level.rows)}
-            every, cells = with_lines(rows, found, lines)
+            found = row_cells(rows, level.signal, level.op, level.width, spans)
+            every, cells = with_lines(rows, found, {row: n for n, row in enumerate(level.rows)})
         level.merge(cells, every)
 
     def _path(self, signal: str, op: str) -> Path:
@@ -232,22 +239,29 @@ class LevelStore:
             _log.warning("levels cannot be kept in %s: %s", self._folder, error)
 
 
-def row_cells(rows: Rows, signal: str, op: str, width: int, spans: str, where: str = "true") -> str:
+def row_cells(rows: Rows, signal: str, op: str, width: int, spans: Mapping[int, tuple[int, int]]) -> str:
     """Make a temporary table of the cells of all rows of a signal; return its name.
 
     Args:
         width: steps of a cell.
-        spans: table with the columns ``directory, pp_stage, first, after``: the steps that are read.
+        spans: for each directory that is read its first step, and the one after its last.
     """
+    stages = stages_of(rows.directories)
+    source, first, after, stage = f"{rows.view(signal)} AS v", "", "", str(next(iter(stages.values())))
+    if len(spans) == len(stages) and len(set(spans.values())) == len(set(stages.values())) == 1:
+        first, after = map(str, next(iter(spans.values())))  # joining the spans takes a third of the time
+    else:
+        columns = {"directory": "INTEGER", PP_STAGE: "INTEGER", "first": "BIGINT", "after": "BIGINT"}
+        fill(rows.connection, "spans", columns, ((n, stages[n], *span) for n, span in spans.items()))
+        source += " JOIN spans AS s ON s.directory = v.directory"
+        first, after, stage = "s.first", "s.after", f"s.{PP_STAGE}"
     keys = {
-        PP_STAGE: f"s.{PP_STAGE}",
+        PP_STAGE: stage,
         "stage": "coalesce(v.vpp_stage, 0)",
         "name": "coalesce(v.name, '')",
         "block": f"v.step // {width}" if width & (width - 1) else f"v.step >> {width.bit_length() - 1}",
     }
-    source = f"{rows.view(signal)} AS v JOIN {spans} AS s ON s.directory = v.directory"
-    condition = f"v.step >= s.first AND v.step < s.after AND ({where})"
-    CellQuery(keys, op, source, condition).make(rows.connection, "row_cells")
+    CellQuery(keys, op, source, f"v.step >= {first} AND v.step < {after}").make(rows.connection, "row_cells")
     return "row_cells"
 
 
@@ -262,19 +276,6 @@ def with_lines(rows: Rows, table: str, lines: Mapping[SurveyRow, int]) -> tuple[
     chosen = ", ".join(("line", "block", *KINDS))
     joined = f"SELECT {chosen} FROM {table} JOIN lines USING ({PP_STAGE}, stage, name)"  # noqa: S608 - our own tables
     return every, fetched(rows.connection, joined)
-
-
-def _grown(level: Level, listing: RunListing) -> list[tuple[int, TableFile]]:
-    """Return the files that may have steps which were not read: of each directory those that are new or have grown, and
-    the last one, whose last step was not finished."""
-    kept: dict[int, list[TableFile]] = {}
-    for n, file in listing.files.get(level.signal, ()):
-        kept.setdefault(n, []).append(file)
-    found = []
-    for n, own in kept.items():
-        until = level.until.get(listing.run.directories[n].path.name, 0)
-        found += [(n, file) for file in own if file.last >= until]
-    return found
 
 
 def _continues(level: Level, listing: RunListing) -> bool:
@@ -293,8 +294,11 @@ def _continues(level: Level, listing: RunListing) -> bool:
                 return False
             continue
         seen += 1
-        if not _is_known(file, known, _stamp(listing, file)):
+        stamp = _stamp(listing, file)
+        if not _is_known(file, known, stamp):
             return False
+        if stamp != known[:2] and level.until.get(listing.run.directories[n].path.name, 0) == DONE:
+            return False  # a rank that had ended goes on
     return seen == len(level.stamps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from probe.core.storage import sqlite_reader
@@ -60,7 +61,8 @@ class RunFiles:
     """
 
     def __init__(self, place: str, directory: str = "") -> None:
-        self.place, self._directory = place, directory
+        self.place, self.directory = place, directory
+        self._lock = threading.Lock()
         self._tables: dict[Place, tuple[FileStamp, TableFile | None, Problems]] = {}
         self._listing: RunListing | None = None
         self._known: tuple[RecordedRun, FileStamp | None, dict[Place, FileStamp]] | None = None
@@ -73,14 +75,15 @@ class RunFiles:
             RunGone: if the run has been removed.
         """
         root = located(self.place).expanduser().absolute()
-        try:
-            found = self._look(root)
-        except FileNotFoundError as error:
-            raise RunGone(f"{root}: the run has been removed while it was read ({error})") from error
-        before = self._listing
-        if before is None or before.stamps != found.stamps or before.run != found.run:
-            self._listing = before = found
-        return before
+        with self._lock:
+            try:
+                found = self._look(root)
+            except FileNotFoundError as error:
+                raise RunGone(f"{root}: the run has been removed while it was read ({error})") from error
+            before = self._listing
+            if before is None or before.stamps != found.stamps or before.run != found.run:
+                self._listing = before = found
+            return before
 
     def _look(self, root: Place) -> RunListing:
         problems = Problems()
@@ -126,7 +129,7 @@ class RunFiles:
 
     def _run(self, root: Place, problems: Problems) -> RecordedRun:
         try:
-            return last_run(root, problems, self._directory)
+            return last_run(root, problems, self.directory)
         except ValueError as error:
             raise RunGone(str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import Location, Place, contents, located
-from probe.core.storage.packed_run import is_packed
+from probe.core.storage.packed_run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_name
 from probe.view.background import BackgroundTasks
@@ -30,7 +31,7 @@ MOST_RUNS = 100_000
 """Runs that are listed at most."""
 MOST_OPEN = 4
 """Runs whose rows are open at a time."""
-SEARCH_SECONDS = 10.0
+SEARCH_SECONDS = 2.0
 """Shortest time between two searches for new runs."""
 SHARE = 20
 """A second of work on summaries is followed by so many seconds without, once all runs are known."""
@@ -43,7 +44,7 @@ class ListedRun:
     number: int
     place: str
     directory: str
-    """Name of its first directory."""
+    """Name of its first directory; empty as long as it has not been looked for."""
     name: str
     summary: RunSummary | None = None
     gone: bool = False
@@ -67,7 +68,11 @@ class RunList:
         self._runs: list[ListedRun] = []
         self._known: dict[tuple[str, str], ListedRun] = {}
         self._roots: dict[str, float] = {}
+        """Folders with runs, with the times at which they had changed."""
+        self._resolved = set[str]()
+        self._resolving = threading.Lock()
         self._open: OrderedDict[int, ViewedRun] = OrderedDict()
+        self._files: OrderedDict[int, RunFiles] = OrderedDict()
         self._ended = threading.Event()
         self.tasks = BackgroundTasks(self._task_ended)
         self._thread = threading.Thread(target=self._follow, name="probe-view-runs", daemon=True)
@@ -104,13 +109,14 @@ class RunList:
             KeyError: if there is no run of this number.
         """
         closing: list[ViewedRun] = []
+        run = self.run(number)
+        if run is None:
+            raise KeyError(number)
+        self.resolve(run)
         with self._lock:
-            run = self.run(number)
-            if run is None:
-                raise KeyError(number)
             found = self._open.pop(number, None)
             if found is None:
-                found = ViewedRun(run.place, run.directory, self._cache, self.tasks)
+                found = ViewedRun(self._files_of(run), self._cache, self.tasks)
             self._open[number] = found
             while len(self._open) > MOST_OPEN:
                 closing.append(self._open.popitem(last=False)[1])
@@ -123,17 +129,16 @@ class RunList:
         if run.gone or (run.summary is not None and time.monotonic() - run.read < LEAST_SECONDS):
             return run.summary
         try:
+            self.resolve(run)
             with self._lock:
                 opened = self._open.get(run.number)
             if opened is not None:
                 summary = opened.summary()
             else:
-                place = located(run.place)
-                listing = RunFiles(run.place, run.directory).look()
-                summary = summary_of(listing, place, run.dumped)
+                files = self._files_of(run)
+                summary = summary_of(files.look(), located(run.place), run.dumped)
         except RunGone:
-            run.gone, run.summary = True, None
-            self._changed(None)
+            self.forget(run)
             return None
         except (OSError, ValueError) as error:
             _log.warning("%s: its summary cannot be read: %s", run.place, error)
@@ -146,6 +151,25 @@ class RunList:
                 self._changed(None)
         return summary
 
+    def _files_of(self, run: ListedRun) -> RunFiles:
+        """Return the files of a run; those of a few runs are kept, since one of them may be opened next."""
+        with self._lock:
+            files = self._files.pop(run.number, None) or RunFiles(run.place, run.directory)
+            self._files[run.number] = files
+            while len(self._files) > MOST_OPEN:
+                self._files.popitem(last=False)
+            return files
+
+    def forget(self, run: ListedRun) -> None:
+        """Leave a run that has been removed out of the list; its number is not used again."""
+        with self._lock:
+            known, run.gone, run.summary = run.gone, True, None
+            opened = self._open.pop(run.number, None)
+        if opened is not None:
+            opened.close()
+        if not known:
+            self._changed(None)
+
     def _task_ended(self, key: object) -> None:
         if isinstance(key, tuple) and key[0] == "analysis":
             run = self._known.get((key[1], key[2]))
@@ -153,29 +177,39 @@ class RunList:
                 self._changed(run.number)
 
     def _search(self) -> None:
-        """Add the runs that are new."""
+        """Add the folders that are new, and the runs in those that have changed."""
         before = len(self._runs)
         for text in self._places:
             for root in _roots(located(text).expanduser().absolute(), 0):
                 if self._ended.is_set() or len(self._runs) >= MOST_RUNS:
                     return
-                self._add(root)
+                place, changed = str(root), _modified(root)
+                if place not in self._roots:
+                    self._roots[place] = changed
+                    with self._lock:
+                        self._runs.append(ListedRun(len(self._runs), place, "", root.name))
+                elif self._roots[place] != changed and place in self._resolved:
+                    self._roots[place] = changed
+                    self._resolve(root, None)
         if len(self._runs) != before:
             self._changed(None)
 
-    def _add(self, root: Place) -> None:
-        """Add the runs in the folder of a program."""
+    def resolve(self, run: ListedRun) -> None:
+        """Find the runs in the folder of ``run``, unless that is done: the one that began last is ``run``."""
+        if not run.directory:
+            with self._resolving:
+                if not run.directory:
+                    self._resolve(located(run.place), run)
+
+    def _resolve(self, root: Place, last: ListedRun | None) -> None:
         place = str(root)
-        changed = 0.0 if isinstance(root, Location) else _modified(root)
-        if self._roots.get(place) == changed and changed:
-            return
-        self._roots[place] = changed
         try:
             found = runs(find(root, Problems()))
         except (OSError, ValueError) as error:
             _log.warning("%s: its runs cannot be listed: %s", root, error)
             return
-        for number, run in enumerate(found):
+        self._resolved.add(place)
+        for number, run in reversed(list(enumerate(found))):
             names = [directory.path.name for directory in run.directories]
             with self._lock:
                 if any((place, name) in self._known for name in names):
@@ -183,14 +217,18 @@ class RunList:
                 shown = (
                     root.name if len(found) == 1 else f"{root.name} ({number + 1}: {run.name.partition('-rank')[0]})"
                 )
-                one = ListedRun(len(self._runs), place, run.name, shown)
-                self._runs.append(one)
+                if last is not None:
+                    one, last = last, None
+                else:
+                    one = ListedRun(len(self._runs), place, "", "")
+                    self._runs.append(one)
+                one.directory, one.name = run.name, shown
                 for name in names:
                     self._known[place, name] = one
 
     def _follow(self) -> None:
         """Read summaries: those of runs that were never read first, then those of runs that go on."""
-        searched = time.monotonic()
+        again = time.monotonic() + SEARCH_SECONDS
         while not self._ended.is_set():
             began = time.monotonic()
             new = next((run for run in self.runs if run.summary is None), None)
@@ -202,29 +240,44 @@ class RunList:
                     return
                 if run.summary is not None and run.summary.alive:
                     self.read(run)
-            if time.monotonic() - searched >= SEARCH_SECONDS:
+            if (now := time.monotonic()) >= again:
                 self._search()
-                searched = time.monotonic()
-            self._ended.wait(max(2.0, SHARE * (time.monotonic() - began)))
+                again = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
+            self._ended.wait(max(1.0, SHARE * (time.monotonic() - began)))
 
 
 def _roots(folder: Place, depth: int) -> Iterator[Place]:
     """Yield the folders in which ranks have written: ``folder``, or those in it."""
     try:
-        if is_packed(folder):
-            yield folder
-            return
-        inside = [path for path in contents(folder) if not path.name.startswith(".") and path.is_dir()]
+        names = _names(folder)
     except OSError:
         return
-    if parsed_name(folder.name) or any(parsed_name(path.name) for path in inside):
+    if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)):
         yield folder
     elif depth < DEEPEST:
-        for path in inside:
-            yield from _roots(path, depth + 1)
+        for name in names:
+            if not name.startswith("."):
+                yield from _roots(folder / name, depth + 1)
+
+
+def _names(folder: Place) -> list[str]:
+    """Return the names in a folder, in order; none for a file.
+
+    Raises:
+        OSError: if it cannot be listed.
+    """
+    if isinstance(folder, Location):
+        return [each.name for each in contents(folder)] if folder.is_dir() else []
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - ten thousand folders
+    except NotADirectoryError:
+        return []
 
 
 def _modified(folder: Place) -> float:
+    """Return the time of the last change of a folder; 0 for one in object storage, which would be listed for it."""
+    if isinstance(folder, Location):
+        return 0.0
     try:
         return folder.stat().st_mtime
     except OSError:

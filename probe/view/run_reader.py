@@ -19,7 +19,7 @@ from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, pattern_of, quoted
 from probe.core.storage.table_files import TableFile
-from probe.view.run_files import RunFiles, RunGone, RunListing
+from probe.view.run_files import RunFiles, RunListing
 
 MEMORY = "160MB"
 """Memory that DuckDB may use for one run; sorting and grouping beyond it use files."""
@@ -37,13 +37,13 @@ class RunReader:
     """Reader of one run; one thread at a time.
 
     Args:
-        place: as of :class:`RunFiles`.
+        files: files of the run.
     """
 
-    def __init__(self, place: str, directory: str = "") -> None:
+    def __init__(self, files: RunFiles) -> None:
         self.lock = threading.RLock()
-        self._files = RunFiles(place, directory)
-        self._remote = not isinstance(located(place), Path)
+        self._files = files
+        self._remote = not isinstance(located(files.place), Path)
         self._next_look = 0.0
         self._listing: RunListing | None = None
         self._connection: Connection | None = None
@@ -154,13 +154,12 @@ class RunReader:
         """Leave out the damaged files that made a query fail.
 
         Raises:
-            RunGone: if a file has been removed.
-            ValueError: always else, with what to do.
+            ValueError: always, with what to do.
         """
         self._next_look = 0.0
         every = [file for own in files.values() for _, file in own]
         if any(not file.path.exists() for file in every):
-            raise RunGone("a file of the run has been removed while it was read: ask again") from error
+            raise ValueError("a file of the run has been removed while it was read: ask again") from error
         problems = Problems()
         connection = self._connection
         if connection is not None:

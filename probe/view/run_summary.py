@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import opened
 from probe.core.storage.layout import COSTS, CSV, STEP
 from probe.core.storage.location import Place
@@ -99,13 +100,10 @@ def _last_step(file: TableFile) -> int:
     except OSError:
         return file.first
     at = file.columns.index(STEP)
-    for line in reversed(lines[:-1]):
-        cells = line.split(b",")  # a name with a comma is before the step: then the cells are more
-        place = at + len(cells) - len(file.columns)
-        if len(cells) >= len(file.columns) and cells[at].isdigit():
-            return int(cells[at])
-        if len(cells) > len(file.columns) and cells[place].isdigit():
-            return int(cells[place])
+    for line in reversed(lines[1:-1]):
+        row = next(rows([line.decode("utf-8", "replace")]), None)
+        if row is not None and not row.wrong and len(row.cells) == len(file.columns) and row.cells[at].isdecimal():
+            return int(row.cells[at])
     return file.first
 
 

@@ -87,9 +87,9 @@ def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> No
             )
         )
         stack.enter_context(ended_by_signals(server))
+        endpoints.is_ending = lambda: server.should_exit
         started(f"{address}/?token={token}")
         server.run(sockets=[listening])
-        endpoints.end()
 
 
 def checked(places: Sequence[str]) -> list[str]:

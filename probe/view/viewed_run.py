@@ -18,7 +18,7 @@ from probe.view.curves import number_names
 from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
 from probe.view.levels import LevelStore
 from probe.view.row_names import RowNames, row_names, stages_of
-from probe.view.run_files import RunListing
+from probe.view.run_files import RunFiles, RunListing
 from probe.view.run_reader import RunReader
 from probe.view.run_summary import RunSummary, summary_of
 
@@ -27,15 +27,14 @@ class ViewedRun:
     """A run that someone looks at: its rows, levels, names and findings.
 
     Args:
-        place: the folder in which ranks have written, or its URL.
-        directory: name of a directory of the run.
+        files: files of the run.
         cache: folder of the cache.
     """
 
-    def __init__(self, place: str, directory: str, cache: Path, tasks: BackgroundTasks) -> None:
-        self.place, self.directory, self._tasks = place, directory, tasks
-        self.reader = RunReader(place, directory)
-        own = hashlib.sha256(f"{place}\0{directory}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    def __init__(self, files: RunFiles, cache: Path, tasks: BackgroundTasks) -> None:
+        self.place, self.directory, self._tasks = files.place, files.directory, tasks
+        self.reader = RunReader(files)
+        own = hashlib.sha256(f"{self.place}\0{self.directory}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self.levels = LevelStore(self.reader, cache / own)
         self._dumped = DumpedFindings()
         self._names: dict[str, tuple[RunListing, RowNames]] = {}
