@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probe.core.storage.directories import find, runs
-from probe.core.storage.location import Location, Place, contents, located
+from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed_run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_name
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
 from probe.view.run_files import RunFiles, RunGone
-from probe.view.run_reader import LEAST_SECONDS
+from probe.view.run_reader import LEAST_SECONDS, REMOTE_SECONDS
 from probe.view.run_summary import RunSummary, summary_of
 from probe.view.viewed_run import ViewedRun
 
@@ -33,6 +33,8 @@ MOST_OPEN = 4
 """Runs whose rows are open at a time."""
 SEARCH_SECONDS = 2.0
 """Shortest time between two searches for new runs."""
+PAUSE_SECONDS = 0.001
+"""Pause after each summary, in which requests are answered."""
 SHARE = 20
 """A second of work on summaries is followed by so many seconds without, once all runs are known."""
 
@@ -70,6 +72,8 @@ class RunList:
         self._roots: dict[str, float] = {}
         """Folders with runs, with the times at which they had changed."""
         self._resolved = set[str]()
+        self._again: dict[str, float] = {}
+        """Times of the next searches in object storage, where each costs requests."""
         self._resolving = threading.Lock()
         self._open: OrderedDict[int, ViewedRun] = OrderedDict()
         self._files: OrderedDict[int, RunFiles] = OrderedDict()
@@ -86,7 +90,8 @@ class RunList:
         """End the thread, and release all resources."""
         self._ended.set()
         self.tasks.close()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -126,7 +131,8 @@ class RunList:
 
     def read(self, run: ListedRun) -> RunSummary | None:
         """Read the summary of a run anew, unless that was done a moment ago; None if it has been removed."""
-        if run.gone or (run.summary is not None and time.monotonic() - run.read < LEAST_SECONDS):
+        least = REMOTE_SECONDS if MARK in run.place else LEAST_SECONDS
+        if run.gone or (run.summary is not None and time.monotonic() - run.read < least):
             return run.summary
         try:
             self.resolve(run)
@@ -180,6 +186,9 @@ class RunList:
         """Add the folders that are new, and the runs in those that have changed."""
         before = len(self._runs)
         for text in self._places:
+            if MARK in text and time.monotonic() < self._again.get(text, 0.0):
+                continue
+            self._again[text] = time.monotonic() + REMOTE_SECONDS
             for root in _roots(located(text).expanduser().absolute(), 0):
                 if self._ended.is_set() or len(self._runs) >= MOST_RUNS:
                     return
@@ -230,20 +239,18 @@ class RunList:
         """Read summaries: those of runs that were never read first, then those of runs that go on."""
         again = time.monotonic() + SEARCH_SECONDS
         while not self._ended.is_set():
-            began = time.monotonic()
-            new = next((run for run in self.runs if run.summary is None), None)
-            if new is not None:
-                self.read(new)
-                continue
-            for run in self.runs:
+            began, new = time.monotonic(), False
+            for run in sorted(self.runs, key=lambda run: run.summary is not None):
                 if self._ended.is_set():
                     return
-                if run.summary is not None and run.summary.alive:
+                if run.summary is None or run.summary.alive:
+                    new |= run.summary is None
                     self.read(run)
+                    self._ended.wait(PAUSE_SECONDS)
             if (now := time.monotonic()) >= again:
                 self._search()
                 again = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
-            self._ended.wait(max(1.0, SHARE * (time.monotonic() - began)))
+            self._ended.wait(1.0 if new else max(1.0, SHARE * (time.monotonic() - began)))
 
 
 def _roots(folder: Place, depth: int) -> Iterator[Place]:

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probe.core.storage.run_directory import write_manifest
 from probe.view import levels
 from probe.view.heatmap import Span, heatmap_of_ranks, heatmap_of_rows
 from probe.view.levels import Level, LevelStore
 from probe.view.run_files import RunFiles
 from probe.view.run_reader import RunReader
 from tests.required import require
-from tests.view.view_data import SIGNAL, Numbers, WrittenRank, assert_cells, expected_cells, random_values
+from tests.view.view_data import SIGNAL, START, Numbers, WrittenRank, assert_cells, expected_cells, random_values
 
 require("duckdb")
 
@@ -156,6 +157,23 @@ def test_steps_that_were_done_again_count_once(tmp_path: Path) -> None:
         kept = {place: value for place, value in before.written.items() if place[2] < 12}
         looked(reader)
         check(store.level(SIGNAL, "max"), kept | after.written)
+
+
+def test_a_rank_that_had_ended_may_go_on(tmp_path: Path) -> None:
+    """In the same files, as a resumed run does."""
+    rank = WrittenRank(tmp_path / "run", 0, world=1)
+    for step in range(15):
+        rank.write(step, random_values(step, 3))
+    rank.end()
+    with reading(tmp_path / "run", tmp_path / "cache") as (reader, store):
+        check(store.level(SIGNAL, "max"), rank.written)
+        path = rank.directory / f"{SIGNAL}_10-19.csv"
+        with path.open("a") as file:
+            file.write(path.read_text().splitlines()[-1].replace(",14,", ",15,") + "\n")
+        write_manifest(rank.directory, {"rank": 0, "world_size": 1, "first_step": 0, "start_time": START})
+        written = rank.written | {(0, "c", 15): rank.written[0, "c", 14]}
+        looked(reader)
+        check(store.level(SIGNAL, "max"), written)
 
 
 def test_columns_become_wider_before_a_level_grows_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from probe.core.records import Batch
 from probe.core.storage.pack import pack
-from tests.core.output.sink_data import batch
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 from tests.view.view_data import SIGNAL, Numbers, WrittenRank, expected_cells, random_values
@@ -205,13 +203,22 @@ def test_a_packed_run_shows_the_same(served: ServedRuns, tmp_path: Path) -> None
         assert (row["line"], row["file"].endswith(".csv")) == (None, True)
 
 
-def run_numbers(step: int) -> Batch:
-    """A batch of numbers of the run."""
-    from probe.core.naming import RUN
-    from probe.core.records import Key
-
-    keys = (Key("loss"), Key("grad_norm"))
-    return batch(RUN, step, {"value": [step / 10, float("nan") if step == 3 else 1.0]}, keys=keys)
+def test_numbers_of_the_run_are_curves(tmp_path: Path) -> None:
+    """By their names, as the lowest rank has them, or another one."""
+    for number in range(2):
+        rank = WrittenRank(tmp_path / "run", number)
+        for step in range(10):
+            rank.write(step, [1.0, 2.0, 3.0], {"loss": step + number / 2, "it's": float("nan") if step == 3 else 1.0})
+        rank.end()
+    with viewing(tmp_path / "server", tmp_path / "run") as server:
+        about = server.get("/api/runs/0")
+        assert (sorted(about["numbers"]), [each["name"] for each in about["signals"]]) == (["it's", "loss"], [SIGNAL])
+        found = server.binary("/api/runs/0/numbers", names="loss,it's,none", **{"from": 2})
+        assert (found.header["names"], found.header["steps"]) == (["loss", "it's", "none"], list(range(2, 10)))
+        np.testing.assert_array_equal(found.maximum[0], np.arange(2.0, 10.0))
+        assert found.nan.tolist() == [[0] * 8, [0, 1, *[0] * 6], [0] * 8]
+        other = server.binary("/api/runs/0/numbers", names="loss", rank=1)
+        np.testing.assert_array_equal(other.minimum[0], np.arange(10) + 0.5)
 
 
 def test_nothing_is_written_into_a_run(served: ServedRuns) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.naming import RUN
 from probe.core.output.sinks import SINKS
 from probe.core.records import Key
 from probe.core.storage.run_directory import write_manifest
 from tests.core.output.sink_data import batch, context, snapshot
 
 SIGNAL = "grad_reduced"
+VALUE = "value"
+"""Column of the numbers of the run."""
 START = "2026-12-03T21:34:40+0800"
 Numbers = dict[tuple[int, str, int], float]
 """Values by rank, row and step."""
@@ -57,14 +60,19 @@ class WrittenRank:
         }
         write_manifest(self.directory, self._about)
 
-    def write(self, step: int, values: Iterable[float]) -> None:
-        """Write one step."""
+    def write(self, step: int, values: Iterable[float], numbers: Mapping[str, float] = {}) -> None:
+        """Write one step.
+
+        Args:
+            numbers: numbers of the run.
+        """
         high = list(values)
         low = [0.0] * len(high)
         keys = tuple(map(Key, self.rows))
         shapes = ((3, 2),) * len(keys)
         own = batch(SIGNAL, step, {"min": low, "max": high}, keys=keys, shapes=shapes, dtypes=("f",) * len(keys))
-        self._sink.write(snapshot(step, own))
+        of_run = batch(RUN, step, {VALUE: list(numbers.values())}, keys=tuple(map(Key, numbers))) if numbers else None
+        self._sink.write(snapshot(step, *[each for each in (own, of_run) if each is not None]))
         self.written |= {(self.rank, row, step): value for row, value in zip(self.rows, high, strict=True)}
 
     def end(self, findings: int = 0) -> None:
