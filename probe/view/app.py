@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import number_text
-from probe.core.storage.layout import ranks_of
+from probe.core.storage.layout import MICRO_STEP, ranks_of
 from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
 from probe.view.binary import packed
@@ -27,6 +27,7 @@ from probe.view.heatmap import Span
 from probe.view.located_row import located_row
 from probe.view.run_files import RunGone
 from probe.view.run_list import ListedRun, RunList
+from probe.view.run_summary import RunSummary
 from probe.view.viewed_run import ViewedRun, shown_findings, version_of
 
 PAGE = Path(__file__).parent / "page"
@@ -59,7 +60,7 @@ class ViewEndpoints:
         self._runs, self._log = runs, log
         self._limit = anyio.CapacityLimiter(MOST_AT_ONCE)
         self.is_ending: Callable[[], bool] = lambda: False
-        """Returns whether the server ends, and streams with it."""
+        """Function that returns whether the server ends, and streams with it."""
 
     def routes(self) -> list[Route]:
         """Return the paths."""
@@ -97,7 +98,7 @@ class ViewEndpoints:
 
     async def runs(self, request: Request) -> Response:
         """Return the runs that are asked for, of all that there are."""
-        query = Parameters(request)
+        query = AddressParameters(request)
         order, text = query.choice("sort", list(ORDERS), "changed"), query.text("filter").lower()
         limit, offset = query.whole("limit", 200, 1, MOST_LISTED), query.whole("offset", 0)
         everything = self._runs.runs
@@ -130,18 +131,8 @@ class ViewEndpoints:
         summary = run.summary
         fields: dict[str, Any] = {"number": run.number, "name": run.name, "location": run.place}
         if summary is None:
-            nothing = (
-                "alive",
-                "first_step",
-                "last_step",
-                "steps",
-                "ranks",
-                "findings",
-                "first_cause",
-                "cost",
-                "changed",
-            )
-            return {**fields, "known": False, **dict.fromkeys(nothing), "problems": []}
+            nothing = dict.fromkeys((*RunSummary._fields, "steps"))
+            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none"}
         analysis = self._runs.tasks.result(("analysis", run.place, run.directory))
         findings, cause = summary.findings, summary.first_cause
         if analysis is not None and analysis.answer is not None:
@@ -158,13 +149,15 @@ class ViewEndpoints:
             "analysis": "none" if analysis is None else analysis.state,
         }
 
-    def _answer(self, read: Callable[[ViewedRun, ListedRun, Parameters], Response]) -> Callable[[Request], Any]:
+    def _answer(self, read: Callable[[ViewedRun, ListedRun, AddressParameters], Response]) -> Callable[[Request], Any]:
         """Return an endpoint that reads a run on a thread."""
 
         async def endpoint(request: Request) -> Response:
             run = self._listed_run(request.path_params["number"])
             try:
-                return await self._on_thread(lambda: read(self._runs.viewed(run.number), run, Parameters(request)))
+                return await self._on_thread(
+                    lambda: read(self._runs.viewed(run.number), run, AddressParameters(request))
+                )
             except RunGone:
                 self._runs.forget(run)
                 raise
@@ -182,7 +175,7 @@ class ViewEndpoints:
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limit)
 
-    def _run(self, viewed: ViewedRun, run: ListedRun, _: Parameters) -> Response:
+    def _run(self, viewed: ViewedRun, run: ListedRun, _: AddressParameters) -> Response:
         about = viewed.about()
         self._runs.read(run)
         diagnosis, state = viewed.diagnosis()
@@ -190,7 +183,7 @@ class ViewEndpoints:
         fields["problems"] = list(dict.fromkeys([*viewed.reader.problems(), *fields["problems"]]))
         return json_answer(fields)
 
-    def _findings(self, viewed: ViewedRun, _: ListedRun, query: Parameters) -> Response:
+    def _findings(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         wanted = {
             "rank": query.optional("rank"),
             "rule": query.text("rule") or None,
@@ -205,7 +198,7 @@ class ViewEndpoints:
             {"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]}
         )
 
-    def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: Parameters) -> Response:
+    def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op, span = self._signal(viewed, query), query.text("op"), query.span()
         _check_op(viewed, signal, op)
         columns = query.whole("columns", 800, 1, heatmap.MOST_COLUMNS)
@@ -225,28 +218,28 @@ class ViewEndpoints:
         header = {"lines": picture.lines, "steps": picture.steps, "findings": marks, "exact": picture.exact}
         return binary_answer(header, picture.cells, heatmap.SENT)
 
-    def _curve(self, viewed: ViewedRun, _: ListedRun, query: Parameters) -> Response:
+    def _curve(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op = self._signal(viewed, query), query.text("op")
         _check_op(viewed, signal, op)
         points = query.whole("points", 2000, 1, curves.MOST_POINTS)
         found = curves.row_curves(viewed.reader, signal, op, query.text("row"), query.span(), query.ranks(), points)
         return curve_answer(found, "ranks")
 
-    def _numbers(self, viewed: ViewedRun, _: ListedRun, query: Parameters) -> Response:
+    def _numbers(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         names = [name for name in query.text("names").split(",") if name]
         points = query.whole("points", 2000, 1, curves.MOST_POINTS)
         found = curves.number_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
         return curve_answer(found, "names")
 
-    def _row(self, viewed: ViewedRun, _: ListedRun, query: Parameters) -> Response:
+    def _row(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, row = self._signal(viewed, query), query.text("row")
         rank, step = query.needed("rank"), query.needed("step")
-        found = located_row(viewed.reader, signal, row, rank, step, query.optional("micro_step"))
+        found = located_row(viewed.reader, signal, row, rank, step, query.optional(MICRO_STEP))
         if found is None:
             raise HTTPException(404, f"{signal} {row}: rank {rank} has no such row at step {step}")
         return json_answer(found)
 
-    def _signal(self, viewed: ViewedRun, query: Parameters) -> str:
+    def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
         signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]
         if signal not in there:
             raise WrongRequest(f"signal: expected one of {', '.join(there) or 'none, since the run has no rows'}")
@@ -254,7 +247,7 @@ class ViewEndpoints:
 
     async def compare(self, request: Request) -> Response:
         """Return the first difference of two runs, or that it is looked for."""
-        query = Parameters(request)
+        query = AddressParameters(request)
         one, other = (self._listed_run(query.needed(name)) for name in ("run", "against"))
         return json_answer(await self._on_thread(self._compared, one, other))
 
@@ -273,7 +266,7 @@ class ViewEndpoints:
             answer = json_answer({"error": text}, 503)
             answer.headers["Retry-After"] = "10"
             return answer
-        query = Parameters(request)
+        query = AddressParameters(request)
         wanted = sorted(set(query.ranks("runs") or []))[:16]
         since = request.headers.get("last-event-id") or request.query_params.get("cursor")
         cursor = parsed_cursor(since, self._log)
@@ -323,8 +316,8 @@ def _sort_key(name: str, run: ListedRun) -> tuple[bool, Any, int]:
     return value is None if name != "changed" else value is not None, value or 0, run.number
 
 
-class Parameters:
-    """Parameters of an address."""
+class AddressParameters:
+    """AddressParameters of an address."""
 
     def __init__(self, request: Request) -> None:
         self._query = request.query_params

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from probe.core.storage.files import MOST_JSON
+from probe.core.storage.layout import MICRO_STEP
 
 State = Literal["running", "done", "failed"]
 MOST_WAITING = 100
@@ -198,7 +199,7 @@ def _compared(one: str, one_directory: str, other: str, other_directory: str) ->
             "op": row.numbers[0].op,
             "rank": row.rank,
             "step": row.step,
-            "micro_step": row.micro_step if row.micro_stepped else None,
+            MICRO_STEP: row.micro_step if row.micro_stepped else None,
             "left": row.numbers[0].a,
             "right": row.numbers[0].b,
             "relative": row.numbers[0].difference,

@@ -48,7 +48,7 @@ def located_row(
         "row": row,
         "rank": rank,
         "step": step,
-        "micro_step": chosen[MICRO_STEP],
+        MICRO_STEP: chosen[MICRO_STEP],
         "micro_steps": micro_steps,
         "values": values,
         "file": file,

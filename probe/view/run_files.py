@@ -52,7 +52,7 @@ class RunGone(Exception):  # noqa: N818 - a state, which the person who looks at
     """The run is not there any more."""
 
 
-class RunFiles:
+class GrowingFiles:
     """Files of one run.
 
     Args:

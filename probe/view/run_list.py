@@ -18,7 +18,7 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_name
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
-from probe.view.run_files import RunFiles, RunGone
+from probe.view.run_files import GrowingFiles, RunGone
 from probe.view.run_reader import LEAST_SECONDS, REMOTE_SECONDS
 from probe.view.run_summary import RunSummary, summary_of
 from probe.view.viewed_run import ViewedRun
@@ -28,9 +28,9 @@ _log = logging.getLogger("probe.view")
 DEEPEST = 4
 """Levels of folders in which runs are looked for."""
 MOST_RUNS = 100_000
-"""Runs that are listed at most."""
+"""Most runs that are listed."""
 MOST_OPEN = 4
-"""Runs whose rows are open at a time."""
+"""Most runs whose rows are open at a time."""
 SEARCH_SECONDS = 2.0
 """Shortest time between two searches for new runs."""
 PAUSE_SECONDS = 0.001
@@ -76,7 +76,7 @@ class RunList:
         """Times of the next searches in object storage, where each costs requests."""
         self._resolving = threading.Lock()
         self._open: OrderedDict[int, ViewedRun] = OrderedDict()
-        self._files: OrderedDict[int, RunFiles] = OrderedDict()
+        self._files: OrderedDict[int, GrowingFiles] = OrderedDict()
         self._ended = threading.Event()
         self.tasks = BackgroundTasks(self._task_ended)
         self._thread = threading.Thread(target=self._follow, name="probe-view-runs", daemon=True)
@@ -157,10 +157,10 @@ class RunList:
                 self._changed(None)
         return summary
 
-    def _files_of(self, run: ListedRun) -> RunFiles:
+    def _files_of(self, run: ListedRun) -> GrowingFiles:
         """Return the files of a run; those of a few runs are kept, since one of them may be opened next."""
         with self._lock:
-            files = self._files.pop(run.number, None) or RunFiles(run.place, run.directory)
+            files = self._files.pop(run.number, None) or GrowingFiles(run.place, run.directory)
             self._files[run.number] = files
             while len(self._files) > MOST_OPEN:
                 self._files.popitem(last=False)
@@ -223,9 +223,8 @@ class RunList:
             with self._lock:
                 if any((place, name) in self._known for name in names):
                     continue
-                shown = (
-                    root.name if len(found) == 1 else f"{root.name} ({number + 1}: {run.name.partition('-rank')[0]})"
-                )
+                began = (parsed_name(run.name) or (run.name, 0))[0]
+                shown = root.name if len(found) == 1 else f"{root.name} ({number + 1}: {began})"
                 if last is not None:
                     one, last = last, None
                 else:

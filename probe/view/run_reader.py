@@ -19,7 +19,7 @@ from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, pattern_of, quoted
 from probe.core.storage.table_files import TableFile
-from probe.view.run_files import RunFiles, RunListing
+from probe.view.run_files import GrowingFiles, RunListing
 
 MEMORY = "160MB"
 """Memory that DuckDB may use for one run; sorting and grouping beyond it use files."""
@@ -40,7 +40,7 @@ class RunReader:
         files: files of the run.
     """
 
-    def __init__(self, files: RunFiles) -> None:
+    def __init__(self, files: GrowingFiles) -> None:
         self.lock = threading.RLock()
         self._files = files
         self._remote = not isinstance(located(files.place), Path)

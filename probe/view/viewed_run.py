@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probe.core.naming import RUN, signal_of
 from probe.core.storage.layout import MICRO_STEP
@@ -18,9 +18,23 @@ from probe.view.curves import number_names
 from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
 from probe.view.levels import LevelStore
 from probe.view.row_names import RowNames, row_names, stages_of
-from probe.view.run_files import RunFiles, RunListing
+from probe.view.run_files import GrowingFiles, RunListing
 from probe.view.run_reader import RunReader
 from probe.view.run_summary import RunSummary, summary_of
+
+
+class ViewedSignal(NamedTuple):
+    """A signal as the page has it."""
+
+    name: str
+    meaning: str
+    phase: int
+    micro_stepped: bool
+    ops: list[str]
+    rows: list[str]
+    """Labels in the order of the model."""
+    first_step: int | None
+    last_step: int | None
 
 
 class ViewedRun:
@@ -31,7 +45,7 @@ class ViewedRun:
         cache: folder of the cache.
     """
 
-    def __init__(self, files: RunFiles, cache: Path, tasks: BackgroundTasks) -> None:
+    def __init__(self, files: GrowingFiles, cache: Path, tasks: BackgroundTasks) -> None:
         self.place, self.directory, self._tasks = files.place, files.directory, tasks
         self.reader = RunReader(files)
         own = hashlib.sha256(f"{self.place}\0{self.directory}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -127,20 +141,11 @@ class ViewedRun:
             ends = {signal: self._ends_of(rows, signal) for signal in signals}
         found = []
         for signal in signals:
-            names = self.names(signal)
-            first, last, ops, micro_stepped = ends[signal]
-            found.append(
-                {
-                    "name": signal,
-                    "meaning": signal_of(signal).meaning,
-                    "phase": signal_of(signal).phase,
-                    "micro_stepped": micro_stepped,
-                    "ops": list(ops),
-                    "rows": [names.label(names.rows[n]) for n in names.order(names.rows)],
-                    "first_step": first,
-                    "last_step": last,
-                }
-            )
+            names, (first, last, ops, micro_stepped) = self.names(signal), ends[signal]
+            rows_shown = [names.label(names.rows[n]) for n in names.order(names.rows)]
+            about = signal_of(signal)
+            one = ViewedSignal(signal, about.meaning, about.phase, micro_stepped, list(ops), rows_shown, first, last)
+            found.append(one._asdict())
         return found
 
     def _ends_of(self, rows: Any, signal: str) -> tuple[int | None, int | None, tuple[str, ...], bool]:

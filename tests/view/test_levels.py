@@ -14,7 +14,7 @@ from probe.core.storage.run_directory import write_manifest
 from probe.view import levels
 from probe.view.heatmap import Span, heatmap_of_ranks, heatmap_of_rows
 from probe.view.levels import Level, LevelStore
-from probe.view.run_files import RunFiles
+from probe.view.run_files import GrowingFiles
 from probe.view.run_reader import RunReader
 from tests.required import require
 from tests.view.view_data import SIGNAL, START, Numbers, WrittenRank, assert_cells, expected_cells, random_values
@@ -27,7 +27,7 @@ ALL = Span(0, 1 << 40)
 @contextmanager
 def reading(root: Path, cache: Path) -> Iterator[tuple[RunReader, LevelStore]]:
     """A reader that looks at the files whenever it is asked."""
-    with closing(RunReader(RunFiles(str(root)))) as reader, closing(LevelStore(reader, cache)) as store:
+    with closing(RunReader(GrowingFiles(str(root)))) as reader, closing(LevelStore(reader, cache)) as store:
         yield reader, store
 
 
