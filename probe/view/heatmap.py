@@ -9,7 +9,7 @@ import numpy as np
 
 from probe.core.analysis.report.survey import SurveyRow
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.sql import literal
+from probe.core.storage.sql import literal, quoted
 from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
 from probe.view.levels import STEPS, Level, LevelStore, row_cells, with_lines
 from probe.view.row_names import RowNames, row_names
@@ -17,7 +17,7 @@ from probe.view.run_reader import RunReader
 
 MOST_COLUMNS = 4096
 """Columns of a picture at most."""
-MOST_RAW = 1_000_000
+MOST_RAW = 500_000
 """Rows of files that are read for a picture at most; beyond them it is made from levels."""
 SENT = ("minimum", "maximum", "nan", "inf", "rank")
 """Arrays that a picture has."""
@@ -113,9 +113,27 @@ def rank_cells(
             conditions.append(f"v.directory IN ({', '.join(map(str, own)) or '-1'})")
         if ranks is not None:
             conditions.append(f"v.rank IN ({', '.join(map(str, ranks)) or '-1'})")
-        keys = {"line": "v.rank", "block": "v.step"}
-        CellQuery(keys, op, f"{rows.view(signal)} AS v", " AND ".join(conditions)).make(rows.connection, "line_cells")
-        return fetched(rows.connection, f"SELECT {', '.join(('line', 'block', *KINDS))} FROM line_cells")  # noqa: S608
+        source, where = f"{rows.view(signal)} AS v", " AND ".join(conditions)
+        return _single(rows, op, source, where) or _several(rows, op, source, where)
+
+
+def _single(rows: Rows, op: str, source: str, where: str) -> dict[str, Any] | None:
+    """Return the cells of a row that no rank has twice in a step; None if one has."""
+    query = f"SELECT v.rank AS line, v.step AS block, {quoted(op)} AS x FROM {source} WHERE {where} AND {quoted(op)} IS NOT NULL"  # noqa: S608, E501
+    found: dict[str, Any] = rows.connection.execute(query).fetchnumpy()
+    line, block, x = (np.asarray(found[name]) for name in ("line", "block", "x"))
+    line, block, x = line.astype("<i8"), block.astype("<i8"), x.astype("<f8")
+    if len(np.unique(line << 40 | block)) < len(line):
+        return None
+    numbers = {"minimum": x, "maximum": x, "nan": np.isnan(x), "inf": np.isinf(x), "rank": line}
+    numbers["count"] = np.ones(len(x))
+    return {"line": line, "block": block, **{name: numbers[name].astype(kind) for name, kind in KINDS.items()}}
+
+
+def _several(rows: Rows, op: str, source: str, where: str) -> dict[str, Any]:
+    """Return the cells of a row that ranks have for each micro step."""
+    CellQuery({"line": "v.rank", "block": "v.step"}, op, source, where).make(rows.connection, "line_cells")
+    return fetched(rows.connection, f"SELECT {', '.join(('line', 'block', *KINDS))} FROM line_cells")  # noqa: S608
 
 
 def same_row(row: SurveyRow) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from probe.core.analysis.report.survey import SurveyRow, heads_of
-from probe.core.storage.directories import RankDirectory
+from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.table_files import TableFile
 from probe.view.run_reader import RunReader
 
@@ -59,12 +59,21 @@ def stages_of(directories: Sequence[RankDirectory]) -> dict[int, int]:
     return {n: directory.manifest.pipeline_stage for n, directory in enumerate(directories)}
 
 
-def row_names(reader: RunReader, signal: str, more: Iterable[SurveyRow] = ()) -> RowNames:
-    """Read the rows of the first step of a signal.
+def row_names(reader: RunReader, signal: str, more: Collection[SurveyRow] = ()) -> RowNames:
+    """Return the rows of the first step of a signal.
 
     Args:
         more: rows that are known beside these.
     """
+    with reader.lock:
+        run, key = reader.listing().run, ("names", signal, len(more))
+        known: tuple[RecordedRun, RowNames] | None = reader.kept.get(key)
+        if known is None or known[0] != run or not known[1].rows:
+            reader.kept[key] = known = run, _read(reader, signal, more)
+        return known[1]
+
+
+def _read(reader: RunReader, signal: str, more: Collection[SurveyRow]) -> RowNames:
     listing = reader.listing()
     stages = stages_of(listing.run.directories)
     with reader.rows([signal], files={signal: _first_files(listing.files.get(signal, []), stages)}) as rows:

@@ -44,6 +44,8 @@ class RunReader:
         self.lock = threading.RLock()
         self._files = files
         self._remote = not isinstance(located(files.place), Path)
+        self.kept: dict[Any, Any] = {}
+        """Results that are kept by who has made them, under keys of their own."""
         self._next_look = 0.0
         self._listing: RunListing | None = None
         self._connection: Connection | None = None

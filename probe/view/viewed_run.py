@@ -51,7 +51,6 @@ class ViewedRun:
         own = hashlib.sha256(f"{self.place}\0{self.directory}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self.levels = LevelStore(self.reader, cache / own)
         self._dumped = DumpedFindings()
-        self._names: dict[str, tuple[RunListing, RowNames]] = {}
         self._about: tuple[RunListing, dict[str, Any]] | None = None
 
     def close(self) -> None:
@@ -81,13 +80,8 @@ class ViewedRun:
             return self._about[1]
 
     def names(self, signal: str) -> RowNames:
-        """Return the rows of a signal, as its first step and its levels have them."""
-        with self.reader.lock:
-            listing = self.reader.listing()
-            known = self._names.get(signal)
-            if known is None or known[0].run != listing.run or not known[1].rows:
-                self._names[signal] = known = listing, row_names(self.reader, signal)
-            return known[1]
+        """Return the rows of a signal, as its first step has them."""
+        return row_names(self.reader, signal)
 
     def analysis(self) -> TaskResult:
         """Return the analysis of the run; it is begun, or begun again, if the files have changed since."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from probe.core.storage.pack import pack
+from tests.core.storage.run_files import cells_of, write_run
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 from tests.view.view_data import SIGNAL, Numbers, WrittenRank, expected_cells, random_values
@@ -219,6 +220,29 @@ def test_numbers_of_the_run_are_curves(tmp_path: Path) -> None:
         assert found.nan.tolist() == [[0] * 8, [0, 1, *[0] * 6], [0] * 8]
         other = server.binary("/api/runs/0/numbers", names="loss", rank=1)
         np.testing.assert_array_equal(other.minimum[0], np.arange(10) + 0.5)
+
+
+def test_micro_steps_are_in_one_cell_and_in_rows_of_their_own(tmp_path: Path) -> None:
+    """The cell of a step has the extremes of its micro batches; each of these has a line of its own."""
+    directory = write_run(tmp_path / "run", 0, range(6))
+    with viewing(tmp_path / "server", tmp_path / "run") as server:
+        signal = server.get("/api/runs/0")["signals"][0]
+        assert (signal["name"], signal["micro_stepped"], signal["rows"]) == ("actv", True, ["fc.input", "fc.output"])
+        found = server.binary("/api/runs/0/curve", signal="actv", op="max", row="fc.output")
+        picture = server.binary("/api/runs/0/heatmap", signal="actv", op="max")
+        written = {(name, step, micro): value for (_, kind, _, name, micro, op), step, value in cells_of(directory, 0)
+                   if (kind, op) == ("actv", "max")}  # fmt: skip
+        pairs = [[written["fc.output", step, micro] for micro in (0, 1)] for step in range(6)]
+        np.testing.assert_array_equal(found.maximum[0], np.max(pairs, axis=1))
+        np.testing.assert_array_equal(found.minimum[0], np.min(pairs, axis=1))
+        np.testing.assert_array_equal(picture.maximum[1], np.max(pairs, axis=1))
+        asked = {"signal": "actv", "row": "fc.output", "rank": 0, "step": 4}
+        first, second = (server.get("/api/runs/0/row", micro_step=micro, **asked) for micro in (0, 1))
+        assert first["micro_steps"] == second["micro_steps"] == [0, 1]
+        assert [each["values"]["max"] for each in (first, second)] == pairs[4]
+        lines = (tmp_path / "run" / second["file"]).read_text().splitlines()
+        cells = [lines[each["line"] - 1].split(",")[1:4] for each in (first, second)]
+        assert cells == [["fc.output", "4", str(micro)] for micro in (0, 1)]
 
 
 def test_nothing_is_written_into_a_run(served: ServedRuns) -> None:
