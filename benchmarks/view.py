@@ -1,4 +1,4 @@
-"""The page over a run of 40 million rows: first picture, zoom, curves, memory, growth, and the cost for training beside.
+"""The page over a run of 40 million rows: first picture, zoom, curves, memory, growth, the cost for training beside.
 
 A server of its own, asked over HTTP as the page asks it. Exits with 1 if an aim is missed.
 """

@@ -186,6 +186,30 @@ def test_columns_become_wider_before_a_level_grows_too_large(tmp_path: Path, mon
         check(level, written)
 
 
+@pytest.mark.parametrize("sink", ["csv", "sqlite"])
+def test_queries_can_open_the_run_alone(sink: str, tmp_path: Path) -> None:
+    """No other file, no setting, no extension: as with ``probe sql``."""
+    import duckdb
+
+    written_run(tmp_path / "run", range(3), sink)
+    (tmp_path / "secret.csv").write_text("a,b\n1,2\n")
+    with reading(tmp_path / "run", tmp_path / "cache") as (reader, _), reader.rows([SIGNAL]) as rows:
+        own = rows.connection.cursor()
+        assert own.execute(f"SELECT count(*) FROM {rows.view(SIGNAL)}").fetchone() == (27,)
+        for query in (
+            f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')",
+            f"SELECT * FROM read_text('{tmp_path / 'secret.csv'}')",
+            f"COPY (SELECT 1) TO '{tmp_path / 'made.csv'}'",
+            f"ATTACH '{tmp_path / 'made.db'}'",
+            "SET enable_external_access = true",
+            "INSTALL httpfs",
+        ):
+            with pytest.raises(duckdb.Error):
+                own.execute(query)
+        own.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["run", "secret.csv"]
+
+
 @pytest.mark.parametrize("columns", [1, 7, 500])
 def test_pictures_are_what_the_values_are(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From single steps and from levels, for all ranks, for one, and by rank; no number of columns hides an extreme."""

@@ -151,6 +151,13 @@ def test_every_answer_has_the_headers_of_the_guard(server: ViewServer) -> None:
     assert [answer.headers["cache-control"] for answer in answers[:3]] == ["no-cache", "no-cache", "no-store"]
 
 
+def test_the_page_has_texts_in_two_languages(server: ViewServer) -> None:
+    """Both have the same messages; another language is refused."""
+    english, chinese = (server.get("/api/messages", lang=language) for language in ("en", "zh"))
+    assert english.keys() == chinese.keys()
+    assert "expected one of en, zh" in server.get("/api/messages", 400, lang="../secret")["error"]
+
+
 def test_an_address_that_is_too_long_is_refused(server: ViewServer) -> None:
     """And the server lives on."""
     assert status(server, f"/api/runs?filter={'x' * 20_000}") == 414
