@@ -48,7 +48,7 @@ function cause(run, show) {
   const text = there ? t("cause.headline", first) : first.kind;
   return element("div", { className: "cause bad", id: "cause" },
     element("p", {}, element("strong", { textContent: `${t("cause")} ` }), text, " ", there ? button(t("cause.show"), () => show(first), { id: "show-cause" }) : null),
-    element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { textContent: first.sentence })));
+    element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { textContent: first.text ?? first.sentence })));
 }
 
 /** @param {string[]} problems */

@@ -121,7 +121,10 @@ export class Two {
 
   /** @param {any} first */
   showFirst({ signal, row, op, rank, step, micro_step: micro = null }) {
-    go({ ...NO_ZOOM, signal, row, op, rank, step, micro });
+    const inRows = this.runs[0]?.signals.some((/** @type {any} */ one) => one.name === signal);
+    if (inRows) return go({ ...NO_ZOOM, signal, row, op, rank, step, micro });
+    go({ ...NO_ZOOM, step }); // a number of the run
+    this.numbers.element.scrollIntoView();
   }
 
   /** Choices, with those of the first difference in place of what the address lacks. */
