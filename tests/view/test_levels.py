@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probe.core.storage.duckdb_reader import connect, fill
 from probe.core.storage.run_directory import write_manifest
 from probe.view import levels
+from probe.view.cells import CellQuery
 from probe.view.heatmap import Span, heatmap_of_ranks, heatmap_of_rows
 from probe.view.levels import Level, LevelStore
+from probe.view.located_row import located_row
 from probe.view.run_files import GrowingFiles
 from probe.view.run_reader import RunReader
 from tests.required import require
@@ -243,3 +246,46 @@ def test_rows_of_pipeline_stages_have_lines_of_their_own(tmp_path: Path) -> None
         by_rank, _ = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out")
         assert by_rank.lines == [1]
         assert names.labelled(1, 0, "out") == "pp1:out"
+
+
+def test_a_step_that_is_half_written_is_read_again(tmp_path: Path) -> None:
+    """Rows of a step that come after a look at it are in the next picture, and count once."""
+    rank = WrittenRank(tmp_path / "run", 0, world=1)
+    for step in range(4):
+        rank.write(step, [1.0 + step, 2.0, 3.0])
+    path = rank.directory / f"{SIGNAL}_0-9.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]))  # of the last step the first row alone
+    with reading(tmp_path / "run", tmp_path / "cache") as (reader, store):
+        half = {place: value for place, value in rank.written.items() if place[1:] not in {("b", 3), ("c", 3)}}
+        check(store.level(SIGNAL, "max"), half)
+        with path.open("a") as file:
+            file.write("".join(lines[-2:]))
+        looked(reader)
+        check(store.level(SIGNAL, "max"), rank.written)
+
+
+def test_of_equal_numbers_it_is_the_lowest_rank() -> None:
+    """In whatever order rows are read: also of zeros, infinities and NaN."""
+    with closing(connect()) as connection:
+        values = (1.5, 0.0, -2.0, 1e-12, np.inf, np.nan)
+        rows = [(rank, f"r{n}", value) for rank in range(40, 0, -3) for n, value in enumerate(values)]
+        fill(connection, "v", {"rank": "INTEGER", "name": "VARCHAR", "x": "DOUBLE"}, rows)
+        CellQuery({"name": "v.name", "block": "0"}, "x", "v").make(connection, "found")
+        found = connection.execute("SELECT name, rank FROM found ORDER BY name").fetchall()
+        assert found == [(f"r{n}", 1) for n in range(len(values))]
+
+
+@pytest.mark.parametrize("size", [7, 64, 1 << 20])
+def test_a_line_is_counted_in_a_file_of_any_size(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pieces it is read in."""
+    monkeypatch.setattr("probe.view.located_row.BLOCK", size)
+    rank = WrittenRank(tmp_path / "run", 0, world=1)
+    for step in range(10):
+        rank.write(step, [1.0, 2.0, 3.0])
+    lines = (rank.directory / f"{SIGNAL}_0-9.csv").read_text().splitlines()
+    with closing(RunReader(GrowingFiles(str(tmp_path / "run")))) as reader:
+        for step in range(10):
+            found = located_row(reader, SIGNAL, "c", 0, step, None)
+            assert found is not None
+            assert lines[found["line"] - 1].startswith(f"0,c,{step},")
