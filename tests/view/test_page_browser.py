@@ -253,7 +253,7 @@ def test_two_runs_show_their_first_difference(page: Written) -> None:
     assert (state["run"], state["against"], step, rank, row) == ("0", "1", BAD, 1, 0)
     for run, side in enumerate(["left", "right"]):
         written = float(line_of(page, page.text(f"#{side}-file"), run)["max"])
-        np.testing.assert_equal([written, float(page.text(f"#{side} td[data-op='max']"))], value(run, BAD, 1, 0))
+        np.testing.assert_equal([written, float(page.text(f"#{side} td[data-op='max']"))], [value(run, BAD, 1, 0)] * 2)
     page.show("?run=0&against=1&row=fc2.weight&rank=0&step=30&" + CELL)
     chart = page.driver.find_element("css selector", "#over .chart")
     keys = require("selenium.webdriver.common.keys").Keys

@@ -114,7 +114,7 @@ export class Chart {
    */
   options(logarithmic) {
     const decades = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => (splits.length > 24 ? splits.map((split) => (Math.log10(split) % 1 ? null : split)) : splits);
-    const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, filter: logarithmic ? decades : undefined }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
+    const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, ...(logarithmic ? { filter: decades } : {}) }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
     const values = (/** @type {uPlot} */ _, /** @type {(number | null)[]} */ splits) => splits.map((split) => (split === null ? "" : text(split, 3)));
     const banded = this.banded();
     const series = this.lines.flatMap((line) => {
