@@ -167,6 +167,6 @@ def fetched(connection: Connection, query: str) -> dict[str, Array]:
     result: dict[str, Array] = {}
     for name, column in found.items():
         if isinstance(column, np.ma.MaskedArray):
-            column = column.filled(NOTHING.get(name, 0))  # noqa: PLW2901 - the same numbers
+            column = column.filled(NOTHING.get(name, 0))  # type: ignore[no-untyped-call]  # noqa: PLW2901
         result[name] = column.astype(KINDS.get(name, "<i8"))
     return result
