@@ -7,7 +7,7 @@ import { t } from "./words.js";
 /** @typedef {{ rule: string, signal: string, row: string, op: string, rank: number, step: number, micro_step: number | null, value: number | string, message: string, cause: string }} Finding */
 /** @typedef {import("./state.js").State} State */
 
-const PAGE = 200; // the run's summary has as many
+const [PAGE, MOST] = [200, 1000]; // as many as the run's summary has, and at most
 
 export class Findings {
   /** @param {(finding: Finding) => void} choose */
@@ -77,7 +77,7 @@ export class Findings {
     const focused = this.rows.contains(document.activeElement);
     Object.assign(this, { findings, all: total });
     this.total.textContent = String(total);
-    this.more.hidden = findings.length >= total;
+    this.more.hidden = findings.length >= total || this.limit >= MOST;
     if (!findings.length && !this.state.textContent) this.state.textContent = t("findings.none");
     const chosen = findings.findIndex((finding) => this.isShown(finding));
     const current = Math.max(0, chosen);

@@ -1,10 +1,11 @@
 // Beginning of the page: which of its pages the address asks for, language, changes of runs.
+import { element } from "./dom.js";
 import { Live } from "./live.js";
 import { One } from "./one.js";
+import { forgetDrawings } from "./palette.js";
 import { Runs } from "./runs.js";
 import { addressOf, current, follow, go, visit } from "./state.js";
 import { Two } from "./two.js";
-import { element } from "./dom.js";
 import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -15,7 +16,7 @@ import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
  * @property {(changes: import("./live.js").Changes) => void} changed
  * @property {() => number[]} watched numbers of the runs on the screen
  * @property {() => void} leave Escape
- * @property {() => void} [close]
+ * @property {() => void} close end what is under way
  */
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -51,7 +52,8 @@ async function show(state) {
 
 /** @param {State} state */
 function open(state) {
-  page?.close?.();
+  page?.close();
+  forgetDrawings();
   key = keyOf(state);
   drawTop(state);
   page = made(state);
@@ -84,8 +86,8 @@ document.addEventListener("click", (event) => {
 document.addEventListener("keydown", (event) => {
   const typing = /** @type {HTMLElement} */ (event.target).closest?.("input, select, textarea");
   if (event.key === "Escape") {
-    if (typing) /** @type {HTMLElement} */ (typing).blur();
-    page?.leave();
+    if (typing && typing.id !== "filter") /** @type {HTMLElement} */ (typing).blur();
+    else page?.leave();
   } else if (event.key === "/" && !typing) {
     const field = /** @type {HTMLElement | null} */ (document.querySelector("#filter, #find"));
     field?.focus();

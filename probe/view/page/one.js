@@ -89,7 +89,7 @@ export class One {
 
   /** @param {Error} problem */
   refuse(problem) {
-    if (this.run) this.top.querySelector(".notices")?.append(element("p", { className: "failed", textContent: problem.message }));
+    if (this.run) this.problem.textContent = problem.message;
     else this.element.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
   }
 
@@ -295,6 +295,11 @@ export class One {
   pickStep(point) {
     const chart = [...this.numbers.open.values()][0];
     if (chart) go({ step: chart.spans[point][0], micro: null });
+  }
+
+  close() {
+    for (const source of [this.summary, this.cells, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
+    this.numbers.close();
   }
 
   /** Undo one level: the cell, the zoom, the run. */

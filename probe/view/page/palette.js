@@ -5,8 +5,18 @@
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/** @param {() => void} draw */
-export const whenColoured = (draw) => dark.addEventListener("change", draw);
+/** @type {Set<() => void>} */
+const drawings = new Set();
+dark.addEventListener("change", () => drawings.forEach((draw) => draw()));
+
+/**
+ * Draw again when the colours change.
+ * @param {() => void} draw
+ */
+export const whenColoured = (draw) => drawings.add(draw);
+
+/** Leave the drawings of a page that is no longer shown. */
+export const forgetDrawings = () => drawings.clear();
 
 /**
  * A colour of page.css, such as `text`, `quiet`, `line`, `ground`, `accent`.

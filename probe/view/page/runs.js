@@ -7,7 +7,7 @@ import { spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
 
-const PAGE = 200;
+const [PAGE, MOST] = [200, 1000]; // runs that are asked for at first, and at most
 const PAUSE = 150; // milliseconds without a key after which the filter is sent
 /** @type {[name: string, sort: string, number: boolean][]} */
 const COLUMNS = [["name", "name", false], ["state", "", false], ["steps", "steps", true], ["ranks", "ranks", true], ["findings", "findings", true], ["cause", "", false], ["cost", "cost", true], ["changed", "changed", true]];
@@ -37,6 +37,11 @@ export class Runs {
   }
 
   watched = () => [];
+
+  close() {
+    clearTimeout(this.timer);
+    this.source.clear();
+  }
 
   /** @param {State} state */
   update(state) {
@@ -89,7 +94,7 @@ export class Runs {
     this.runs = runs;
     const at = /** @type {HTMLElement | null} */ (document.activeElement)?.closest("tr")?.dataset.run;
     this.count.textContent = t(total === 1 ? "runs.count.one" : "runs.count", { count: total });
-    this.more.hidden = runs.length >= total;
+    this.more.hidden = runs.length >= total || this.limit >= MOST; // the filter finds the others
     this.rows.replaceChildren(...runs.map((run) => this.line(run)));
     if (!runs.length) this.rows.append(element("tr", {}, element("td", { colSpan: 9, className: "quiet", textContent: t(this.state.filter ? "runs.none.filter" : "runs.none") })));
     if (at !== undefined) /** @type {HTMLElement | null} */ (this.rows.querySelector(`tr[data-run="${at}"] a`))?.focus();

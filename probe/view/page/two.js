@@ -76,7 +76,8 @@ export class Two {
 
   close() {
     clearTimeout(this.timer);
-    this.comparison.clear();
+    for (const source of [this.comparison, ...this.summaries, ...this.curves, ...this.cards.map((card) => card.source)]) source.clear();
+    this.numbers.close();
   }
 
   timer = 0;
