@@ -12,6 +12,8 @@ MOST_STREAMS = 64
 """Streams that are open at a time; the browser's own limit of connections to a server is far below."""
 SECONDS = 1.0
 """Shortest time between two events of a stream."""
+LOOK_SECONDS = 0.5
+"""Time between two looks at the runs of a stream."""
 ALIVE_SECONDS = 15.0
 """Time after which a comment is sent if nothing has changed, so that a closed connection is noticed."""
 
@@ -77,18 +79,19 @@ async def events(
     log.streams += 1
     try:
         yield b"retry: 2000\n\n"
-        last = loop.time()
+        last = loop.time() - SECONDS
         while not is_ending():
             await loop.run_in_executor(None, look)
             now, listed, changed = log.since(cursor, runs)
-            if listed or changed:
+            passed = loop.time() - last
+            if (listed or changed) and passed >= SECONDS:
                 fields = [each for number in changed if (each := await loop.run_in_executor(None, about, number))]
                 data = json.dumps({"cursor": str(now), "listed": listed, "runs": fields}, separators=(",", ":"))
                 yield f"id: {now}\nevent: change\ndata: {data}\n\n".encode()
                 cursor, last = now, loop.time()
-            elif loop.time() - last >= ALIVE_SECONDS:
+            elif passed >= ALIVE_SECONDS:
                 yield b": no change\n\n"
                 last = loop.time()
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
     finally:
         log.streams -= 1

@@ -23,7 +23,7 @@ from probe.view.run_files import GrowingFiles, RunListing
 
 MEMORY = "160MB"
 """Memory that DuckDB may use for one run; sorting and grouping beyond it use files."""
-LEAST_SECONDS = 0.9
+LEAST_SECONDS = 0.4
 """Shortest time in seconds between two looks at the files of a run."""
 SHARE = 20
 """A look that takes a second is followed by the next one after so many seconds: then it has 5 % of a processor."""

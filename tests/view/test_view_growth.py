@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_a_run_is_shown_as_it_grows(tmp_path: Path) -> None:
         assert server.get("/api/runs")["runs"][0]["alive"] is True
         assert picture(server).header["steps"][-1] == [19, 19]
         cursor = server.get("/api/runs")["cursor"]
+        began = time.monotonic()
         with changes(server, runs="0", cursor=cursor) as stream:
             for step in (20, 21):
                 rank.write(step, random_values(step, 3))
@@ -72,6 +74,7 @@ def test_a_run_is_shown_as_it_grows(tmp_path: Path) -> None:
                 expected = expected_cells(rank.written, found.header["lines"], found.header["steps"])
                 for name in expected._fields:
                     np.testing.assert_array_equal(found.arrays[name], getattr(expected, name))
+        assert time.monotonic() - began >= 1.0  # there is one event a second at most
         rank.end()
         with changes(server, runs="0", cursor=cursor) as stream:  # what was missed comes at once
             last = stream.until(lambda event: event["runs"] and event["runs"][0]["alive"] is False)
