@@ -14,8 +14,9 @@ from typing import Any
 
 from probe.core.analysis.select_statement import restrict
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
+from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import located, readable_by_duckdb
-from probe.core.storage.parquet_check import readable
+from probe.core.storage.parquet_check import misfit, parquet_columns, readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, pattern_of, quoted
 from probe.core.storage.table_files import TableFile
@@ -53,6 +54,8 @@ class RunReader:
         self._whole: Rows | None = None
         self._whole_of: RunListing | None = None
         self._damaged = dict[Any, str]()
+        self._columns: dict[Any, tuple[str, ...]] = {}
+        """Columns of Parquet files."""
         self._line_problems = Problems()
         self._schemas = count()
         self._scratch = Path(tempfile.mkdtemp(prefix="probe-"))
@@ -72,10 +75,20 @@ class RunReader:
         with self.lock:
             if self._listing is None or time.monotonic() >= self._next_look:
                 began = time.monotonic()
-                self._listing = self._files.look()
+                found = self._files.look()
+                if self._listing is not None and found is not self._listing:
+                    self._forget_changed(self._listing, found)
+                self._listing = found
                 least = REMOTE_SECONDS if self._remote else LEAST_SECONDS
                 self._next_look = time.monotonic() + max(least, SHARE * (time.monotonic() - began))
             return self._listing
+
+    def _forget_changed(self, before: RunListing, now: RunListing) -> None:
+        """Forget what is known of files that have changed."""
+        for path in {*self._columns, *self._damaged}:
+            if before.stamps.get(path) != now.stamps.get(path):
+                self._columns.pop(path, None)
+                self._damaged.pop(path, None)
 
     @contextmanager
     def rows(
@@ -106,11 +119,8 @@ class RunReader:
             chosen = files
             if chosen is None:
                 chosen = {s: self._chosen(listing, s, first, last, ranks) for s in signals if s in listing.files}
-            kept = {
-                signal: [pair for pair in own if pair[1].path not in self._damaged] for signal, own in chosen.items()
-            }
-            kept = {signal: own for signal, own in kept.items() if own}
             connection = self._connected(listing)
+            kept = {signal: found for signal, own in chosen.items() if (found := self._described(connection, own))}
             schema = f"run_{next(self._schemas)}"
             try:
                 with Rows(
@@ -152,6 +162,35 @@ class RunReader:
             kept.append((n, file))
         return kept
 
+    def _described(self, connection: Connection, files: list[tuple[int, TableFile]]) -> list[tuple[int, TableFile]]:
+        """Return the files that can be read, those of Parquet with their columns, which are looked up once."""
+        new = [file.path for _, file in files if file.format == PARQUET and file.path not in self._columns]
+        if new:
+            self._look_up(connection, new)
+        kept = [(n, file) for n, file in files if file.path not in self._damaged]
+        return [
+            (n, file._replace(columns=self._columns[file.path]) if file.format == PARQUET else file)
+            for n, file in kept
+            if file.format != PARQUET or file.path in self._columns
+        ]
+
+    def _look_up(self, connection: Connection, paths: list[Any]) -> None:
+        """Look up the columns of Parquet files; files that are not of the monitor are left out from then on."""
+        import duckdb
+
+        try:
+            wrong = misfit(connection, paths)
+            if wrong is None:
+                self._columns |= parquet_columns(connection, paths)
+                return
+        except duckdb.Error as error:
+            wrong = f"expected a Parquet file, undamaged; {str(error).splitlines()[0][:200]}"
+        if len(paths) == 1:
+            self._damaged[paths[0]] = f"{wrong}: left out"
+            return
+        for path in paths:
+            self._look_up(connection, [path])
+
     def _after_failure(self, files: Mapping[str, list[tuple[int, TableFile]]], error: Exception) -> None:
         """Leave out the damaged files that made a query fail.
 
@@ -182,6 +221,7 @@ class RunReader:
         if self._connection is None or not folders <= self._folders:
             self._drop_connection()
             connection = connect(MEMORY)
+            connection.execute("SET parquet_metadata_cache = true")  # DuckDB reads a footer again when its file changes
             for directory in listing.run.directories:
                 readable_by_duckdb(connection, directory.path)
             patterns = {pattern_of(folder) for folder in folders}  # DuckDB checks these too

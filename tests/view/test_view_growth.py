@@ -144,7 +144,8 @@ def test_a_damaged_parquet_file_is_left_out_and_named(tmp_path: Path) -> None:
         rank.write(step, [1.0, 2.0, 3.0])
     rank.end()
     path = rank.directory / f"{SIGNAL}_10-19.parquet"
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole)
     data[8:200] = bytes(192)
     path.write_bytes(data)
     with viewing(tmp_path / "server", tmp_path / "run") as server:
@@ -153,6 +154,9 @@ def test_a_damaged_parquet_file_is_left_out_and_named(tmp_path: Path) -> None:
         found = picture(server)
         assert found.header["steps"] == [[step, step] for step in (*range(10), *range(20, 30))]
         assert path.name in "\n".join(server.get("/api/runs/0")["problems"])
+        path.write_bytes(whole)
+        wait_for(lambda: len(picture(server).header["steps"]) == 30)
+        assert server.get("/api/runs/0")["problems"] == []
 
 
 def test_a_hundred_pages_are_served_or_refused(tmp_path: Path) -> None:
