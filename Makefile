@@ -73,6 +73,18 @@ PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules storage test_moments.py test_histogram.py)
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
+# Types of the modules of `probe view`. Neither the package nor its tests need node: without it this check is left out,
+# except in CI. The compiler, and the types of the vendored library.
+NODE := $(VENV)/node
+NODE_PACKAGES := typescript@7.0.2 uplot@1.6.32
+define TYPES
+@if command -v npm >/dev/null || test "$$CI" = true; then set -ex; mkdir -p $(NODE); \
+	test "$$(cat $(NODE)/.ready 2>/dev/null)" = "$(NODE_PACKAGES)" || { \
+	npm install --no-save --no-audit --no-fund --prefix $(NODE) $(NODE_PACKAGES); echo "$(NODE_PACKAGES)" > $(NODE)/.ready; }; \
+	npm exec --no --prefix $(NODE) -- tsc -p probe/view/page --typeRoots $(NODE)/node_modules; \
+	else echo "No npm, so the types of probe/view/page are not checked." >&2; fi
+endef
+
 .NOTPARALLEL:
 .PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
 
@@ -101,6 +113,7 @@ check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(TYPES)
 	$(DOCS)
 
 docs: $(VENV)/.ready

@@ -19,6 +19,7 @@ OF_OUR_OWN = {
     "services/exporter/readings/ascend.py": "starts npu-smi",
     "services/remediation/child_process.py": "starts programs of the configuration's list, never a shell",
     "services/watcher/stacks.py": "starts py-spy",
+    "view/background.py": "starts python -m probe.view.background",
 }
 """Modules that start a program without a shell, of their own or of its user's choice, with the reason."""
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "yaml.load"}

@@ -37,6 +37,7 @@ VERBS: dict[str, str] = {
     "sql": "probe.cli.sql:sql",
     "targets": "probe.cli.targets:targets",
     "track": "probe.cli.track:track",
+    "view": "probe.cli.view:view",
 }
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""
 

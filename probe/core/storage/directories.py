@@ -189,19 +189,32 @@ def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
     return (directory.rank, directory.began, directory.manifest.attachment, directory.first_step, directory.path.name)
 
 
-def last_run(root: Place, problems: Problems) -> RecordedRun:
+def last_run(root: Place, problems: Problems, directory: str = "") -> RecordedRun:
     """Return the run in ``root`` that began last; other runs and missing ranks are recorded in ``problems``.
 
+    Args:
+        directory: name of a directory of the run that is returned instead; then no other run is recorded.
+
     Raises:
-        ValueError: as :func:`find`.
+        ValueError: as :func:`find`, and if no run has ``directory``.
     """
     *others, last = runs(find(root, problems))
-    record_earlier(others, root, problems)
+    if directory:
+        last = _with_directory([*others, last], root, directory)
+    else:
+        record_earlier(others, root, problems)
     if is_packed(place(root)):
         packed_index(place(root)).record_problems("chosen", problems)
     if last.missing:
         problems.add(root, f"expected ranks {listed(last.missing)} too; there is nothing of them")
     return _without_empty(last, problems)
+
+
+def _with_directory(found: Iterable[RecordedRun], root: Place, name: str) -> RecordedRun:
+    for run in found:
+        if any(directory.path.name == name for directory in run.directories):
+            return run
+    raise ValueError(f"{root / name}: expected the directory of a rank; there is none of this name any more")
 
 
 def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:

@@ -104,6 +104,7 @@ class Rows:
         left_out: for some signals an SQL condition of the rows that are left out of views.
         files: files by signal, each with the index of its directory in ``directories``, of a packed run with that of
             the first directory of which it has rows; no directory is listed then. None to look for them.
+        scratch: folder for copies, which its owner removes; None for the system's.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Rows:
         schema: str = "main",
         left_out: Mapping[str, str] | None = None,
         files: Mapping[str, Sequence[tuple[int, TableFile]]] | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self._left_out = left_out or {}
         self.connection = connection or connect()
@@ -126,7 +128,7 @@ class Rows:
         unpacked = [directory.path for directory in self.directories if directory.packed is None]
         fetch_ahead(file for folder in unpacked for file in _objects(folder) if files is None)
         fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
-        self._mended = tempfile.TemporaryDirectory(prefix="probe-")
+        self._mended = tempfile.TemporaryDirectory(prefix="probe-", dir=scratch)
         ranks = [directory.rank for directory in self.directories] or [0]
         self._by_rank = RowsByRank(self.connection, Path(self._mended.name), (min(ranks), max(ranks)))
         self._originals: dict[str, Place] = {}

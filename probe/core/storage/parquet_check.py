@@ -50,11 +50,21 @@ def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
 
 def misfit(connection: Any, paths: Sequence[Place]) -> str | None:
     """Return the first defect of the columns of any of the files; None if there is none."""
+    return next(filter(None, map(_misfit, _schemas(connection, paths).values())), None)
+
+
+def parquet_columns(connection: Any, paths: Sequence[Place]) -> dict[Place, tuple[str, ...]]:
+    """Return the columns of Parquet files."""
+    found = _schemas(connection, paths)
+    return {path: tuple(name for name, _, _ in found[str(path)]) for path in paths}
+
+
+def _schemas(connection: Any, paths: Sequence[Place]) -> dict[str, list[tuple[str, str, int | None]]]:
+    """Return name, type and number of children of each column, by file."""
     columns: dict[str, list[tuple[str, str, int | None]]] = {}
     for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():
         columns.setdefault(path, []).append(tuple(column))
-    found = (_misfit(described[1:]) for described in columns.values())  # the first is the table itself
-    return next(filter(None, found), None)
+    return {path: described[1:] for path, described in columns.items()}  # the first is the table itself
 
 
 def _misfit(columns: Sequence[tuple[str, str, int | None]]) -> str | None:

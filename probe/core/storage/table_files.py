@@ -75,7 +75,7 @@ class TableFile(NamedTuple):
 
 def tables(directory: Place, problems: Problems) -> list[TableFile]:
     """Return every file of a rank's directory that can be read, by signal and step."""
-    found = (_look(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
+    found = (table_file(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
     return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
 
 
@@ -123,7 +123,8 @@ def _first_row(path: Place) -> int | None:
         return None
 
 
-def _look(path: Place, problems: Problems) -> TableFile | None:
+def table_file(path: Place, problems: Problems) -> TableFile | None:
+    """Return the file at ``path``; None if it is no table, or cannot be read, which is recorded."""
     if path.name.startswith(".") or path.name in KNOWN:
         return None
     name = table_name(path.name)

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS
-from probe.services.listening import TokenCheck, host_of, is_loopback
+from probe.services.guard import HEADERS, is_local_name
+from probe.services.listening import TokenCheck
 from probe.services.server import page
 from probe.services.server.metrics import CONTENT_TYPE, exposition
 from probe.services.server.service import HeartbeatService, Reply
@@ -91,8 +92,7 @@ class Gate:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = dict(scope["headers"])
         if self._token is None:
-            # A page of another site can make a browser here send requests, under a name that resolves to this machine.
-            if not is_loopback(host_of(headers.get(b"host", b"").decode("latin-1"))):
+            if not is_local_name(headers.get(b"host", b"").decode("latin-1")):
                 return _json(403, {"error": "expected the host name localhost or a loopback address"})
         elif scope["path"] not in PUBLIC and not self._token.passes(headers):
             refusal = _json(401, {"error": "expected the token of this server"})
@@ -179,7 +179,7 @@ class Endpoints:
 
     async def page(self, _: Request) -> Response:
         """Return the page."""
-        return Response(page.text("page.html"), headers={**page.HEADERS, "Content-Type": "text/html; charset=utf-8"})
+        return Response(page.text("page.html"), headers={**HEADERS, "Content-Type": "text/html; charset=utf-8"})
 
     async def static(self, request: Request) -> Response:
         """Return a file of the page."""
@@ -187,7 +187,7 @@ class Endpoints:
         if name not in page.FILES:
             return _json(404, {"error": "no such file"})
         kind = f"{page.FILES[name]}; charset=utf-8"
-        return Response(page.text(name), headers={**page.HEADERS, "Content-Type": kind})
+        return Response(page.text(name), headers={**HEADERS, "Content-Type": kind})
 
 
 def _unreadable(request: Request) -> Response | None:

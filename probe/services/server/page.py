@@ -15,17 +15,6 @@ from probe.services.server.store import StoredMessage
 HERE = Path(__file__).parent
 FILES = {"page.js": "text/javascript", "page.css": "text/css"}
 """Files of the page, by name, with their types."""
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
-"""Permissions of the page: its own files and this server alone."""
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 MOST_JOBS_LISTED = 100
 WORST = 20
 """Ranks of a job that are shown."""

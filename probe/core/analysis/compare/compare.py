@@ -111,6 +111,7 @@ def compare(
     options: Options = Options(),  # noqa: B008 - it is frozen
     most: int = 20,
     engine: PieceEngine | None = None,
+    directories: tuple[str, str] = ("", ""),
 ) -> Comparison:
     """Compare the runs that began last in two directories.
 
@@ -120,12 +121,13 @@ def compare(
     Args:
         most: greatest number of differing rows in the result.
         engine: does the work; None for this process.
+        directories: names of directories of the two runs that are compared instead; empty for those that began last.
 
     Raises:
         ValueError: if a run cannot be read, if they have nothing in common, or if the options name data that they lack.
         ImportError: if DuckDB is missing.
     """
-    side_a, side_b = found("a", a), found("b", b)
+    side_a, side_b = found("a", a, directories[0]), found("b", b, directories[1])
     ranks = pair_ranks(side_a, side_b, options)
     chosen = engine or LocalEngine(1)
     passes = ComparisonPasses(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))

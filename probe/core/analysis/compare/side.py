@@ -36,19 +36,22 @@ class Side(NamedTuple):
         return 10.0**-given if isinstance(given, int) else 0.0
 
 
-def found(letter: str, root: Place) -> Side:
+def found(letter: str, root: Place, directory: str = "") -> Side:
     """Find the last run in a directory.
+
+    Args:
+        directory: name of a directory of the run that is found instead.
 
     Raises:
         ValueError: if it cannot be read.
     """
     problems = Problems()
-    return Side(letter, root, _run(root.expanduser(), problems), problems)
+    return Side(letter, root, _run(root.expanduser(), problems, directory), problems)
 
 
-def _run(root: Place, problems: Problems) -> RecordedRun:
+def _run(root: Place, problems: Problems, directory: str) -> RecordedRun:
     """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
     merged = root.is_dir() and has_tables(root) and not (root / FILE).exists()
     if merged and not any(root.glob(directories_of())):
         return RecordedRun((RankDirectory(root, 0, "", 0.0, Manifest(), first_step(root)),), ())
-    return last_run(root, problems)
+    return last_run(root, problems, directory)

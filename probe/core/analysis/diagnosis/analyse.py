@@ -100,6 +100,7 @@ def analyse(
     connection: Connection | None = None,
     engine: PieceEngine | None = None,
     least: int = 1,
+    directory: str = "",
 ) -> Analysis:
     """Analyse the run in ``root`` that began last.
 
@@ -109,13 +110,14 @@ def analyse(
         connection: database to read with.
         engine: engine that reads the run in pieces; None to read it here as a whole. The result is the same.
         least: number of pieces at least.
+        directory: name of a directory of the run that is analysed instead.
 
     Raises:
         ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
         ImportError: if DuckDB is missing.
     """
     problems, wanted = Problems(), sorted(set(steps))
-    run = last_run(root, problems)
+    run = last_run(root, problems, directory)
     inside = place(root)
     dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
     topo = topology(run.directories)

@@ -99,7 +99,7 @@ def survey_parts(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) 
         counted, steps = _counted(rows, signal)
         if not counted or not rows.numbers(signal):
             continue
-        heads = _heads(rows, signal, stages, numbers)
+        heads = heads_of(rows, signal, stages, numbers)
         parts.append(SurveyPart(signal, rows.numbers(signal), counted, steps, heads, _micro_stepped(rows, signal)))
     return parts
 
@@ -184,10 +184,15 @@ def _micro_stepped(rows: Rows, signal: str) -> bool:
     return bool(parquet) and MICRO_STEP in rows.columns(rows.source(parquet))
 
 
-def _heads(
+def heads_of(
     rows: Rows, signal: str, stages: Mapping[int, int], numbers: Sequence[int]
 ) -> dict[int, tuple[int, int, tuple[SurveyRow, ...]]]:
-    """Names at the first step of the first file of each stage, in the order of the model."""
+    """Names at the first step of the first file of each stage, in the order of the model.
+
+    Args:
+        stages: pipeline stage of each directory of ``rows``.
+        numbers: number of each directory among those of the run.
+    """
     files: dict[int, tuple[int, TableFile]] = {}
     for directory, file in rows.files[signal]:
         files.setdefault(stages[directory], (directory, file))

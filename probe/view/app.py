@@ -1,0 +1,473 @@
+"""Endpoints of the page: all of them read, and runs are named by numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from probe.core.run_state.heartbeat_messages import number_text
+from probe.core.storage.layout import MICRO_STEP, ranks_of
+from probe.view import curves, heatmap
+from probe.view.background import comparison_arguments
+from probe.view.binary import packed
+from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
+from probe.view.findings import chosen, short_text
+from probe.view.heatmap import Span
+from probe.view.located_row import located_row
+from probe.view.run_files import RunGone
+from probe.view.run_list import ListedRun, RunList
+from probe.view.run_summary import RunSummary
+from probe.view.viewed_run import ViewedRun, shown_findings, version_of
+
+PAGE = Path(__file__).parent / "page"
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+"""Types of the files of the page, by suffix."""
+LANGUAGES = ("en", "zh")
+HIGHEST = 2**53
+"""Limit of whole numbers: JavaScript has no larger ones."""
+MOST_LISTED = 1000
+MOST_AT_ONCE = 3
+"""Requests that read files at a time."""
+
+R = TypeVar("R")
+
+
+class WrongRequest(Exception):  # noqa: N818 - the request is wrong, nothing has failed
+    """A parameter that cannot be used."""
+
+
+class ViewEndpoints:
+    """Functions of the paths."""
+
+    def __init__(self, runs: RunList, log: ChangeLog) -> None:
+        self._runs, self._log = runs, log
+        self._limit = anyio.CapacityLimiter(MOST_AT_ONCE)
+        self.is_ending: Callable[[], bool] = lambda: False
+        """Function that returns whether the server ends, and streams with it."""
+
+    def routes(self) -> list[Route]:
+        """Return the paths."""
+        of_run = "/api/runs/{number:int}"
+        return [
+            Route("/", self.index),
+            Route("/page/{name}", self.file),
+            Route("/api/runs", self.runs),
+            Route(of_run, self._answer(self._run)),
+            Route(f"{of_run}/findings", self._answer(self._findings)),
+            Route(f"{of_run}/heatmap", self._answer(self._heatmap)),
+            Route(f"{of_run}/curve", self._answer(self._curve)),
+            Route(f"{of_run}/row", self._answer(self._row)),
+            Route(f"{of_run}/numbers", self._answer(self._numbers)),
+            Route("/api/compare", self.compare),
+            Route("/api/events", self.events),
+            Route("/api/messages", self.messages),
+        ]
+
+    async def index(self, _: Request) -> Response:
+        """Return the page."""
+        return page_file("index.html")
+
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page."""
+        return page_file(request.path_params["name"])
+
+    async def messages(self, request: Request) -> Response:
+        """Return the texts of the page in a language."""
+        language = request.query_params.get("lang", LANGUAGES[0])
+        if language not in LANGUAGES:
+            raise WrongRequest(f"lang: expected one of {', '.join(LANGUAGES)}")
+        path = PAGE / f"messages.{language}.json"
+        return json_answer(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
+
+    async def runs(self, request: Request) -> Response:
+        """Return the runs that are asked for, of all that there are."""
+        query = AddressParameters(request)
+        order, text = query.choice("sort", list(ORDERS), "changed"), query.text("filter").lower()
+        limit, offset = query.whole("limit", 200, 1, MOST_LISTED), query.whole("offset", 0)
+        everything = self._runs.runs
+        every = [run for run in everything if text in f"{run.name} {run.place}".lower()]
+        every.sort(key=lambda run: _sort_key(ORDERS[order], run), reverse=order == "changed")
+        if query.text("descending"):
+            every.reverse()
+        shown = every[offset : offset + limit]
+        await self._on_thread(self._read_some, [run for run in shown if run.summary is None])
+        known = sum(run.summary is not None for run in everything)
+        return json_answer(
+            {
+                "runs": [self._listed(run) for run in shown if not run.gone],
+                "total": len(every),
+                "known": known,
+                "cursor": str(self._log.cursor),
+            }
+        )
+
+    def _read_some(self, runs: Sequence[ListedRun]) -> None:
+        """Read the summaries of some runs that were never read, within the time that a person waits."""
+        deadline = time.monotonic() + READ_SECONDS
+        for run in runs:
+            if time.monotonic() > deadline:
+                return
+            self._runs.read(run)
+
+    def _listed(self, run: ListedRun) -> dict[str, Any]:
+        """Return the fields of a run in the list."""
+        summary = run.summary
+        fields: dict[str, Any] = {"number": run.number, "name": run.name, "location": run.place}
+        if summary is None:
+            nothing = dict.fromkeys((*RunSummary._fields, "steps"))
+            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none"}
+        analysis = self._runs.tasks.result(("analysis", run.place, run.directory))
+        findings, cause = summary.findings, summary.first_cause
+        if analysis is not None and analysis.answer is not None:
+            answer = analysis.answer
+            findings = answer["findings"] + len(answer["run_numbers"])
+            cause = short_text(answer["diagnosis"]) if answer["diagnosis"] else None
+        return {
+            **fields,
+            "known": True,
+            **summary._asdict(),
+            "findings": findings,
+            "first_cause": cause,
+            "steps": max(summary.last_step - summary.first_step + 1, 0),
+            "analysis": "none" if analysis is None else analysis.state,
+        }
+
+    def _answer(self, read: Callable[[ViewedRun, ListedRun, AddressParameters], Response]) -> Callable[[Request], Any]:
+        """Return an endpoint that reads a run on a thread."""
+
+        async def endpoint(request: Request) -> Response:
+            run = self._listed_run(request.path_params["number"])
+            try:
+                return await self._on_thread(
+                    lambda: read(self._runs.viewed(run.number), run, AddressParameters(request))
+                )
+            except RunGone:
+                self._runs.forget(run)
+                raise
+
+        return endpoint
+
+    def _listed_run(self, number: int) -> ListedRun:
+        run = self._runs.run(number)
+        if run is None:
+            raise HTTPException(404, f"run {number}: there is no run of this number: see /api/runs")
+        if run.gone:
+            raise HTTPException(410, f"run {number}: {run.place} has been removed")
+        return run
+
+    async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limit)
+
+    def _run(self, viewed: ViewedRun, run: ListedRun, _: AddressParameters) -> Response:
+        about = viewed.about()
+        self._runs.read(run)
+        diagnosis, state = viewed.diagnosis()
+        fields = {**self._listed(run), **about, **shown_findings(diagnosis), "analysis": state}
+        fields["problems"] = list(dict.fromkeys([*viewed.reader.problems(), *fields["problems"]]))
+        return json_answer(fields)
+
+    def _findings(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
+        wanted = {
+            "rank": query.optional("rank"),
+            "rule": query.text("rule") or None,
+            "row": query.text("row") or None,
+            "signal": query.text("signal") or None,
+            "from": query.optional("from"),
+            "to": query.optional("to"),
+        }
+        limit, offset = query.whole("limit", 200, 0, MOST_LISTED), query.whole("offset", 0)
+        found = chosen(viewed.diagnosis()[0].findings, wanted)
+        return json_answer(
+            {"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]}
+        )
+
+    def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
+        signal, op, span = self._signal(viewed, query), query.text("op"), query.span()
+        _check_op(viewed, signal, op)
+        columns = query.whole("columns", 800, 1, heatmap.MOST_COLUMNS)
+        rank = query.optional("rank")
+        by_rank = query.choice("axis", ["rows", "ranks"], "rows") == "ranks"
+        if by_rank:
+            row = query.text("row")
+            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row)
+        else:
+            picture, _names = heatmap.heatmap_of_rows(viewed.reader, viewed.levels, signal, op, span, columns, rank)
+        found = chosen(viewed.diagnosis()[0].findings, {"signal": signal, "rank": None if by_rank else rank})
+        if by_rank:
+            found = [each for each in found if each.row == row]
+        places = {line: n for n, line in enumerate(picture.lines)}
+        pairs = ((places.get(each.rank if by_rank else each.row), _column(picture.steps, each.step)) for each in found)
+        marks = sorted({pair for pair in pairs if None not in pair})
+        header = {"lines": picture.lines, "steps": picture.steps, "findings": marks, "exact": picture.exact}
+        return binary_answer(header, picture.cells, heatmap.SENT)
+
+    def _curve(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
+        signal, op = self._signal(viewed, query), query.text("op")
+        _check_op(viewed, signal, op)
+        points = query.whole("points", 2000, 1, curves.MOST_POINTS)
+        found = curves.row_curves(viewed.reader, signal, op, query.text("row"), query.span(), query.ranks(), points)
+        return curve_answer(found, "ranks")
+
+    def _numbers(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
+        names = [name for name in query.text("names").split(",") if name]
+        points = query.whole("points", 2000, 1, curves.MOST_POINTS)
+        found = curves.number_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
+        return curve_answer(found, "names")
+
+    def _row(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
+        signal, row = self._signal(viewed, query), query.text("row")
+        rank, step = query.needed("rank"), query.needed("step")
+        found = located_row(viewed.reader, signal, row, rank, step, query.optional(MICRO_STEP))
+        if found is None:
+            raise HTTPException(404, f"{signal} {row}: rank {rank} has no such row at step {step}")
+        return json_answer(found)
+
+    def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
+        signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]
+        if signal not in there:
+            raise WrongRequest(f"signal: expected one of {', '.join(there) or 'none, since the run has no rows'}")
+        return signal
+
+    async def compare(self, request: Request) -> Response:
+        """Return the first difference of two runs, or that it is looked for."""
+        query = AddressParameters(request)
+        one, other = (self._listed_run(query.needed(name)) for name in ("run", "against"))
+        return json_answer(await self._on_thread(self._compared, one, other))
+
+    def _compared(self, one: ListedRun, other: ListedRun) -> dict[str, Any]:
+        sides = [(run.place, run.directory) for run in (one, other)]
+        versions = [version_of(self._runs.viewed(run.number).reader.listing()) for run in (one, other)]
+        found = self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), tuple(versions))
+        if found.answer is not None:
+            return {"state": "done", **found.answer}
+        return {"state": "failed", "error": found.error} if found.state == "failed" else {"state": "running"}
+
+    async def events(self, request: Request) -> Response:
+        """Return the stream of changes."""
+        if self._log.streams >= MOST_STREAMS:
+            text = f"expected at most {MOST_STREAMS} pages at a time: close some of them"
+            answer = json_answer({"error": text}, 503)
+            answer.headers["Retry-After"] = "10"
+            return answer
+        query = AddressParameters(request)
+        wanted = sorted(set(query.ranks("runs") or []))[:16]
+        since = request.headers.get("last-event-id") or request.query_params.get("cursor")
+        cursor = parsed_cursor(since, self._log)
+        ended = self.is_ending
+        stream = events(self._log, cursor, wanted, self._event_fields, lambda: self._look(wanted), ended)
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, headers=headers)
+
+    def _look(self, wanted: Sequence[int]) -> None:
+        """Look at the runs that are shown."""
+        for number in wanted:
+            run = self._runs.run(number)
+            if run is not None and not run.gone and self._runs.read(run) is not None:
+                try:
+                    self._runs.viewed(number).analysis()
+                except (RunGone, OSError, ValueError):  # the next request names it
+                    continue
+
+    def _event_fields(self, number: int) -> dict[str, Any] | None:
+        run = self._runs.run(number)
+        if run is None or run.gone:
+            return None
+        fields = self._listed(run)
+        return {name: fields.get(name) for name in ("number", "last_step", "findings", "alive", "analysis")}
+
+
+READ_SECONDS = 0.3
+"""Time in seconds in which summaries are read for a list."""
+
+
+ORDERS = {
+    "changed": "changed",
+    "name": "name",
+    "steps": "last_step",
+    "ranks": "ranks",
+    "findings": "findings",
+    "cost": "cost",
+    "number": "number",
+}
+"""Orders of the list, with the fields that they are by."""
+
+
+def _sort_key(name: str, run: ListedRun) -> tuple[bool, Any, int]:
+    if name in ("name", "number"):
+        return False, getattr(run, name), run.number
+    value = None if run.summary is None else getattr(run.summary, name)
+    return value is None if name != "changed" else value is not None, value or 0, run.number
+
+
+class AddressParameters:
+    """AddressParameters of an address."""
+
+    def __init__(self, request: Request) -> None:
+        self._query = request.query_params
+
+    def text(self, name: str) -> str:
+        """Return a text; empty if it is missing."""
+        return self._query.get(name, "")
+
+    def choice(self, name: str, known: Sequence[str], otherwise: str) -> str:
+        """Return one of ``known``.
+
+        Raises:
+            WrongRequest: if there is another text.
+        """
+        text = self.text(name) or otherwise
+        if text not in known:
+            raise WrongRequest(f"{name}: expected one of {', '.join(known)}; got {text[:60]!r}")
+        return text
+
+    def optional(self, name: str) -> int | None:
+        """Return a whole number; None if it is missing.
+
+        Raises:
+            WrongRequest: if there is another text.
+        """
+        return self.whole(name, 0) if self.text(name) else None
+
+    def needed(self, name: str) -> int:
+        """Return a whole number.
+
+        Raises:
+            WrongRequest: if it is missing, or there is another text.
+        """
+        if not self.text(name):
+            raise WrongRequest(f"{name}: expected a whole number")
+        return self.whole(name, 0)
+
+    def whole(self, name: str, otherwise: int, low: int = 0, high: int = HIGHEST) -> int:
+        """Return a whole number from ``low`` to ``high``.
+
+        Raises:
+            WrongRequest: if there is another text.
+        """
+        text = self.text(name)
+        if not text:
+            return otherwise
+        if not (text.isascii() and text.isdigit() and len(text) <= 16) or int(text) < low:
+            raise WrongRequest(f"{name}: expected a whole number from {low} to {high}; got {text[:60]!r}")
+        return min(int(text), high)
+
+    def span(self) -> Span:
+        """Return the steps from ``from`` to ``to``."""
+        first = self.whole("from", 0, 0, 2**40)
+        return Span(first, max(self.whole("to", 2**40, 0, 2**40), first))
+
+    def ranks(self, name: str = "ranks") -> list[int] | None:
+        """Return the ranks of a text such as ``0-3,7``; None if it is missing.
+
+        Raises:
+            WrongRequest: if there is another text.
+        """
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            return [rank for part in text.split(",") for rank in ranks_of(part)]
+        except ValueError:
+            raise WrongRequest(f"{name}: expected numbers such as 0-3,7; got {text[:60]!r}") from None
+
+
+def _check_op(viewed: ViewedRun, signal: str, op: str) -> None:
+    there = next(each["ops"] for each in viewed.about()["signals"] if each["name"] == signal)
+    if op not in there:
+        raise WrongRequest(f"op: expected one of {', '.join(there)}; got {op[:60]!r}")
+
+
+def _column(steps: Sequence[tuple[int, int]], step: int) -> int | None:
+    """Return the column that has a step."""
+    from bisect import bisect_right
+
+    at = bisect_right(steps, (step, math.inf)) - 1
+    return at if at >= 0 and steps[at][0] <= step <= steps[at][1] else None
+
+
+def page_file(name: str) -> Response:
+    """Return a file of the page; status 404 for everything else."""
+    path = PAGE / name
+    kind = TYPES.get(path.suffix)
+    if kind is None or "/" in name or "\\" in name or name.startswith(".") or not path.is_file():
+        return json_answer({"error": "there is no such file of the page"}, 404)
+    headers = {"Content-Type": f"{kind}; charset=utf-8", "Cache-Control": "no-cache"}
+    return Response(path.read_bytes(), headers=headers)
+
+
+def json_answer(body: object, status: int = 200) -> Response:
+    """Return an answer in JSON, with texts for numbers that it lacks."""
+    text = json.dumps(_jsonable(body), separators=(",", ":"), allow_nan=False)
+    return Response(text, status, media_type="application/json")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float):
+        return number_text(value)
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    return [_jsonable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def binary_answer(header: Mapping[str, Any], cells: Any, names: Sequence[str]) -> Response:
+    """Return an answer with some arrays of cells."""
+    data = packed(header, [(name, getattr(cells, name)) for name in names])
+    return Response(data, media_type="application/octet-stream")
+
+
+def curve_answer(found: curves.Curves, lines: str) -> Response:
+    """Return an answer with curves, whose lines have a name."""
+    header = {"steps": [first for first, _ in found.spans], "spans": found.spans, lines: found.lines}
+    return binary_answer(header, found.cells, curves.SENT)
+
+
+async def _failure(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return json_answer({"error": error.detail}, error.status_code)
+
+
+async def _wrong(_: Request, error: Exception) -> Response:
+    return json_answer({"error": str(error)}, 400)
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return json_answer({"error": str(error)}, 410)
+
+
+async def _unreadable(_: Request, error: Exception) -> Response:
+    return json_answer({"error": str(error)}, 503)
+
+
+async def _internal(_: Request, __: Exception) -> Response:
+    return json_answer({"error": "internal error: the program's own output has it"}, 500)
+
+
+def application(runs: RunList, log: ChangeLog) -> tuple[Starlette, ViewEndpoints]:
+    """Return the application behind the guard, and its endpoints."""
+    endpoints = ViewEndpoints(runs, log)
+    handlers: dict[Any, Any] = {
+        HTTPException: _failure,
+        WrongRequest: _wrong,
+        RunGone: _gone,
+        ValueError: _unreadable,
+        OSError: _unreadable,
+        500: _internal,
+    }
+    return Starlette(routes=endpoints.routes(), exception_handlers=handlers), endpoints

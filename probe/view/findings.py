@@ -1,0 +1,179 @@
+"""Findings of a run as the page has them: of its analysis, or, before there is one, those that the run has dumped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from probe.core.analysis.report.findings import Mark, dumped, sentence
+from probe.core.storage.anomaly_json import FILE, rank_folders
+from probe.core.storage.directories import RecordedRun
+from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
+from probe.core.storage.layout import ranks_text as listed
+from probe.core.storage.location import Place
+from probe.core.storage.problems import Problems
+from probe.view.run_files import FileStamp, stamp_of
+
+MOST_SHOWN = 200
+"""Findings that an answer about a run has."""
+Label = Callable[[str, int, int, str], str]
+"""Label of a row by its signal, pipeline stage, virtual stage and name."""
+Stage = Callable[[int], int]
+"""Pipeline stage of a rank."""
+
+
+class FoundFinding(NamedTuple):
+    """One finding."""
+
+    rule: str
+    signal: str
+    row: str
+    """Label of the row."""
+    op: str
+    rank: int
+    step: int
+    micro_step: int | None
+    value: float | None
+    expected: float | None
+    message: str
+    order: int
+    cause: str
+
+
+class RunDiagnosis(NamedTuple):
+    """Findings of a run with its first cause."""
+
+    findings: list[FoundFinding]
+    total: int
+    """Number of all findings, including those that are not listed."""
+    cause: Mapping[str, Any] | None
+    """Fields ``kind, sentence, text, row, signal, op, rank, step, ranks``; None if nothing was found."""
+    text: str | None
+    """Sentence about the first cause."""
+
+
+class DumpedFindings:
+    """Findings that runs in a folder have dumped; files that have not changed are not read again."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[Place, FileStamp | None] = {}
+        self._found: tuple[list[Mark], int] = [], 0
+
+    def read(self, root: Place, run: RecordedRun, problems: Problems) -> tuple[list[Mark], int]:
+        """Return the earliest findings of ``run``, and the number of all."""
+        try:
+            files = [folder / FILE for folder in rank_folders(root)]
+        except (OSError, ValueError):  # nothing was dumped
+            return [], 0
+        stamps = {file: stamp_of(file) for file in files}
+        if stamps != self._stamps or not files:
+            first = min(directory.first_step for directory in run.directories)
+            self._found = dumped(root, run, first, 1 << 31, problems) if files else ([], 0)
+            self._stamps = stamps
+        return self._found
+
+
+def of_dump(marks: Iterable[Mark], number: int, label: Label, stage: Stage) -> RunDiagnosis:
+    """Return the diagnosis of dumped findings: the earliest is the first cause, as long as nothing was judged."""
+    kept = list(marks)
+    findings = [
+        FoundFinding(
+            mark.rule,
+            mark.signal,
+            label(mark.signal, stage(mark.rank), mark.vpp_stage, mark.name),
+            mark.op,
+            mark.rank,
+            mark.step,
+            mark.micro_step,
+            mark.value,
+            None,
+            mark.message,
+            mark.order,
+            mark.cause,
+        )
+        for mark in kept
+    ]
+    if not findings:
+        return RunDiagnosis([], number, None, None)
+    text = sentence(kept[0])
+    return RunDiagnosis(findings, number, _cause("", text, findings[0], (findings[0].rank,)), text)
+
+
+def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
+    """Return the diagnosis of an analysis, from its JSON."""
+    findings = [_finding(each, label) for each in answer["kept"]]
+    findings += [_run_finding(each) for each in answer["run_numbers"]]
+    number = answer["findings"] + len(answer["run_numbers"])
+    main = answer["diagnosis"]
+    if main is None:
+        return RunDiagnosis(findings, number, None, None)
+    first = _finding(main["first"], label)
+    text = short_text(main)
+    cause = _cause(main["kind"], text, first, main["ranks"])
+    return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text)
+
+
+def short_text(diagnosis: Mapping[str, Any]) -> str:
+    """Return the place of a first cause as one sentence, from the JSON of its diagnosis."""
+    first = diagnosis["first"]
+    value = _number(first["value"])
+    return sentence(
+        Mark(first["rule"], first["signal"], first["name"], first["op"], value, first["step"], first["rank"])
+    )
+
+
+def _cause(kind: str, text: str, first: FoundFinding, ranks: Iterable[int]) -> Mapping[str, Any]:
+    fields = {name: getattr(first, name) for name in ("row", "signal", "op", "rank", "step")}
+    return {"kind": kind, "sentence": text, "text": text, **fields, "ranks": listed(list(ranks))}
+
+
+def _finding(entry: Mapping[str, Any], label: Label) -> FoundFinding:
+    row = label(entry["signal"], entry[PP_STAGE], entry[STAGE], entry["name"])
+    return FoundFinding(
+        entry["rule"],
+        entry["signal"],
+        row,
+        entry["op"],
+        entry["rank"],
+        entry["step"],
+        entry[MICRO_STEP],
+        _number(entry["value"]),
+        _number(entry["expected"]),
+        entry["message"],
+        entry["call_id"],
+        entry.get("cause", ""),
+    )
+
+
+def _run_finding(entry: Mapping[str, Any]) -> FoundFinding:
+    return FoundFinding(
+        str(entry.get("rule", "")),
+        "run",
+        str(entry.get("name", "")),
+        "value",
+        entry["rank"],
+        entry["step"],
+        None,
+        _number(entry["value"]),
+        _number(entry["expected"]),
+        str(entry.get("message") or entry.get("text") or ""),
+        0,
+        "",
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def chosen(findings: Iterable[FoundFinding], wanted: Mapping[str, Any]) -> list[FoundFinding]:
+    """Return the findings that have the fields in ``wanted``, and a step from ``from`` to ``to``."""
+    first, last = wanted.get("from"), wanted.get("to")
+    same = {name: value for name, value in wanted.items() if name in FoundFinding._fields and value is not None}
+    return [
+        each
+        for each in findings
+        if all(getattr(each, name) == value for name, value in same.items())
+        and (first is None or each.step >= first)
+        and (last is None or each.step <= last)
+    ]

@@ -1,0 +1,153 @@
+// Requests to the server: at most one of each kind at a time.
+
+/** An answer of the server that is an error. */
+export class Refusal extends Error {
+  /**
+   * @param {number} status
+   * @param {string} message
+   */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/**
+ * @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary
+ */
+
+const TYPES = { float64: Float64Array, float32: Float32Array, uint32: Uint32Array, int32: Int32Array };
+
+/**
+ * Address of a part of the interface; what is null or empty in `query` is left out.
+ * @param {string} path
+ * @param {Record<string, string | number | null | undefined>} query
+ */
+export function address(path, query = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") search.set(name, String(value));
+  }
+  return `/api/${path}${search.size ? `?${search}` : ""}`;
+}
+
+/** @param {Response} response */
+async function checked(response) {
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text;
+  try {
+    message = JSON.parse(text).error ?? text;
+  } catch {
+    // not JSON: the text itself
+  }
+  throw new Refusal(response.status, message || response.statusText);
+}
+
+/**
+ * @param {string} url
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<any>}
+ */
+export async function json(url, signal) {
+  return (await checked(await fetch(url, { signal }))).json();
+}
+
+/**
+ * @param {string} url
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Binary>}
+ */
+export async function binary(url, signal) {
+  return unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
+}
+
+/**
+ * Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
+ * @param {ArrayBuffer} buffer
+ * @returns {Binary}
+ */
+export function unpacked(buffer) {
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const columns = header.steps.length;
+  const lines = (header.lines ?? header.ranks ?? header.names).length;
+  /** @type {Binary["arrays"]} */
+  const arrays = {};
+  let at = 4 + length;
+  for (const [name, type] of header.arrays) {
+    const Type = TYPES[/** @type {keyof typeof TYPES} */ (type)];
+    arrays[name] = new Type(buffer, at, lines * columns);
+    at += arrays[name].byteLength;
+  }
+  return { header, arrays };
+}
+
+let pending = 0;
+
+/** @param {number} change */
+function count(change) {
+  pending += change;
+  document.body.dataset.pending = String(pending);
+}
+
+/**
+ * What one place of the page shows. `want` replaces a request under way by another one; `renew` asks again for the
+ * same, after the request under way, so that a run that grows faster than the server answers is shown all the same.
+ * @template T
+ */
+export class Source {
+  /**
+   * @param {(url: string, signal?: AbortSignal) => Promise<T>} get
+   * @param {(answer: T) => void} draw
+   * @param {(problem: Error) => void} fail
+   */
+  constructor(get, draw, fail) {
+    this.get = get;
+    this.draw = draw;
+    this.fail = fail;
+    this.url = "";
+    /** @type {AbortController | null} */
+    this.flight = null;
+    this.again = false;
+  }
+
+  /** @param {string} url */
+  want(url) {
+    if (url === this.url) return;
+    this.url = url;
+    this.load();
+  }
+
+  renew() {
+    if (!this.url) return;
+    if (this.flight) this.again = true;
+    else this.load();
+  }
+
+  clear() {
+    this.url = "";
+    this.flight?.abort();
+    this.flight = null;
+  }
+
+  async load() {
+    this.flight?.abort();
+    const own = new AbortController();
+    this.flight = own;
+    this.again = false;
+    count(1);
+    try {
+      const answer = await this.get(this.url, own.signal);
+      if (!own.signal.aborted) this.draw(answer);
+    } catch (problem) {
+      if (!own.signal.aborted) this.fail(/** @type {Error} */ (problem));
+    } finally {
+      count(-1);
+      if (this.flight === own) {
+        this.flight = null;
+        if (this.again) this.load();
+      }
+    }
+  }
+}

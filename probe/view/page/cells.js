@@ -1,0 +1,149 @@
+// Cells of a heatmap: which colour each has, and which of several is shown where there are fewer pixels than cells.
+
+export const MISSING = 0;
+export const ZERO = 1;
+export const NOT_A_NUMBER = 2;
+export const INFINITE = 3;
+/** Levels from here on are colours of the ramp for positive numbers; those of negative ones follow. */
+export const POSITIVE = 4;
+export const SHADES = 126;
+export const NEGATIVE = POSITIVE + SHADES;
+
+const DECADES = 2; // colours of a row against its own median reach from a hundredth to a hundredfold
+
+/**
+ * @typedef {object} Cells
+ * @property {number} lines
+ * @property {number} columns
+ * @property {Uint8Array} level colour of each cell, line by line
+ * @property {Float32Array} severity the larger one is shown where several share a pixel
+ * @property {number} low logarithm (base 10) of the smallest magnitude
+ * @property {number} high of the largest
+ * @property {boolean} relative against the median of each line
+ * @property {Set<number>} kinds which of the special levels there are; NEGATIVE too
+ */
+
+/**
+ * The number that a cell shows: of the smallest and the largest the one of the larger magnitude; NaN if there is none.
+ * @param {import("./api.js").Binary["arrays"]} arrays
+ * @param {number} i
+ */
+export function shownOf(arrays, i) {
+  const [low, high] = [arrays.minimum[i], arrays.maximum[i]];
+  return Math.abs(low) > Math.abs(high) ? low : high;
+}
+
+/**
+ * @param {import("./api.js").Binary} binary
+ * @param {boolean} relative
+ * @returns {Cells}
+ */
+export function cellsOf({ header, arrays }, relative) {
+  const [lines, columns] = [header.lines.length, header.steps.length];
+  const level = new Uint8Array(lines * columns);
+  const severity = new Float32Array(lines * columns).fill(-Infinity);
+  const sizes = new Float32Array(lines * columns).fill(NaN);
+  const kinds = new Set();
+  for (let i = 0; i < level.length; i++) {
+    level[i] = kindOf(arrays, i);
+    if (level[i] < POSITIVE) kinds.add(level[i]);
+    if (level[i] === NEGATIVE) kinds.add(NEGATIVE);
+    severity[i] = [-Infinity, -1e9, 2e9, 1e9][level[i]] ?? 0;
+    if (level[i] >= POSITIVE) sizes[i] = Math.log10(Math.abs(shownOf(arrays, i)));
+  }
+  if (relative) againstMedians(level, sizes, lines, columns, kinds);
+  const [low, high] = relative ? [-DECADES, DECADES] : rangeOf(sizes);
+  shade(level, severity, sizes, low, high, relative);
+  return { lines, columns, level, severity, low, high, relative, kinds };
+}
+
+/**
+ * @param {import("./api.js").Binary["arrays"]} arrays
+ * @param {number} i
+ */
+function kindOf(arrays, i) {
+  if (arrays.nan[i]) return NOT_A_NUMBER;
+  if (arrays.inf[i]) return INFINITE;
+  const value = shownOf(arrays, i);
+  if (Number.isNaN(value)) return MISSING;
+  if (value === 0) return ZERO;
+  return value > 0 ? POSITIVE : NEGATIVE;
+}
+
+/** @param {Float32Array} sizes */
+function rangeOf(sizes) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const size of sizes) {
+    if (size < low) low = size;
+    if (size > high) high = size;
+  }
+  if (low > high) return [0, 1];
+  const lacking = Math.max(0, 1 - (high - low)) / 2; // less than a decade is not stretched over all colours
+  return [low - lacking, high + lacking];
+}
+
+/**
+ * Make sizes differences from the median of their line, and the sign the side of it.
+ * @param {Uint8Array} level
+ * @param {Float32Array} sizes
+ * @param {number} lines
+ * @param {number} columns
+ * @param {Set<number>} kinds
+ */
+function againstMedians(level, sizes, lines, columns, kinds) {
+  kinds.add(NEGATIVE);
+  for (let line = 0; line < lines; line++) {
+    const own = sizes.subarray(line * columns, (line + 1) * columns);
+    const sorted = own.filter((size) => !Number.isNaN(size)).sort();
+    const median = sorted[Math.floor(sorted.length / 2)] ?? 0;
+    for (let column = 0; column < columns; column++) {
+      const i = line * columns + column;
+      if (level[i] < POSITIVE) continue;
+      sizes[i] -= median;
+      level[i] = sizes[i] < 0 ? NEGATIVE : POSITIVE;
+    }
+  }
+}
+
+/**
+ * Put each number's shade into its level.
+ * @param {Uint8Array} level
+ * @param {Float32Array} severity
+ * @param {Float32Array} sizes
+ * @param {number} low
+ * @param {number} high
+ * @param {boolean} relative
+ */
+function shade(level, severity, sizes, low, high, relative) {
+  for (let i = 0; i < level.length; i++) {
+    if (level[i] < POSITIVE) continue;
+    const place = relative ? Math.abs(sizes[i]) / high : (sizes[i] - low) / (high - low);
+    severity[i] = relative ? Math.abs(sizes[i]) : sizes[i];
+    level[i] += Math.round(Math.min(1, Math.max(0, place)) * (SHADES - 1));
+  }
+}
+
+/**
+ * The most severe cell of a block of lines and columns, as its index.
+ * @param {Cells} cells
+ * @param {[number, number]} lines first and end
+ * @param {[number, number]} columns first and end
+ */
+export function worstOf(cells, [firstLine, endLine], [firstColumn, endColumn]) {
+  let worst = firstLine * cells.columns + firstColumn;
+  for (let line = firstLine; line < endLine; line++) {
+    for (let i = line * cells.columns + firstColumn; i < line * cells.columns + endColumn; i++) {
+      if (cells.severity[i] > cells.severity[worst]) worst = i;
+    }
+  }
+  return worst;
+}
+
+/**
+ * The part of `count` things that the n-th of `places` places stands for.
+ * @param {number} n
+ * @param {number} places
+ * @param {number} count
+ * @returns {[number, number]}
+ */
+export const share = (n, places, count) => [Math.floor((n * count) / places), Math.max(Math.floor(((n + 1) * count) / places), Math.floor((n * count) / places) + 1)];

@@ -1,0 +1,85 @@
+// Controls of the heatmap and of the curve over ranks.
+import { button, choice, element, fill } from "./dom.js";
+import { NO_ZOOM, go } from "./state.js";
+import { t } from "./words.js";
+
+/** @typedef {import("./state.js").State} State */
+
+export function controls() {
+  const signal = choice(t("signal"), "signal", (value) => go({ signal: value, row: "", step: null, micro: null, lines: "" }));
+  const op = choice(t("op"), "op", (value) => go({ op: value }));
+  const axis = choice(t("axis"), "axis", (value) => go({ axis: value === "rows" ? "" : value, lines: "" }));
+  const scale = choice(t("scale"), "scale", (value) => go({ scale: value === "all" ? "" : value }, { replace: true }));
+  const only = field(t("only"), "only", (value) => go({ only: /^\d+$/.test(value) ? Number(value) : null }));
+  const row = field(t("find"), "find", (value) => value && go({ row: value }));
+  const names = element("datalist", { id: "row-names" });
+  row.input.setAttribute("list", "row-names");
+  const whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
+  const ranks = field(t("ranks"), "ranks", (value) => go({ ranks: value }, { replace: true }));
+  const chips = element("span", { className: "chips" });
+  ranks.label.append(chips);
+  return {
+    element: element("div", { className: "controls" }, signal.label, op.label, axis.label, scale.label, only.label, row.label, names, whole),
+    ranks,
+
+    /**
+     * @param {any} run
+     * @param {any} own the signal
+     * @param {string} chosen the op
+     * @param {State} state
+     */
+    show(run, own, chosen, state) {
+      fill(signal.select, run.signals.map((/** @type {any} */ one) => [one.name, one.meaning ? `${one.name}: ${one.meaning}` : one.name]), own?.name ?? "");
+      fill(op.select, (own?.ops ?? []).map((/** @type {string} */ name) => [name, name]), chosen);
+      fill(axis.select, [["rows", t("axis.rows")], ["ranks", t("axis.ranks")]], state.axis || "rows");
+      axis.select.options[1].disabled = !state.row;
+      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")]], state.scale || "all");
+      set(only.input, state.only === null ? "" : String(state.only));
+      set(row.input, state.row);
+      set(ranks.input, state.ranks);
+      ranks.input.placeholder = run.rank_list ?? "";
+      only.label.hidden = run.ranks < 2;
+      whole.hidden = state.from === null && state.to === null && !state.lines;
+      list(names, own?.rows ?? []);
+    },
+
+    /**
+     * Ranks with a colour of their own, as buttons.
+     * @param {number[]} shown
+     * @param {number | null} rank
+     */
+    chips(shown, rank) {
+      chips.replaceChildren(...shown.map((own, n) => button(String(own), () => go({ rank: own }), { className: `chip line-${n}`, aria: { pressed: own === rank, label: `${t("rank")} ${own}` } })));
+    },
+  };
+}
+
+/**
+ * A labelled field for a text.
+ * @param {string} text
+ * @param {string} id
+ * @param {(value: string) => void} act
+ */
+function field(text, id, act) {
+  const input = element("input", { id, type: "text", autocomplete: "off", spellcheck: false, on: { change: () => act(input.value.trim()) } });
+  return { input, label: element("label", {}, element("span", { textContent: text }), input) };
+}
+
+/**
+ * @param {HTMLInputElement} input
+ * @param {string} value
+ */
+function set(input, value) {
+  if (document.activeElement !== input) input.value = value;
+}
+
+/**
+ * @param {HTMLDataListElement} names
+ * @param {string[]} rows
+ */
+function list(names, rows) {
+  const key = `${rows.length} ${rows[0]} ${rows.at(-1)}`;
+  if (names.dataset.key === key) return;
+  names.dataset.key = key;
+  names.replaceChildren(...rows.map((value) => element("option", { value })));
+}

@@ -1,0 +1,140 @@
+// Elements and numbers as text. Names from data become text nodes alone, never markup.
+
+/**
+ * <tag ...properties>children</tag>; strings become text; null is left out.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag
+ * @param {Record<string, any>} [properties] properties of the element; `data`, `aria` and `on` are maps of their own
+ * @param {...(Node | string | null)} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function element(tag, properties = {}, ...children) {
+  const { data = {}, aria = {}, on = {}, ...own } = properties;
+  const made = Object.assign(document.createElement(tag), own);
+  for (const [name, value] of Object.entries(data)) made.dataset[name] = String(value);
+  for (const [name, value] of Object.entries(aria)) made.setAttribute(name === "role" ? name : `aria-${name}`, String(value));
+  for (const [name, listen] of Object.entries(on)) made.addEventListener(name, listen);
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+/**
+ * A button with a text.
+ * @param {string} text
+ * @param {() => void} act
+ * @param {Record<string, any>} [properties]
+ */
+export const button = (text, act, properties = {}) =>
+  element("button", { type: "button", textContent: text, on: { click: act }, ...properties });
+
+/**
+ * A labelled select.
+ * @param {string} label
+ * @param {string} id
+ * @param {(value: string) => void} act
+ */
+export function choice(label, id, act) {
+  const select = element("select", { id, on: { change: () => act(select.value) } });
+  return { select, label: element("label", {}, element("span", { textContent: label }), select) };
+}
+
+/**
+ * Options of a select, made again only if they differ.
+ * @param {HTMLSelectElement} select
+ * @param {[value: string, text: string][]} options
+ * @param {string} value
+ */
+export function fill(select, options, value) {
+  const key = JSON.stringify(options);
+  if (select.dataset.options !== key) {
+    select.dataset.options = key;
+    select.replaceChildren(...options.map(([own, text]) => element("option", { value: own, textContent: text })));
+  }
+  select.value = value;
+}
+
+/**
+ * A list of facts: pairs of a name and a value, without those whose value is null or empty.
+ * @param {[name: string, value: Node | string | number | null | undefined, id?: string][]} facts
+ */
+export function factList(facts) {
+  const list = element("dl", { className: "facts" });
+  for (const [name, value, id] of facts) {
+    if (value === null || value === undefined || value === "") continue;
+    const place = element("dd", id ? { id } : {});
+    place.append(typeof value === "number" ? String(value) : value);
+    list.append(element("dt", { textContent: name }), place);
+  }
+  return list;
+}
+
+/**
+ * The end of a name says more than its beginning.
+ * @param {string} name
+ * @param {number} most characters
+ */
+export const short = (name, most) => (name.length > most ? `…${name.slice(1 - most)}` : name);
+
+/**
+ * A number of the interface: what is not finite comes as text.
+ * @param {number | string | null | undefined} value
+ * @returns {number | null}
+ */
+export const parsed = (value) => (value === null || value === undefined ? null : Number(value));
+
+/**
+ * A number as text; NaN and Inf by name.
+ * @param {number | string | null | undefined} value
+ * @param {number} [digits]
+ */
+export function text(value, digits = 4) {
+  const number = parsed(value);
+  if (number === null) return "";
+  if (Number.isNaN(number)) return "NaN";
+  if (!Number.isFinite(number)) return number > 0 ? "Inf" : "-Inf";
+  const size = Math.abs(number);
+  if (number !== 0 && (size >= 10 ** Math.max(digits, 6) || size < 1e-4)) {
+    const [mantissa, exponent] = number.toExponential(digits - 1).split("e");
+    return `${Number(mantissa)}e${exponent.replace("+", "")}`;
+  }
+  return String(Number(number.toPrecision(digits)));
+}
+
+/**
+ * All digits of a number.
+ * @param {number | string | null | undefined} value
+ */
+export function exact(value) {
+  const number = parsed(value);
+  return number !== null && Number.isFinite(number) ? String(number) : text(number);
+}
+
+/** @param {number[]} span */
+export const spanText = ([first, last]) => (first === last ? String(first) : `${first}–${last}`);
+
+/**
+ * Seconds as a duration of one unit, by the browser's own words for the language.
+ * @param {number} seconds before now
+ * @param {string} language
+ */
+export function ago(seconds, language) {
+  const units = /** @type {[Intl.RelativeTimeFormatUnit, number][]} */ ([["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]);
+  const [unit, size] = units.find(([, length]) => seconds >= length) ?? ["second", 1];
+  return new Intl.RelativeTimeFormat(language, { numeric: "auto", style: "short" }).format(-Math.floor(Math.max(0, seconds) / size), unit);
+}
+
+/**
+ * Ranks of spans such as `0-3,8`, at most `most` of them.
+ * @param {string} spans
+ * @param {number} [most]
+ * @returns {number[]}
+ */
+export function ranksOf(spans, most = 4096) {
+  const found = [];
+  for (const part of spans.split(",")) {
+    const match = /^\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*$/.exec(part);
+    if (!match) continue;
+    for (let rank = Number(match[1]); rank <= Number(match[2] ?? match[1]) && found.length < most; rank++) found.push(rank);
+  }
+  return found;
+}

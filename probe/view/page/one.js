@@ -1,0 +1,313 @@
+// Page of one run: findings, heatmap, curve over ranks, row, numbers of the run.
+import { Source, address, binary, json } from "./api.js";
+import { Chart } from "./chart.js";
+import { shownOf } from "./cells.js";
+import { controls } from "./controls.js";
+import { element, ranksOf, text } from "./dom.js";
+import { Findings } from "./findings.js";
+import { Heatmap } from "./heatmap.js";
+import { Numbers } from "./numbers.js";
+import { LINE_COLOURS, colour, lineColour } from "./palette.js";
+import { RowCard } from "./row.js";
+import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
+import { head } from "./summary.js";
+import { t } from "./words.js";
+
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./api.js").Binary} Binary */
+
+const [MOST_COLUMNS, POINTS, RANKS] = [800, 1000, 16];
+
+export class One {
+  /** @param {State} state */
+  constructor(state) {
+    this.state = state;
+    this.number = /** @type {number} */ (state.run);
+    /** @type {any} */
+    this.run = null;
+    this.actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
+    this.top = element("div", { className: "run-head" });
+    this.findings = new Findings((finding) => this.chooseFinding(finding));
+    this.heatmap = new Heatmap({ choose: (place) => this.chooseCell(place), zoom: (part) => this.zoom(part), reset: this.actions.reset, leave: this.actions.leave, read: (place) => this.read(place) });
+    this.controls = controls();
+    this.problem = element("p", { className: "failed", id: "heatmap-problem" });
+    this.curve = new Chart(t("curve"), 230, { ...this.actions, pick: (line, point) => this.pick(line, point) });
+    this.curveTitle = element("h2", { id: "curve-title" });
+    this.rank = this.controls.ranks;
+    this.card = new RowCard("row", t("row.title"), (changes) => go(changes));
+    this.numbers = new Numbers({ ...this.actions, pick: (_, point) => this.pickStep(point) });
+    this.element = this.arranged();
+    this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
+    this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
+    this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
+    this.located = new Source(binary, (answer) => this.locate(answer), () => {});
+    this.summary.want(address(`runs/${this.number}`));
+  }
+
+  arranged() {
+    const map = element("section", { className: "card", id: "layers" }, this.controls.element, this.problem, this.heatmap.element,
+      element("p", { className: "quiet keys", id: "heatmap-keys", textContent: t("heatmap.keys") }));
+    const over = element("section", { className: "card", id: "over-ranks" }, element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
+    return element("div", { className: "one" }, this.top, element("div", { className: "columns" },
+      element("div", { className: "wide" }, map, over, this.numbers.element), element("div", { className: "narrow" }, this.card.element, this.findings.element)));
+  }
+
+  watched = () => [this.number];
+
+  /** @param {State} state */
+  update(state) {
+    this.state = state;
+    if (this.run) this.show();
+  }
+
+  /** @param {import("./live.js").Changes} changes */
+  changed(changes) {
+    if (changes.runs.some(({ number }) => number === this.number)) this.summary.renew();
+  }
+
+  /** @param {any} run */
+  receive(run) {
+    const before = this.run;
+    this.run = run;
+    document.title = `${run.name} – probe`;
+    this.show();
+    if (before && (before.last_step !== run.last_step || before.finding_total !== run.finding_total || before.analysis !== run.analysis)) this.renew(before);
+  }
+
+  /**
+   * Ask again for what has grown: a part of the run that lies before is what it was.
+   * @param {any} before
+   */
+  renew(before) {
+    this.findings.renew();
+    const { to } = this.state;
+    if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;
+    this.cells.renew();
+    this.curves.renew();
+    this.numbers.renew();
+  }
+
+  /** @param {Error} problem */
+  refuse(problem) {
+    if (this.run) this.problem.textContent = problem.message;
+    else this.element.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
+  }
+
+  // Choices with what stands in for those that the address lacks
+
+  signal() {
+    const { signals, cause } = this.run;
+    const named = (/** @type {string | undefined} */ name) => signals.find((/** @type {any} */ one) => one.name === name);
+    return named(this.state.signal) ?? named(cause?.signal) ?? named("grad_reduced") ?? signals[0] ?? null;
+  }
+
+  op() {
+    const ops = this.signal()?.ops ?? [];
+    return ops.includes(this.state.op) ? this.state.op : ops.includes("norm") ? "norm" : ops[0] ?? "";
+  }
+
+  ranks() {
+    if (this.state.ranks) return this.state.ranks;
+    const all = ranksOf(this.run.rank_list ?? "");
+    const first = all.slice(0, RANKS);
+    const { rank } = this.state;
+    if (rank !== null && !first.includes(rank)) first.push(rank);
+    return first.join(",");
+  }
+
+  // Drawing
+
+  show() {
+    const { run, state } = this;
+    const signal = this.signal();
+    this.top.replaceChildren(head(run, (cause) => this.chooseFinding(cause)));
+    this.findings.show(run, state);
+    this.controls.show(run, signal, this.op(), state);
+    this.card.show({ run: this.number, signal: signal?.name ?? "", op: this.op(), row: state.row, rank: state.rank, step: state.step, micro: state.micro });
+    if (signal) this.askCells(signal.name);
+    else this.problem.textContent = t("heatmap.none");
+    this.askCurve(signal?.name ?? "");
+    this.numbers.show([{ number: this.number, label: "", colour: lineColour(0) }], run.numbers ?? [], state);
+    this.frame();
+  }
+
+  /** @param {string} signal */
+  askCells(signal) {
+    const { from, to, axis, only, row, scale } = this.state;
+    const width = this.heatmap.plot.clientWidth || MOST_COLUMNS;
+    const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
+    const byRank = axis === "ranks" && row;
+    const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
+    if (url === this.cells.url && this.heatmap.data && !this.cells.flight) this.redraw(this.heatmap.data);
+    this.cells.want(url);
+    this.scale = scale;
+  }
+
+  /** @param {string} signal */
+  askCurve(signal) {
+    const { row, from, to } = this.state;
+    this.curveTitle.textContent = row ? t("curve.of", { op: this.op(), signal, row }) : t("curve");
+    if (!row) {
+      this.curves.clear();
+      this.curve.readout.textContent = t("curve.none");
+      return this.curve.show([], [], null);
+    }
+    const url = address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from, to, ranks: this.ranks(), points: POINTS });
+    if (url === this.curves.url && this.answer) this.drawCurve(this.answer);
+    this.curves.want(url);
+  }
+
+  /** @param {Binary} answer */
+  drawCells(answer) {
+    this.problem.textContent = "";
+    this.redraw(answer);
+  }
+
+  /** @param {Binary} answer */
+  redraw(answer) {
+    const lines = /^(\d+)-(\d+)$/.exec(this.state.lines);
+    this.heatmap.show(answer, this.state.scale === "row", lines && this.state.axis !== "ranks" ? [Number(lines[1]), Number(lines[2]) + 1] : null);
+    this.frame();
+  }
+
+  /** @param {Error} problem */
+  failCells(problem) {
+    this.problem.textContent = problem.message;
+  }
+
+  /** @type {Binary | null} */
+  answer = null;
+
+  /** @param {Binary} answer */
+  drawCurve(answer) {
+    this.answer = answer;
+    const { header, arrays } = answer;
+    const count = header.steps.length;
+    const part = (/** @type {string} */ name, /** @type {number} */ n) => arrays[name].subarray(n * count, (n + 1) * count);
+    const few = header.ranks.length <= LINE_COLOURS;
+    const some = header.ranks.includes(this.state.rank); // the others step back
+    const places = /** @type {number[]} */ (header.ranks.map((/** @type {number} */ _, /** @type {number} */ n) => n));
+    this.order = places.sort((a, b) => Number(header.ranks[a] === this.state.rank) - Number(header.ranks[b] === this.state.rank) || a - b);
+    const lines = this.order.map((n) => {
+      const rank = header.ranks[n];
+      const own = rank === this.state.rank;
+      return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1,
+        low: part("minimum", n), high: part("maximum", n), nan: part("nan", n), inf: part("inf", n) };
+    });
+    this.curve.show(header.spans, lines, this.state.step);
+    this.controls.chips(few ? header.ranks : [], this.state.rank);
+  }
+
+  /** @type {number[]} places of the curves in the answer, in the order of drawing: the chosen rank is on top */
+  order = [];
+
+  /** @param {Error} problem */
+  failCurve(problem) {
+    this.answer = null;
+    this.curve.show([], [], null);
+    this.curve.readout.textContent = problem.message;
+  }
+
+  /** Put the frame around the chosen cell. */
+  frame() {
+    const { row, rank, step, axis } = this.state;
+    const header = this.heatmap.data?.header;
+    const line = header ? header.lines.indexOf(axis === "ranks" && row ? rank : row) : -1;
+    const column = header && step !== null ? header.steps.findIndex((/** @type {number[]} */ [first, last]) => first <= step && step <= last) : -1;
+    this.heatmap.choose(line >= 0 && column >= 0 ? { line, column } : null);
+  }
+
+  // Actions
+
+  /** @param {{ line: number, column: number }} place */
+  read({ line, column }) {
+    const { data } = this.heatmap;
+    if (!data) return "";
+    const i = line * data.header.steps.length + column;
+    const { minimum, maximum, nan, inf, rank } = data.arrays;
+    const label = this.state.axis === "ranks" && this.state.row ? `${t("rank")} ${data.header.lines[line]}` : this.heatmap.label(line);
+    const parts = [`${label}, ${this.heatmap.stepsText(column)}`];
+    if (nan[i]) parts.push(t("cell.nan", { count: nan[i] }));
+    if (inf[i]) parts.push(t("cell.inf", { count: inf[i] }));
+    if (!Number.isNaN(maximum[i])) parts.push(minimum[i] === maximum[i] ? text(shownOf(data.arrays, i), 6) : `${text(minimum[i], 5)} … ${text(maximum[i], 5)}`);
+    else if (!nan[i]) parts.push(t("nothing"));
+    if (rank[i] >= 0) parts.push(`${t("rank")} ${rank[i]}`);
+    return parts.join(" · ");
+  }
+
+  /** @param {{ line: number, column: number }} place */
+  chooseCell({ line, column }) {
+    const { data } = this.heatmap;
+    if (!data) return;
+    const { header, arrays } = data;
+    const byRank = this.state.axis === "ranks" && this.state.row;
+    const i = line * header.steps.length + column;
+    const rank = byRank ? header.lines[line] : arrays.rank[i] >= 0 ? arrays.rank[i] : this.state.rank;
+    const row = byRank ? this.state.row : String(header.lines[line]);
+    const [first, last] = header.steps[column];
+    const signal = this.signal()?.name ?? "";
+    if (first === last || rank === null) return go({ signal, op: this.op(), row, rank, step: first, micro: null });
+    this.place = { signal, row, rank };
+    this.located.clear();
+    this.located.want(address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from: first, to: last, ranks: rank, points: last - first + 1 }));
+  }
+
+  /** @type {{ signal: string, row: string, rank: number } | null} */
+  place = null;
+
+  /**
+   * Choose, of a cell of several steps, the step that its colour is about.
+   * @param {Binary} answer
+   */
+  locate({ header, arrays }) {
+    const size = (/** @type {number} */ n) => (arrays.nan[n] ? Infinity : arrays.inf[n] ? Number.MAX_VALUE : Math.abs(shownOf(arrays, n)));
+    let best = 0;
+    header.steps.forEach((/** @type {number} */ _, /** @type {number} */ n) => {
+      if (Number.isNaN(size(best)) || size(n) > size(best)) best = n;
+    });
+    if (this.place) go({ ...this.place, op: this.op(), step: header.steps[best] ?? null, micro: null });
+  }
+
+  /** @param {{ signal: string, row: string, op?: string, rank: number, step: number, micro_step?: number | null }} finding */
+  chooseFinding({ signal, row, op = "", rank, step, micro_step: micro = null }) {
+    const { from, to } = this.state;
+    const outside = (from !== null && step < from) || (to !== null && step > to);
+    go({ signal, row, op: op || this.state.op, rank, step, micro, ...(outside ? NO_ZOOM : { lines: "" }) });
+  }
+
+  /** @param {{ columns: [number, number], lines: [number, number] }} part */
+  zoom({ columns, lines }) {
+    const steps = this.heatmap.data?.header.steps ?? [];
+    const all = lines[0] === 0 && lines[1] === (this.heatmap.cells?.lines ?? 0) - 1;
+    go({ from: steps[columns[0]][0], to: steps[columns[1]][1], lines: all || this.state.axis === "ranks" ? this.state.axis === "ranks" ? this.state.lines : "" : lines.join("-") });
+  }
+
+  /**
+   * @param {number} line
+   * @param {number} point
+   */
+  pick(line, point) {
+    const { header } = /** @type {Binary} */ (this.answer);
+    go({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
+  }
+
+  /** @param {number} point */
+  pickStep(point) {
+    const chart = [...this.numbers.open.values()][0];
+    if (chart) go({ step: chart.spans[point][0], micro: null });
+  }
+
+  close() {
+    for (const source of [this.summary, this.cells, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
+    this.numbers.close();
+  }
+
+  /** Undo one level: the cell, the zoom, the run. */
+  leave() {
+    const { row, step, from, to, lines } = current();
+    if (row || step !== null) go(NO_CELL);
+    else if (from !== null || to !== null || lines) go(NO_ZOOM);
+    else visit(addressOf({}));
+  }
+
+}

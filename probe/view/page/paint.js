@@ -1,0 +1,131 @@
+// Pixels of a heatmap. NaN and Inf are striped and dotted in colours of their own, and are never smaller than MARK.
+import { INFINITE, MISSING, NEGATIVE, NOT_A_NUMBER, POSITIVE, SHADES, ZERO, share, worstOf } from "./cells.js";
+import { between, packed, scale } from "./palette.js";
+
+const MARK = 4;
+
+/** @typedef {import("./cells.js").Cells} Cells */
+
+/** Colours of all levels, as an ImageData has them. */
+export function levelColours() {
+  const own = scale();
+  const colours = new Uint32Array(256);
+  colours[MISSING] = 0;
+  colours[ZERO] = packed(own.zero);
+  colours[NOT_A_NUMBER] = packed(own.nan);
+  colours[INFINITE] = packed(own.inf);
+  for (let n = 0; n < SHADES; n++) {
+    colours[POSITIVE + n] = packed(between(own.positive, n / (SHADES - 1)));
+    colours[NEGATIVE + n] = packed(between(own.negative, n / (SHADES - 1)));
+  }
+  return { colours, marks: { [NOT_A_NUMBER]: packed(own.nanMark), [INFINITE]: packed(own.infMark) } };
+}
+
+/**
+ * The level of every place of a grid that has at most one place a pixel.
+ * @param {Cells} cells
+ * @param {[number, number]} lines first and end of those on the screen
+ * @param {number} across places
+ * @param {number} down places
+ */
+function gridOf(cells, [first, end], across, down) {
+  const grid = new Uint8Array(across * down);
+  const alone = across === cells.columns && down === end - first;
+  for (let row = 0; row < down; row++) {
+    const [a, b] = share(row, down, end - first);
+    for (let column = 0; column < across; column++) {
+      const i = alone
+        ? (first + row) * cells.columns + column
+        : worstOf(cells, [first + a, first + b], share(column, across, cells.columns));
+      grid[row * across + column] = cells.level[i];
+    }
+  }
+  return grid;
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Cells} cells
+ * @param {[number, number]} lines first and end of those on the screen
+ * @param {{ x: number, y: number, width: number, height: number, ratio: number }} box in CSS pixels; pixels of the screen for each
+ */
+export function paint(context, cells, lines, box) {
+  const [width, height] = [Math.round(box.width * box.ratio), Math.round(box.height * box.ratio)];
+  if (width < 1 || height < 1 || !cells.columns || lines[1] <= lines[0]) return;
+  const [across, down] = [Math.min(cells.columns, Math.floor(box.width)), Math.min(lines[1] - lines[0], Math.floor(box.height))];
+  const grid = gridOf(cells, lines, across, down);
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const pen = new Pen(pixels, width, height, box.ratio);
+  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor((x * across) / width));
+  for (let y = 0; y < height; y++) {
+    const start = Math.floor((y * down) / height) * across;
+    for (let x = 0; x < width; x++) pixels[y * width + x] = pen.colour(grid[start + columns[x]], x, y);
+  }
+  const size = MARK * box.ratio;
+  if (width / across < size || height / down < size) enlarge(pen, grid, across, down, size);
+  context.putImageData(image, Math.round(box.x * box.ratio), Math.round(box.y * box.ratio));
+}
+
+/**
+ * Draw NaN and Inf in cells of few pixels once more, as squares; NaN after Inf.
+ * @param {Pen} pen
+ * @param {Uint8Array} grid
+ * @param {number} across
+ * @param {number} down
+ * @param {number} size
+ */
+function enlarge(pen, grid, across, down, size) {
+  for (const wanted of [INFINITE, NOT_A_NUMBER]) {
+    for (let at = grid.indexOf(wanted); at >= 0; at = grid.indexOf(wanted, at + 1)) {
+      pen.square(wanted, ((at % across) + 0.5) * (pen.width / across), (Math.floor(at / across) + 0.5) * (pen.height / down),
+        Math.max(size, pen.width / across), Math.max(size, pen.height / down));
+    }
+  }
+}
+
+class Pen {
+  /**
+   * @param {Uint32Array} pixels
+   * @param {number} width
+   * @param {number} height
+   * @param {number} ratio
+   */
+  constructor(pixels, width, height, ratio) {
+    const { colours, marks } = levelColours();
+    this.pixels = pixels;
+    this.width = width;
+    this.height = height;
+    this.colours = colours;
+    this.nanMark = marks[NOT_A_NUMBER];
+    this.infMark = marks[INFINITE];
+    this.unit = Math.max(1, Math.round(ratio));
+  }
+
+  /**
+   * Colour of a pixel: stripes for NaN, dots for Inf.
+   * @param {number} level
+   * @param {number} x
+   * @param {number} y
+   */
+  colour(level, x, y) {
+    if (level === NOT_A_NUMBER && Math.floor((x + y) / this.unit) % 5 === 0) return this.nanMark;
+    if (level === INFINITE && Math.floor(x / this.unit) % 4 === 1 && Math.floor(y / this.unit) % 4 === 1) return this.infMark;
+    return this.colours[level];
+  }
+
+  /**
+   * @param {number} level
+   * @param {number} x middle
+   * @param {number} y middle
+   * @param {number} width
+   * @param {number} height
+   */
+  square(level, x, y, width, height) {
+    const [left, top] = [Math.max(0, Math.round(x - width / 2)), Math.max(0, Math.round(y - height / 2))];
+    const [right, bottom] = [Math.min(this.width, Math.round(x + width / 2)), Math.min(this.height, Math.round(y + height / 2))];
+    for (let py = top; py < bottom; py++) {
+      for (let px = left; px < right; px++) this.pixels[py * this.width + px] = this.colour(level, px, py);
+    }
+  }
+}

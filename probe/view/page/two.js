@@ -1,0 +1,205 @@
+// Page of two runs: their first difference, and curves of both laid over each other.
+import { Source, address, binary, json } from "./api.js";
+import { Chart } from "./chart.js";
+import { button, choice, element, fill, ranksOf, text } from "./dom.js";
+import { Numbers, together } from "./numbers.js";
+import { lineColour } from "./palette.js";
+import { RowCard } from "./row.js";
+import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
+import { aliveness, stepsOf } from "./summary.js";
+import { t } from "./words.js";
+
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./api.js").Binary} Binary */
+
+const AGAIN = 1000; // milliseconds until a comparison under way is asked for again
+const POINTS = 1000;
+const DASH = [6, 3];
+
+export class Two {
+  /** @param {State} state */
+  constructor(state) {
+    this.state = state;
+    this.numbersOf = [/** @type {number} */ (state.run), /** @type {number} */ (state.against)];
+    /** @type {any[]} */
+    this.runs = [null, null];
+    /** @type {any} */
+    this.difference = null;
+    /** @type {(Binary | null)[]} */
+    this.answers = [null, null];
+    const actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
+    this.top = element("div", { className: "run-head" });
+    this.verdict = element("div", { id: "verdict", className: "cause", aria: { live: "polite" } });
+    this.title = element("h2", { id: "curve-title" });
+    this.curve = new Chart(t("curve"), 260, { ...actions, pick: (_, point) => go({ step: this.spans[point][0] }) });
+    this.signal = choice(t("signal"), "signal", (signal) => go({ signal, row: "" }));
+    this.op = choice(t("op"), "op", (op) => go({ op }));
+    this.row = choice(t("row.row"), "row-choice", (row) => go({ row }));
+    this.rank = choice(t("rank"), "rank-choice", (rank) => go({ rank: Number(rank) }));
+    this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
+    this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
+    this.numbers = new Numbers({ ...actions });
+    this.element = this.arranged();
+    const fail = (/** @type {Error} */ problem) => this.verdict.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
+    this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
+    this.curves = [0, 1].map((n) => new Source(binary, (answer) => this.drawCurve(n, answer), () => this.drawCurve(n, null)));
+    this.comparison = new Source(json, (answer) => this.judge(answer), fail);
+    this.summaries.forEach((source, n) => source.want(address(`runs/${this.numbersOf[n]}`)));
+    this.comparison.want(address("compare", { run: this.numbersOf[0], against: this.numbersOf[1] }));
+  }
+
+  arranged() {
+    const over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
+      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
+    return element("div", { className: "two" }, this.top, this.verdict, over,
+      element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+  }
+
+  /** @type {number[][]} */
+  spans = [];
+
+  watched = () => this.numbersOf;
+
+  /** @param {State} state */
+  update(state) {
+    this.state = state;
+    if (this.runs.every(Boolean)) this.show();
+  }
+
+  /** @param {import("./live.js").Changes} changes */
+  changed(changes) {
+    const grown = this.numbersOf.map((number) => changes.runs.some((run) => run.number === number));
+    grown.forEach((own, n) => own && this.summaries[n].renew());
+    grown.forEach((own, n) => own && this.curves[n].renew());
+    if (grown.some(Boolean)) this.numbers.renew();
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    for (const source of [this.comparison, ...this.summaries, ...this.curves, ...this.cards.map((card) => card.source)]) source.clear();
+    this.numbers.close();
+  }
+
+  timer = 0;
+
+  /**
+   * @param {number} n
+   * @param {any} run
+   */
+  receive(n, run) {
+    this.runs[n] = run;
+    if (!this.runs.every(Boolean)) return;
+    document.title = `${this.runs[0].name} ↔ ${this.runs[1].name} – probe`;
+    this.show();
+  }
+
+  /** @param {any} answer */
+  judge(answer) {
+    if (answer.state === "running") {
+      this.verdict.replaceChildren(element("p", { className: "quiet", textContent: t("compare.running") }));
+      this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
+      return;
+    }
+    if (answer.state === "failed") return this.verdict.replaceChildren(element("p", { className: "failed", textContent: answer.error }));
+    this.difference = answer.first_difference;
+    this.verdict.className = `cause ${answer.same ? "good" : "bad"}`;
+    this.verdict.replaceChildren(...this.sentences(answer));
+    if (this.runs.every(Boolean)) this.show();
+  }
+
+  /** @param {any} answer */
+  sentences(answer) {
+    const first = answer.first_difference;
+    const parts = [element("p", { textContent: answer.verdict })];
+    if (first) {
+      if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
+      parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
+        button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
+    }
+    for (const sentence of [...(answer.about ?? []), ...(answer.problems ?? [])]) parts.push(element("p", { className: "quiet", textContent: sentence }));
+    return parts;
+  }
+
+  /** @param {any} first */
+  showFirst({ signal, row, op, rank, step, micro_step: micro = null }) {
+    const inRows = this.runs[0]?.signals.some((/** @type {any} */ one) => one.name === signal);
+    if (inRows) return go({ ...NO_ZOOM, signal, row, op, rank, step, micro });
+    go({ ...NO_ZOOM, step }); // a number of the run
+    this.numbers.element.scrollIntoView();
+  }
+
+  /** Choices, with those of the first difference in place of what the address lacks. */
+  choices() {
+    const { state, difference } = this;
+    const [a] = this.runs;
+    const names = a.signals.map((/** @type {any} */ one) => one.name);
+    const name = [state.signal, difference?.signal, "grad_reduced"].find((one) => names.includes(one)) ?? names[0] ?? "";
+    const own = a.signals.find((/** @type {any} */ one) => one.name === name);
+    const same = difference?.signal === name ? difference : null;
+    const op = [state.op, same?.op, "norm"].find((one) => own?.ops.includes(one)) ?? own?.ops[0] ?? "";
+    const row = [state.row, same?.row].find((one) => own?.rows.includes(one)) ?? own?.rows[0] ?? "";
+    const first = Number(/^\d+/.exec(a.rank_list ?? "")?.[0] ?? 0);
+    const rank = state.rank ?? (same?.row === row ? same.rank : null) ?? first;
+    const step = state.step ?? (same?.row === row ? same.step : null);
+    return { name, own, op, row, other: same?.row === row ? same.row_b ?? row : row, rank, step, micro: state.micro ?? null };
+  }
+
+  show() {
+    const { name, own, op, row, other, rank, step, micro } = this.choices();
+    const [a, b] = this.runs;
+    this.top.replaceChildren(...this.runs.map((run, n) => this.head(run, n)));
+    fill(this.signal.select, a.signals.map((/** @type {any} */ one) => [one.name, one.name]), name);
+    fill(this.op.select, (own?.ops ?? []).map((/** @type {string} */ each) => [each, each]), op);
+    fill(this.row.select, (own?.rows ?? []).map((/** @type {string} */ each) => [each, each]), row);
+    fill(this.rank.select, ranksOf(a.rank_list ?? "0").map((each) => [String(each), String(each)]), String(rank));
+    this.whole.hidden = this.state.from === null && this.state.to === null;
+    this.title.textContent = t("curve.of.two", { op, signal: name, row, rank });
+    this.step = step;
+    const { from, to } = this.state;
+    [row, other].forEach((label, n) => {
+      this.curves[n].want(address(`runs/${this.numbersOf[n]}/curve`, { signal: name, op, row: label, from, to, ranks: rank, points: POINTS }));
+      this.cards[n].show({ run: this.numbersOf[n], signal: name, op, row: label, rank, step, micro });
+    });
+    this.draw();
+    const known = a.numbers.filter((/** @type {string} */ each) => b.numbers.includes(each));
+    this.numbers.show(this.looks(), known, this.state);
+  }
+
+  /** @type {number | null} */
+  step = null;
+
+  looks = () => this.numbersOf.map((number, n) => ({ number, label: "AB"[n], colour: lineColour(n), dash: n ? DASH : undefined }));
+
+  /**
+   * @param {any} run
+   * @param {number} n
+   */
+  head(run, n) {
+    return element("div", { className: "title" }, element("span", { className: `chip line-${n}`, textContent: "AB"[n] }),
+      element("a", { href: addressOf({ run: run.number }), textContent: run.name }), aliveness(run), element("span", { className: "quiet", textContent: `${t("runs.steps")} ${stepsOf(run)}` }),
+      element("code", { className: "quiet", textContent: run.location }));
+  }
+
+  /**
+   * @param {number} n
+   * @param {Binary | null} answer
+   */
+  drawCurve(n, answer) {
+    this.answers[n] = answer;
+    this.draw();
+  }
+
+  draw() {
+    const { spans, place } = together(this.answers);
+    this.spans = spans;
+    const lines = this.looks().flatMap((look, n) => (this.answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
+    this.curve.show(spans, lines, this.step);
+  }
+
+  leave() {
+    const { row, step, from, to } = current();
+    if (row || step !== null) go(NO_CELL);
+    else if (from !== null || to !== null) go(NO_ZOOM);
+    else visit(addressOf({}));
+  }
+}

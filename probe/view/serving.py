@@ -1,0 +1,146 @@
+"""Process of the page: socket, token, cache, signals."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.errors import missing
+from probe.core.storage.location import located
+from probe.services.guard import CookieGate, is_local_name, is_own_name
+from probe.services.listening import ServerError, address_of, bound, ended_by_signals, is_loopback, raise_limit_of_files
+
+MOST_CONNECTIONS = 512
+"""Most connections at one time; further ones get status 503."""
+END_SECONDS = 3
+"""Longest time in seconds for requests that are under way at the end."""
+NICE = 10
+"""Priority beside training on the same machine."""
+MOST_CACHE = 2 << 30
+"""Bytes of the cache beyond which the levels that were used longest ago are removed."""
+
+
+class ViewOptions(NamedTuple):
+    """Options of the page."""
+
+    places: tuple[str, ...]
+    """Folders with runs, or URLs."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any that is free."""
+
+
+def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> None:
+    """Serve the page until SIGTERM or SIGINT; ``started`` gets its address, with the token.
+
+    Raises:
+        ServerError: if it cannot start.
+        ImportError: if a package is missing.
+        ValueError: if a place cannot be used.
+    """
+    try:
+        import duckdb  # noqa: F401 - found missing before anything is opened
+        import uvicorn
+
+        from probe.view.app import application
+        from probe.view.events import ChangeLog
+        from probe.view.run_list import RunList
+    except ImportError as error:
+        package = (error.name or "starlette").partition(".")[0]
+        extra = "analysis" if package == "duckdb" else "services"
+        raise ImportError(missing("probe view", package, extra)) from None
+    places = checked(options.places)
+    with ExitStack() as stack:
+        listening = stack.enter_context(bound(options.host, options.port))
+        raise_limit_of_files(MOST_CONNECTIONS + 256)
+        with suppress(OSError):
+            os.nice(NICE)
+        cache = cache_folder(os.environ)
+        trim(cache, MOST_CACHE)
+        log = ChangeLog()
+        runs = RunList(places, cache, log.changed)
+        stack.callback(runs.close)
+        runs.start()
+        inner, endpoints = application(runs, log)
+        address, token = address_of(listening), secrets.token_urlsafe(32)
+        port = address.rpartition(":")[2]
+        is_host = is_local_name if is_loopback(options.host) else is_own_name
+        gate = CookieGate(inner, token, f"probe-view-{port}", is_host)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                gate,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=END_SECONDS,
+            )
+        )
+        stack.enter_context(ended_by_signals(server))
+        endpoints.is_ending = lambda: server.should_exit
+        started(f"{address}/?token={token}")
+        server.run(sockets=[listening])
+
+
+def checked(places: Sequence[str]) -> list[str]:
+    """Return the places as they are read.
+
+    Raises:
+        ValueError: if one of them is no folder.
+    """
+    found = []
+    for text in places:
+        place = located(text).expanduser().absolute()
+        if isinstance(place, Path) and not place.is_dir():
+            what = "this is a file" if place.exists() else "there is none of this name"
+            raise ValueError(f"{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}")
+        found.append(str(place))
+    return list(dict.fromkeys(found))
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the user's cache that levels are kept in."""
+    base = environ.get("XDG_CACHE_HOME") or ""
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    return root / "probe" / "view"
+
+
+def trim(cache: Path, most: int) -> None:
+    """Remove the folders of the runs that were looked at longest ago, until the cache has at most ``most`` bytes."""
+    sizes = []
+    with suppress(OSError):
+        for folder in cache.iterdir():
+            with suppress(OSError):
+                files = [path.stat() for path in folder.iterdir()]
+                sizes.append((max((f.st_mtime for f in files), default=0.0), sum(f.st_size for f in files), folder))
+    total = sum(size for _, size, _ in sizes)
+    for used, size, folder in sorted(sizes):
+        if total <= most or time.time() - used < 60:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= size
+
+
+def parsed_address(text: str) -> tuple[str, int]:
+    """Parse ``HOST:PORT``, ``[HOST]:PORT``, ``HOST`` or ``:PORT``.
+
+    Raises:
+        ServerError: if it is none of these.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.count(":") > 1 and not text.startswith("[")) or text.endswith("]"):
+        host, port = text, "0"
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ServerError(f"--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090")
+    return host, int(port)

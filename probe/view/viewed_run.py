@@ -1,0 +1,188 @@
+"""One run as the page shows it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.naming import RUN, signal_of
+from probe.core.storage.layout import MICRO_STEP
+from probe.core.storage.layout import ranks_text as listed
+from probe.core.storage.location import located
+from probe.core.storage.manifest import FACTS
+from probe.core.storage.problems import Problems
+from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
+from probe.view.curves import number_names
+from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
+from probe.view.levels import LevelStore
+from probe.view.row_names import RowNames, row_names, stages_of
+from probe.view.run_files import GrowingFiles, RunListing
+from probe.view.run_reader import RunReader
+from probe.view.run_summary import RunSummary, summary_of
+
+
+class ViewedSignal(NamedTuple):
+    """A signal as the page has it."""
+
+    name: str
+    meaning: str
+    phase: int
+    micro_stepped: bool
+    ops: list[str]
+    rows: list[str]
+    """Labels in the order of the model."""
+    first_step: int | None
+    last_step: int | None
+
+
+class ViewedRun:
+    """A run that someone looks at: its rows, levels, names and findings.
+
+    Args:
+        files: files of the run.
+        cache: folder of the cache.
+    """
+
+    def __init__(self, files: GrowingFiles, cache: Path, tasks: BackgroundTasks) -> None:
+        self.place, self.directory, self._tasks = files.place, files.directory, tasks
+        self.reader = RunReader(files)
+        own = hashlib.sha256(f"{self.place}\0{self.directory}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        self.levels = LevelStore(self.reader, cache / own)
+        self._dumped = DumpedFindings()
+        self._about: tuple[RunListing, dict[str, Any]] | None = None
+
+    def close(self) -> None:
+        """Write levels that are not written yet, and release all resources."""
+        self.levels.close()
+        self.reader.close()
+
+    def summary(self) -> RunSummary:
+        """Return the summary of the run.
+
+        Raises:
+            RunGone: if the run has been removed.
+        """
+        with self.reader.lock:
+            return summary_of(self.reader.listing(), located(self.place), self._dumped)
+
+    def about(self) -> dict[str, Any]:
+        """Return signals, numbers, ranks and facts of the run.
+
+        Raises:
+            RunGone: if the run has been removed.
+        """
+        with self.reader.lock:
+            listing = self.reader.listing()
+            if self._about is None or self._about[0] is not listing:
+                self._about = listing, self._described(listing)
+            return self._about[1]
+
+    def names(self, signal: str) -> RowNames:
+        """Return the rows of a signal, as its first step has them."""
+        return row_names(self.reader, signal)
+
+    def analysis(self) -> TaskResult:
+        """Return the analysis of the run; it is begun, or begun again, if the files have changed since."""
+        listing = self.reader.listing()
+        return self._tasks.ask(self.key, analysis_arguments(self.place, self.directory), version_of(listing))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Key of the run's analysis among the tasks."""
+        return ("analysis", self.place, self.directory)
+
+    def diagnosis(self) -> tuple[RunDiagnosis, str]:
+        """Return the findings, and the state of the analysis: ``running``, ``done`` or ``failed``."""
+        with self.reader.lock:
+            found = self.analysis()
+            if found.answer is not None:
+                return of_analysis(found.answer, self.label), found.state
+            listing = self.reader.listing()
+            marks, number = self._dumped.read(located(self.place), listing.run, Problems())
+            stages = {d.rank: d.manifest.pipeline_stage for d in listing.run.directories}
+            return of_dump(marks, number, self.label, lambda rank: stages.get(rank, 0)), found.state
+
+    def label(self, signal: str, pp_stage: int, vpp_stage: int, name: str) -> str:
+        """Return the label of a row."""
+        if signal not in self.reader.listing().files and not self.reader.listing().databases:
+            return name
+        return self.names(signal).labelled(pp_stage, vpp_stage, name)
+
+    def _described(self, listing: RunListing) -> dict[str, Any]:
+        directories = listing.run.directories
+        manifest = directories[0].manifest
+        hosts: dict[str, list[int]] = {}
+        groups: dict[str, dict[str, None]] = {}
+        for directory in directories:
+            hosts.setdefault(directory.manifest.host or "", []).append(directory.rank)
+            for name, ranks in directory.manifest.groups.items():
+                groups.setdefault(name, {})[listed(ranks)] = None
+        return {
+            "signals": self._signals(listing),
+            "numbers": number_names(self.reader),
+            "rank_list": listed(listing.run.ranks),
+            "missing_ranks": listed(listing.run.missing),
+            "hosts": {name: listed(sorted(set(ranks))) for name, ranks in hosts.items() if name},
+            "groups": {name: list(own) for name, own in groups.items()},
+            "facts": {title: _text(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
+        }
+
+    def _signals(self, listing: RunListing) -> list[dict[str, Any]]:
+        with self.reader.rows(list(listing.files), files=_ends(listing)) as rows:
+            signals = sorted((signal for signal in rows.signals if signal != RUN), key=_phase)
+            ends = {signal: self._ends_of(rows, signal) for signal in signals}
+        found = []
+        for signal in signals:
+            names, (first, last, ops, micro_stepped) = self.names(signal), ends[signal]
+            rows_shown = [names.label(names.rows[n]) for n in names.order(names.rows)]
+            about = signal_of(signal)
+            one = ViewedSignal(signal, about.meaning, about.phase, micro_stepped, list(ops), rows_shown, first, last)
+            found.append(one._asdict())
+        return found
+
+    def _ends_of(self, rows: Any, signal: str) -> tuple[int | None, int | None, tuple[str, ...], bool]:
+        view = rows.view(signal)
+        first, last, micro = rows.connection.execute(
+            f"SELECT min(step), max(step), max({MICRO_STEP}) FROM {view}"  # noqa: S608 - our own words
+        ).fetchone()
+        return first, last, rows.numbers(signal), bool(micro)
+
+
+def version_of(listing: RunListing) -> str:
+    """Return a text that differs between any two states of the files."""
+    texts = sorted(f"{path} {stamp.size} {stamp.modified_ns}" for path, stamp in listing.stamps.items())
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
+    """Return the first file of each signal, of each pipeline stage, and the last one of each directory."""
+    stages = stages_of(listing.run.directories)
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for signal, files in listing.files.items():
+        first: dict[int, tuple[int, Any]] = {}
+        last: dict[int, tuple[int, Any]] = {}
+        for n, file in files:
+            first.setdefault(stages[n], (n, file))
+            last[n] = (n, file)
+        kept = {(n, file.path): (n, file) for n, file in (*first.values(), *last.values())}
+        found[signal] = sorted(kept.values(), key=lambda pair: (pair[0], pair[1].first))
+    return found
+
+
+def _phase(signal: str) -> tuple[int, str]:
+    return signal_of(signal).phase, signal
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:
+    """Return the fields of an answer about a run that its findings fill."""
+    return {
+        "finding_list": [each._asdict() for each in diagnosis.findings[:MOST_SHOWN]],
+        "finding_total": max(diagnosis.total, len(diagnosis.findings)),
+        "cause": diagnosis.cause,
+    }
