@@ -5,6 +5,7 @@ A catalogue holds messages and nothing else, no dates and no lines of sources, s
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 import sys
@@ -35,6 +36,36 @@ class Message(NamedTuple):
     chinese: str = ""
     fuzzy: bool = False
     """True if ``chinese`` translates an earlier form of ``english``."""
+
+
+class Section(NamedTuple):
+    """Section of ``README.zh-CN.md``."""
+
+    title: str
+    """Heading of the section of ``README.md`` that it translates."""
+    hash: str
+    """Beginning of the SHA-256 of the text of which it is the translation."""
+    text: str
+
+
+def sections(readme: str) -> dict[str, str]:
+    """Sections of ``README.md``, each with its heading."""
+    starts = [*re.finditer(r"^##? (.+)$", re.sub(r"^```.*?^```$", lambda m: "`" * len(m[0]), readme, flags=re.S | re.M), re.M)]
+    ends = [each.start() for each in starts[1:]] + [len(readme)]
+    return {each[1]: readme[each.start() : end].strip() for each, end in zip(starts, ends, strict=True)}
+
+
+def translated_sections(readme: str) -> list[Section]:
+    """Sections of ``README.zh-CN.md`` that translate one; the last one, about the edition itself, does not."""
+    parts = re.split(r"^<!-- (?:(.+): ([0-9a-f]{16})|zh_CN) -->$", readme, flags=re.MULTILINE)
+    found = [Section(*parts[at : at + 3]) for at in range(1, len(parts), 3)]
+    return [each for each in found if each.title]
+
+
+def stale(section: Section, original: str) -> list[str]:
+    """Return what is wrong with the hash of a section, if its original has changed since it was translated."""
+    now = hashlib.sha256(original.encode()).hexdigest()[:16]
+    return [] if now == section.hash else [f"the original has changed: translate it again, then write <!-- {section.title}: {now} -->"]
 
 
 def pages_in_english(readme: str) -> list[str]:
@@ -113,14 +144,17 @@ def main() -> None:
     """Write all catalogues; print each message that lacks Chinese after its catalogue."""
     english, pages = pages_in_english(README.read_text("utf-8")), extracted()
     wanted = {page: found for page, found in pages.items() if not is_in_english(page, english)}
-    for stale in {str(path.relative_to(PAGES).with_suffix("")) for path in PAGES.rglob("*.po")} - wanted.keys():
-        (PAGES / f"{stale}.po").unlink()
+    for gone in {str(path.relative_to(PAGES).with_suffix("")) for path in PAGES.rglob("*.po")} - wanted.keys():
+        (PAGES / f"{gone}.po").unlink()
     lacking = [
         f"{page}: {'fuzzy' if each.fuzzy else 'missing'}: {each.english}"
         for page, found in wanted.items()
         for each in write(PAGES / f"{page}.po", found)
         if each.fuzzy or not each.chinese
     ]
+    readme = sections((ROOT / "README.md").read_text("utf-8"))
+    for section in translated_sections(README.read_text("utf-8")):
+        lacking += [f"README.zh-CN.md: {line}" for line in stale(section, readme.get(section.title, ""))]
     sys.stdout.write("".join(f"{line}\n" for line in lacking))
     sys.stdout.write(f"{len(wanted)} pages, {len(lacking)} messages without Chinese\n")
 
