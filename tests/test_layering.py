@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction"}),
-    frozenset({"histogram", "faults", "fields", "errors", "messages", "launch"}),
+    frozenset({"histogram", "faults", "fields", "errors", "language", "messages", "launch"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),

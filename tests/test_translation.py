@@ -65,7 +65,9 @@ def strange(english: str, chinese: str) -> Iterator[str]:
     """Name each term of the table that ``chinese`` has another word for."""
     bare, translation = (TARGET.sub("]", CODE.sub(" ", text)) for text in (english, chinese))
     for term, wanted in TERMS.items():
-        if re.search(rf"(?<![\w-])(?:{term})(?![\w-])", bare, re.IGNORECASE) and not re.search(wanted, translation, re.IGNORECASE):
+        if re.search(rf"(?<![\w-])(?:{term})(?![\w-])", bare, re.IGNORECASE) and not re.search(
+            wanted, translation, re.IGNORECASE
+        ):
             yield f"{term}: expected {wanted}"
 
 
@@ -84,7 +86,9 @@ def wanted() -> dict[str, list[str]]:
 def catalogues() -> dict[str, list[Any]]:
     """Messages of each catalogue of pages, and of the command line's."""
     pages = TOOL["PAGES"]
-    return {str(path.relative_to(pages).with_suffix("")): TOOL["messages"](path) for path in sorted(pages.rglob("*.po"))}
+    return {
+        str(path.relative_to(pages).with_suffix("")): TOOL["messages"](path) for path in sorted(pages.rglob("*.po"))
+    }
 
 
 def test_every_page_is_translated_whole_or_named_as_english(wanted: dict[str, list[str]]) -> None:
@@ -104,7 +108,9 @@ def test_the_table_names_only_pages_that_are_there() -> None:
     """Pages and folders of the documentation, each once, and not all of them."""
     named = TOOL["pages_in_english"](CHINESE)
     assert len(named) == len(set(named)) == CHINESE.count("\n| [docs/")
-    assert [each for each in named if not (ROOT / "docs" / (each if each.endswith("/") else f"{each}.md")).exists()] == []
+    assert [
+        each for each in named if not (ROOT / "docs" / (each if each.endswith("/") else f"{each}.md")).exists()
+    ] == []
     assert not {"index", "guides/anomalies", "tutorial/watch_a_run"} & set(named)
 
 
@@ -135,7 +141,12 @@ def test_readme_is_the_translation_of_this_readme() -> None:
     wrong = {
         each.title: found
         for each in translated
-        if (found := [*TOOL["stale"](each, sections[each.title]), *faults(prose(sections[each.title]), prose(each.text))])
+        if (
+            found := [
+                *TOOL["stale"](each, sections[each.title]),
+                *faults(prose(sections[each.title]), prose(each.text)),
+            ]
+        )
     }
     assert wrong == {}
     assert [bare_blocks(text) for text in sections.values()] == [bare_blocks(each.text) for each in translated]

@@ -50,7 +50,9 @@ class Section(NamedTuple):
 
 def sections(readme: str) -> dict[str, str]:
     """Sections of ``README.md``, each with its heading."""
-    starts = [*re.finditer(r"^##? (.+)$", re.sub(r"^```.*?^```$", lambda m: "`" * len(m[0]), readme, flags=re.S | re.M), re.M)]
+    starts = [
+        *re.finditer(r"^##? (.+)$", re.sub(r"^```.*?^```$", lambda m: "`" * len(m[0]), readme, flags=re.S | re.M), re.M)
+    ]
     ends = [each.start() for each in starts[1:]] + [len(readme)]
     return {each[1]: readme[each.start() : end].strip() for each, end in zip(starts, ends, strict=True)}
 
@@ -65,7 +67,11 @@ def translated_sections(readme: str) -> list[Section]:
 def stale(section: Section, original: str) -> list[str]:
     """Return what is wrong with the hash of a section, if its original has changed since it was translated."""
     now = hashlib.sha256(original.encode()).hexdigest()[:16]
-    return [] if now == section.hash else [f"the original has changed: translate it again, then write <!-- {section.title}: {now} -->"]
+    return (
+        []
+        if now == section.hash
+        else [f"the original has changed: translate it again, then write <!-- {section.title}: {now} -->"]
+    )
 
 
 def pages_in_english(readme: str) -> list[str]:
@@ -86,7 +92,9 @@ def extracted() -> dict[str, list[str]]:
     with TemporaryDirectory() as folder:
         Sphinx(DOCS, DOCS, folder, folder, "gettext", confoverrides=options, status=None, warning=None).build()
         templates = sorted(Path(folder).rglob("*.pot"))
-        return {str(path.relative_to(folder).with_suffix("")): [m.english for m in messages(path)] for path in templates}
+        return {
+            str(path.relative_to(folder).with_suffix("")): [m.english for m in messages(path)] for path in templates
+        }
 
 
 def messages(path: Path) -> list[Message]:
@@ -112,7 +120,9 @@ def updated(known: list[Message], wanted: list[str]) -> list[Message]:
 
 def po_text(found: list[Message]) -> str:
     """Text of a catalogue."""
-    parts = ['msgid ""\nmsgstr ""\n' + "".join(f'"{escape(line)[1:-1]}"\n' for line in HEADER.splitlines(keepends=True))]
+    parts = [
+        'msgid ""\nmsgstr ""\n' + "".join(f'"{escape(line)[1:-1]}"\n' for line in HEADER.splitlines(keepends=True))
+    ]
     for each in found:
         mark = "#, fuzzy\n" if each.fuzzy else ""
         parts.append(f"{mark}msgid {escape(each.english)}\nmsgstr {escape(each.chinese)}\n")

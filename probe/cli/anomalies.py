@@ -26,6 +26,7 @@ from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
+from probe.core.language import joined, message, translated
 from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
@@ -132,21 +133,28 @@ def _show(analysis: Analysis, topk: int) -> None:
     console, number = Console(), analysis.number
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
-    of = f"{analysis.extent.text}; " if analysis.extent.rows and analysis.diagnosis else ""
-    head = f"{analysis.run.name}: {of}{number:,} finding{'s' * (number != 1)}"
-    for line in [head, *summary(analysis)]:
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-    for line in run_lines(analysis.of_run):
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    head = message(
+        "{run}: {extent}{findings}",
+        run=analysis.run.name,
+        extent=joined("", [analysis.extent.text, "; "]) if analysis.extent.rows and analysis.diagnosis else "",
+        findings=message("{number:,} finding" if number == 1 else "{number:,} findings", number=number),
+    )
+    for line in [head, *summary(analysis), *run_lines(analysis.of_run)]:
+        console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:
         return
     console.print()
-    console.print(printable(analysis.diagnosis.text), highlight=False, markup=False)
+    console.print(printable(translated(analysis.diagnosis.text)), highlight=False, markup=False)
     console.print()
     console.print(_table(analysis, topk))
     for other in analysis.others:
-        brief = f"Separate incident, steps {other.incident.first} to {other.incident.last}: {other.text}"
-        console.print(printable(brief), highlight=False, markup=False)
+        brief = message(
+            "Separate incident, steps {first} to {last}: {text}",
+            first=other.incident.first,
+            last=other.incident.last,
+            text=other.text,
+        )
+        console.print(printable(translated(brief)), highlight=False, markup=False)
 
 
 def _show_dumped(directory: Place, topk: int) -> None:
@@ -159,20 +167,28 @@ def _show_dumped(directory: Place, topk: int) -> None:
         found = first(kept, topk)
     except (ValueError, ImportError):  # there are none
         return
-    typer.echo(printable(f"nothing could be judged; the rules of {kept.of} reported {kept.number:,} while it ran:"))
+    heading = message(
+        "nothing could be judged; the rules of {run} reported {number:,} while it ran:", run=kept.of, number=kept.number
+    )
+    typer.echo(printable(translated(heading)))
     for _, each in found:
         typer.echo(printable(each.message))
 
 
 def _table(analysis: Analysis, topk: int) -> Table:
-    table = Table("cause", "step", "rank", "signal", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("row", overflow="fold")
-    for column in ("value", "rule"):
-        table.add_column(column)
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in map(message, ("cause", "step", "rank", "signal", "row", "value", "rule")):
+        table.add_column(translated(column), overflow="fold" if column == "row" else "ellipsis")
     for located, cause in _first(analysis, topk):
         finding = located.finding
-        step = f"{finding.step}" + (f" micro {finding.key.micro_step}" if finding.micro_stepped else "")
-        stage = f" stage {located.pp_stage}" if located.pp_stage else ""
-        cells = cause.value, step, f"{finding.rank}{stage}", finding.signal, cell_name(finding.key), value(finding)
-        table.add_row(*(escape(printable(cell)) for cell in (*cells, finding.rule)))
+        step = message(
+            "{step} micro {number}" if finding.micro_stepped else "{step}",
+            step=finding.step,
+            number=finding.key.micro_step,
+        )
+        rank = message(
+            "{rank} stage {stage}" if located.pp_stage else "{rank}", rank=finding.rank, stage=located.pp_stage
+        )
+        cells = message(cause.value), step, rank, finding.signal, cell_name(finding.key), value(finding), finding.rule
+        table.add_row(*(escape(printable(translated(cell))) for cell in cells))
     return table
