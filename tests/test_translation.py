@@ -1,4 +1,4 @@
-"""Chinese edition: whole, of this English, with the same numbers, options, links and code, in the terms of its table."""
+"""Chinese edition: whole, of this English, with its numbers, options, links and code, in the terms of the table."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import hashlib
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -24,7 +23,10 @@ LANGUAGE = "zh_CN"
 DOCS = ROOT / "docs"
 PAGES = DOCS / "locale" / LANGUAGE / "LC_MESSAGES"
 README = ROOT / "README.zh-CN.md"
-HEADER = f"Language: {LANGUAGE}\nMIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\nContent-Transfer-Encoding: 8bit\n"
+HEADER = (
+    f"Language: {LANGUAGE}\nMIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n"
+    "Content-Transfer-Encoding: 8bit\n"
+)
 ENGLISH_PAGE = re.compile(r"^\| \[docs/([\w./-]+?)(?:\.md)?\]", re.MULTILINE)
 """Row of the table in ``README.zh-CN.md`` that names a page, or a folder of pages, without a translation."""
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from probe import __version__
+from probe.core.language import activate, joined, looked_up, message
 
 VERBS: dict[str, str] = {
     "alert": "probe.cli.alert:app",
@@ -53,7 +54,19 @@ def _load(verb: str) -> Any:
         holder.add_typer(target, name=verb)
     else:
         holder.command(verb, context_settings=getattr(found, "CONTEXT", None))(target)
-    return get_group(holder).commands[verb]
+    command = get_group(holder).commands[verb]
+    _translate_help(command)
+    return command
+
+
+def _translate_help(command: Any) -> None:
+    """Put the help of a command, of its options and of its verbs into the language of the command line."""
+    for part in (command, *command.params):
+        for name in ("help", "short_help"):
+            if text := getattr(part, name, None):
+                setattr(part, name, looked_up(text))
+    for inner in getattr(command, "commands", {}).values():
+        _translate_help(inner)
 
 
 class _LazyVerbs(TyperGroup):
@@ -95,12 +108,13 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     except wrong as error:
         from probe.core.messages import complain
 
-        complain("\n".join(getattr(error, "problems", [str(error)])))
+        complain(joined("\n", getattr(error, "problems", [str(error)])))
         raise typer.Exit(2) from None
 
 
 def main() -> None:
     """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    activate()
     interrupted = _Interrupts()
     try:
         app(prog_name="probe")
@@ -112,7 +126,7 @@ def main() -> None:
             raise
     from probe.core.messages import complain
 
-    complain("interrupted")
+    complain(message("interrupted"))
     raise SystemExit(INTERRUPTED)
 
 

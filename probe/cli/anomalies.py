@@ -36,6 +36,7 @@ from probe.core.storage.problems import Problems
 
 WIDTH = 160
 """Characters of a line without a terminal."""
+COLUMNS = tuple(map(message, ("cause", "step", "rank", "signal", "row", "value", "rule")))
 MOST_STEPS = 100_000
 """Most steps that ``--steps`` may name."""
 
@@ -79,7 +80,7 @@ def anomalies(
     for line in [*analysis.notes, *analysis.problems.lines()]:
         complain(line, "warning")
     if written:
-        complain(f"written: {written}", "info")
+        complain(message("written: {written}", written=written), "info")
     if not analysis.extent.rows:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
@@ -115,10 +116,16 @@ def chosen(text: str) -> list[int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ValueError(f"--steps: expected steps such as 10-20,25; got {text!r}")
+            raise ValueError(message("--steps: expected steps such as 10-20,25; got {text!r}", text=text))
         span = range(int(first), int(last or first) + 1)
         if len(found) + span.stop - span.start > MOST_STEPS:
-            raise ValueError(f"--steps: expected {MOST_STEPS} steps or fewer, or no --steps for all; got {text!r}")
+            raise ValueError(
+                message(
+                    "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
+                    most_steps=MOST_STEPS,
+                    text=text,
+                )
+            )
         found += span
     return found
 
@@ -177,18 +184,13 @@ def _show_dumped(directory: Place, topk: int) -> None:
 
 def _table(analysis: Analysis, topk: int) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in map(message, ("cause", "step", "rank", "signal", "row", "value", "rule")):
+    for column in COLUMNS:
         table.add_column(translated(column), overflow="fold" if column == "row" else "ellipsis")
     for located, cause in _first(analysis, topk):
         finding = located.finding
-        step = message(
-            "{step} micro {number}" if finding.micro_stepped else "{step}",
-            step=finding.step,
-            number=finding.key.micro_step,
-        )
-        rank = message(
-            "{rank} stage {stage}" if located.pp_stage else "{rank}", rank=finding.rank, stage=located.pp_stage
-        )
+        micro = message(" micro {number}", number=finding.key.micro_step) if finding.micro_stepped else ""
+        stage = message(" stage {number}", number=located.pp_stage) if located.pp_stage else ""
+        step, rank = joined("", (str(finding.step), micro)), joined("", (str(finding.rank), stage))
         cells = message(cause.value), step, rank, finding.signal, cell_name(finding.key), value(finding), finding.rule
         table.add_row(*(escape(printable(translated(cell))) for cell in cells))
     return table

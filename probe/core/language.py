@@ -85,13 +85,6 @@ def activate(streams: Iterable[object] = ()) -> None:
         gettext.textdomain(DOMAIN)
 
 
-def deactivate() -> None:
-    """Print English again: a program of the user's is about to run in this process."""
-    _active.clear()
-    if gettext.textdomain() == DOMAIN:
-        gettext.textdomain("messages")
-
-
 def _can_print(stream: object) -> bool:
     try:
         "中".encode(getattr(stream, "encoding", None) or "ascii")

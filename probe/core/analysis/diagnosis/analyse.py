@@ -214,8 +214,10 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
         )
     dropped = sum(rank.dropped for rank in judged)
     if dropped:
-        of = plural(dropped, "{number} more group of findings not kept", "{number} more groups of findings not kept")
-        yield message(of, number=dropped)
+        yield message(
+            "{number} more group of findings not kept" if dropped == 1 else "{number} more groups of findings not kept",
+            number=dropped,
+        )
     if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
         yield message("dead layers cannot be recognised: the op zeros was not collected")
     last = max((rank.last_step for rank in judged), default=-1)

@@ -293,13 +293,10 @@ def _what_followed(incident: Incident, first: Located) -> Iterator[str]:
     if bad is not None and not first.is_non_finite:
         yield message("It became NaN or Inf in {place}.", place=where(bad))
     others = sorted(set(incident.by_rank) - {first.rank})
-    template = (
+    yield message(
         "It was followed by {number} findings up to step {step}{reached}: first {place}."
         if incident.number > 2
-        else "It was followed by {number} finding up to step {step}{reached}: first {place}."
-    )
-    yield message(
-        template,
+        else "It was followed by {number} finding up to step {step}{reached}: first {place}.",
         number=incident.number - 1,
         step=incident.last,
         reached=message(" and reached {ranks}", ranks=on_ranks(others)) if others else "",
