@@ -2,7 +2,8 @@
 # make test    every test, then those that NumPy's version can break under numpy 2   (ARGS= TORCH=)
 # make test-fast    the tests that need no framework and no browser, but those of a second and more   (ARGS=)
 # make check   lint, format, types and the documentation
-# make docs    the documentation as a site, in build/docs
+# make docs    the documentation as a site, in build/docs; LANGUAGE=zh_CN: in Chinese, in build/docs-zh_CN
+# make messages    the catalogues of the Chinese edition anew; lists what lacks Chinese
 # make pictures    its pictures anew, in a browser
 # make reference   its pages that are made of the code
 # make dashboards   those of Grafana anew
@@ -43,7 +44,10 @@ NUMPY := "numpy<2; python_version < '3.13'"
 # The last that works with numpy 1; later ones install beside it all the same, and cannot be imported.
 PYARROW := "pyarrow<26; python_version < '3.13'"
 
-DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html docs build/docs
+# Not that of the environment, which has another meaning and other values.
+IN_LANGUAGE := $(if $(filter command,$(firstword $(origin LANGUAGE))),$(LANGUAGE))
+DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html \
+	$(if $(IN_LANGUAGE),-D language=$(IN_LANGUAGE)) docs build/docs$(if $(IN_LANGUAGE),-$(IN_LANGUAGE))
 
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
@@ -67,7 +71,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu clean browser servers always
+.PHONY: venv demo test test-fast test-versions check docs messages pictures reference dashboards stack bench bench-compare gpu clean browser servers always
 
 venv: $(VENV)/.ready
 
@@ -98,6 +102,9 @@ check: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	$(DOCS)
+
+messages: $(VENV)/.ready
+	$(VENV)/bin/python docs/locale/catalogues.py
 
 pictures: $(VENV)/.ready browser servers
 	$(VENV)/bin/python docs/pictures/make.py

@@ -100,6 +100,7 @@ DEVELOPMENT = {
         "myst-parser>=4",  # pages stay Markdown
         "furo",  # its theme
         "sphinx-design",  # the cards of its first page
+        "babel",  # reads and merges catalogues; Sphinx needs it too
     ],
 }
 
@@ -125,6 +126,7 @@ setup(
         "probe": [
             *("py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"),
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
+            "locale/*/LC_MESSAGES/*.mo",  # messages of the command line in other languages
         ]
     },
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gettext
 import re
 import runpy
 from collections import Counter
@@ -30,6 +31,11 @@ NUMBER = re.compile(r"(?<![A-Za-z_\d.])\d[\d,]*(?:\.\d+)*(?:e-?\d+)?( ?million| 
 SCALES = {"million": 1_000_000, "万": 10_000}
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 FIELD = re.compile(r"\{[^{}]*\}")
+NAME = re.compile(r"\{[^{}]*\}|\w+(?:[./=]\w+)+")
+"""Fields of templates, keys, paths and settings, which are no words of a sentence."""
+
+
+COMMAND_LINE = "command line"
 
 
 def numbers(text: str) -> Counter[str]:
@@ -63,7 +69,7 @@ def changed(english: str, chinese: str) -> Iterator[str]:
 
 def strange(english: str, chinese: str) -> Iterator[str]:
     """Name each term of the table that ``chinese`` has another word for."""
-    bare, translation = (TARGET.sub("]", CODE.sub(" ", text)) for text in (english, chinese))
+    bare, translation = NAME.sub(" ", TARGET.sub("]", CODE.sub(" ", english))), CODE.sub(" ", chinese)
     for term, wanted in TERMS.items():
         if re.search(rf"(?<![\w-])(?:{term})(?![\w-])", bare, re.IGNORECASE) and not re.search(
             wanted, translation, re.IGNORECASE
@@ -78,17 +84,17 @@ def faults(english: str, chinese: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, list[str]]:
-    """Messages of each page that is to be translated."""
+    """Messages of each page that is to be translated, and of the command line."""
     english = TOOL["pages_in_english"](CHINESE)
-    return {page: found for page, found in TOOL["extracted"]().items() if not TOOL["is_in_english"](page, english)}
+    pages = {page: found for page, found in TOOL["extracted"]().items() if not TOOL["is_in_english"](page, english)}
+    return {**pages, COMMAND_LINE: TOOL["command_line_messages"]()}
 
 
 def catalogues() -> dict[str, list[Any]]:
     """Messages of each catalogue of pages, and of the command line's."""
     pages = TOOL["PAGES"]
-    return {
-        str(path.relative_to(pages).with_suffix("")): TOOL["messages"](path) for path in sorted(pages.rglob("*.po"))
-    }
+    found = {str(path.relative_to(pages).with_suffix("")): TOOL["messages"](path) for path in pages.rglob("*.po")}
+    return {**dict(sorted(found.items())), COMMAND_LINE: TOOL["messages"](TOOL["PACKAGE"])}
 
 
 def test_every_page_is_translated_whole_or_named_as_english(wanted: dict[str, list[str]]) -> None:
@@ -102,6 +108,16 @@ def test_every_page_is_translated_whole_or_named_as_english(wanted: dict[str, li
         wrong += [f"{page}: fuzzy: {each.english}" for each in found[page] if each.fuzzy]
         wrong += [f"{page}: not in the original: {each}" for each in known.keys() - set(english)]
     assert wrong == [], "run `make messages`, then translate these"
+
+
+def test_the_compiled_catalogue_of_the_command_line_is_what_its_source_says() -> None:
+    """To the byte, and as gettext reads it."""
+    compiled = TOOL["PACKAGE"].with_suffix(".mo")
+    known = catalogues()[COMMAND_LINE]
+    assert compiled.read_bytes() == TOOL["mo_bytes"](known), "run `make messages`"
+    with compiled.open("rb") as file:
+        read = gettext.GNUTranslations(file)
+    assert [each.english for each in known if read.gettext(each.english) != each.chinese] == []
 
 
 def test_the_table_names_only_pages_that_are_there() -> None:

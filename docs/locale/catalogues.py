@@ -17,11 +17,15 @@ from babel.messages.catalog import Catalog
 from babel.messages.pofile import escape, read_po
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import command_line  # noqa: E402 - the repository is no package
 
 LANGUAGE = "zh_CN"
 DOCS = ROOT / "docs"
 PAGES = DOCS / "locale" / LANGUAGE / "LC_MESSAGES"
+PACKAGE = ROOT / "probe" / "locale" / "zh" / "LC_MESSAGES" / "probe.po"
+"""Catalogue of the command line, of every Chinese: gettext comes to ``zh`` from ``zh_CN``, ``zh_TW`` and others."""
 README = ROOT / "README.zh-CN.md"
 HEADER = (
     f"Language: {LANGUAGE}\nMIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n"
@@ -99,6 +103,11 @@ def extracted() -> dict[str, list[str]]:
         }
 
 
+def command_line_messages() -> list[str]:
+    """Messages of the command line."""
+    return command_line.messages(ROOT / "probe")
+
+
 def messages(path: Path) -> list[Message]:
     """Read the messages of a catalogue; none if there is no file."""
     if not path.exists():
@@ -158,10 +167,13 @@ def main() -> None:
     wanted = {page: found for page, found in pages.items() if not is_in_english(page, english)}
     for gone in {str(path.relative_to(PAGES).with_suffix("")) for path in PAGES.rglob("*.po")} - wanted.keys():
         (PAGES / f"{gone}.po").unlink()
+    catalogues = {page: write(PAGES / f"{page}.po", found) for page, found in wanted.items()}
+    catalogues["command line"] = write(PACKAGE, command_line_messages())
+    PACKAGE.with_suffix(".mo").write_bytes(mo_bytes(catalogues["command line"]))
     lacking = [
-        f"{page}: {'fuzzy' if each.fuzzy else 'missing'}: {each.english}"
-        for page, found in wanted.items()
-        for each in write(PAGES / f"{page}.po", found)
+        f"{name}: {'fuzzy' if each.fuzzy else 'missing'}: {each.english!r}"
+        for name, found in catalogues.items()
+        for each in found
         if each.fuzzy or not each.chinese
     ]
     readme = sections((ROOT / "README.md").read_text("utf-8"))

@@ -29,6 +29,10 @@ TYPER = (
 """Texts of Typer, and of Click inside it, that it looks up in the domain of the process."""
 
 
+SEPARATORS = (", ", "; ")
+"""Texts between the parts of joined messages; a space between sentences needs no translation."""
+
+
 def templates(package: Path) -> Iterator[str]:
     """Texts in the first argument of each call of ``message``, and those passed to it by way of ``_many``."""
     for path in sorted(package.rglob("*.py")):
@@ -59,6 +63,7 @@ def words() -> Iterator[str]:
     from probe.core.naming import SIGNALS
 
     yield from (
+        *SEPARATORS,
         "error",
         "warning",
         "info",
@@ -95,4 +100,4 @@ def _help_of(command: Any) -> Iterator[str]:
 def messages(package: Path) -> list[str]:
     """All messages of the command line, each once."""
     found = (*words(), *templates(package), *helps(), *TYPER)
-    return [text for text in dict.fromkeys(found) if any(map(str.isalpha, text))]
+    return [text for text in dict.fromkeys(found) if text in SEPARATORS or any(map(str.isalpha, text))]

@@ -140,12 +140,10 @@ def _show(analysis: Analysis, topk: int) -> None:
     console, number = Console(), analysis.number
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
-    head = message(
-        "{run}: {extent}{findings}",
-        run=analysis.run.name,
-        extent=joined("", [analysis.extent.text, "; "]) if analysis.extent.rows and analysis.diagnosis else "",
-        findings=message("{number:,} finding" if number == 1 else "{number:,} findings", number=number),
-    )
+    found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
+    if analysis.extent.rows and analysis.diagnosis:
+        found = joined("; ", [analysis.extent.text, found])
+    head = message("{run}: {findings}", run=analysis.run.name, findings=found)
     for line in [head, *summary(analysis), *run_lines(analysis.of_run)]:
         console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:

@@ -23,6 +23,8 @@ class Message(str):
 
     template: str
     values: Mapping[str, object]
+    separator: str | None = None
+    """Text between the values of a message without a template."""
 
     def __str__(self) -> str:
         """Return the message itself, so that it survives in an exception."""
@@ -42,7 +44,9 @@ def message(template: str, /, **values: object) -> Message:
 def joined(separator: str, texts: Iterable[str]) -> Message:
     """Join texts to a message that translates each."""
     values = {f"t{number}": text for number, text in enumerate(texts)}
-    return message(separator.join(f"{{{name}}}" for name in values), **values)
+    made = Message(separator.join(values.values()))
+    made.template, made.values, made.separator = "", values, separator
+    return made
 
 
 def capitalized(text: str) -> Message:
@@ -56,11 +60,11 @@ def translated(text: str) -> str:
     """Return a message in the language of the command line, any other text as it is."""
     if not isinstance(text, Message) or not _active:
         return text
-    template = _catalogue().gettext(text.template) if text.template else ""
-    if not text.values:
-        return template
     values = {name: translated(each) if isinstance(each, str) else each for name, each in text.values.items()}
-    return template.format(**values).replace("。 ", "。")
+    if text.separator is not None:
+        return looked_up(text.separator).join(map(str, values.values())).replace("。 ", "。")
+    template = looked_up(text.template)
+    return template.format(**values) if values else template
 
 
 def looked_up(text: str) -> str:

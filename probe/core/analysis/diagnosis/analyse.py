@@ -124,7 +124,13 @@ def analyse(
         passes = Passes(run, rows, engine, least, slim)
         judged, rules, shared = judge(passes, wanted, progress)
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
-            raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
+            raise ValueError(
+                message(
+                    "{root}: expected steps of this run{span}; it has none of those asked for",
+                    root=root,
+                    span=_span(rows),
+                )
+            )
         of_rank = {each.rank: each for each in judged}
         extra = _dumped(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, shared)
