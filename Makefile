@@ -44,10 +44,7 @@ NUMPY := "numpy<2; python_version < '3.13'"
 # The last that works with numpy 1; later ones install beside it all the same, and cannot be imported.
 PYARROW := "pyarrow<26; python_version < '3.13'"
 
-# Not that of the environment, which has another meaning and other values.
-IN_LANGUAGE := $(if $(filter command,$(firstword $(origin LANGUAGE))),$(LANGUAGE))
-DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html \
-	$(if $(IN_LANGUAGE),-D language=$(IN_LANGUAGE)) docs build/docs$(if $(IN_LANGUAGE),-$(IN_LANGUAGE))
+docs_in = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html $(if $(1),-D language=$(1)) docs build/docs$(addprefix -,$(1))
 
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
@@ -98,10 +95,12 @@ check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(DOCS)
+	$(call docs_in)
+	$(call docs_in,zh_CN)
 
+# A LANGUAGE of the environment has another meaning and other values.
 docs: $(VENV)/.ready
-	$(DOCS)
+	$(call docs_in,$(if $(filter command,$(firstword $(origin LANGUAGE))),$(LANGUAGE)))
 
 messages: $(VENV)/.ready
 	$(VENV)/bin/python docs/locale/catalogues.py

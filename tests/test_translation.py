@@ -82,6 +82,28 @@ def faults(english: str, chinese: str) -> list[str]:
     return [] if english == chinese else [*changed(english, chinese), *strange(english, chinese)]
 
 
+@pytest.mark.parametrize(
+    ("chinese", "fault"),
+    [
+        ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 万行", ""),
+        ("第 13 步的损失见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 万行", "numbers"),
+        ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 行", "numbers"),
+        ("第 12 步的损失见 [规则](rules.md#b)，用 `probe sql` 和 --steps 查看，共 4,000 万行", "links"),
+        ("第 12 步的损失见 规则，用 `probe sql` 和 --steps 查看，共 4,000 万行", "links"),
+        ("第 12 步的损失见 [规则](rules.md#a)，用 `probe SQL` 和 --steps 查看，共 4,000 万行", "code"),
+        ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql` 和 --step 查看，共 4,000 万行", "options"),
+        ("第 12 步的亏损见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 万行", "loss"),
+        ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql`、{name} 和 --steps 查看，共 4,000 万行", "fields"),
+    ],
+)
+def test_a_planted_fault_is_found(chinese: str, fault: str) -> None:
+    """Each kind of fault by its name, and none in a translation that has none."""
+    english = "The loss of step 12 is in [the rules](rules.md#a): `probe sql` and --steps show 40 million rows"
+    found = faults(english, chinese)
+    assert len(found) == bool(fault)
+    assert all(each.startswith(fault) for each in found)
+
+
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, list[str]]:
     """Messages of each page that is to be translated, and of the command line."""

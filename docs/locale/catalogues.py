@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,14 +93,13 @@ def is_in_english(page: str, named: list[str]) -> bool:
 
 def extracted() -> dict[str, list[str]]:
     """Messages of each page of the documentation in the page's order, as Sphinx extracts them."""
-    from sphinx.application import Sphinx
-
-    options = {"gettext_compact": False, "gettext_uuid": False, "gettext_location": False}
+    settings = [f"-Dgettext_{name}=0" for name in ("compact", "uuid", "location")]
     with TemporaryDirectory() as folder:
-        Sphinx(DOCS, DOCS, folder, folder, "gettext", confoverrides=options, status=None, warning=None).build()
-        templates = sorted(Path(folder).rglob("*.pot"))
+        command = [sys.executable, "-m", "sphinx", "-q", "-b", "gettext", *settings, str(DOCS), folder]
+        subprocess.run(command, check=True)
+        paths = sorted(Path(folder).rglob("*.pot"))
         return {
-            str(path.relative_to(folder).with_suffix("")): [m.english for m in messages(path)] for path in templates
+            str(path.relative_to(folder).with_suffix("")): [each.english for each in messages(path)] for path in paths
         }
 
 

@@ -136,7 +136,7 @@ def test_outside_of_the_command_line_nothing_is_looked_up() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "LANG": "zh_CN.UTF-8"},
+        env={**os.environ, "LANGUAGE": "zh_CN"},
         capture_output=True,
         text=True,
         check=True,
