@@ -122,14 +122,15 @@ def catalogues() -> dict[str, list[Any]]:
 def test_every_page_is_translated_whole_or_named_as_english(wanted: dict[str, list[str]]) -> None:
     """No message is missing or fuzzy, none is left over."""
     found = catalogues()
-    assert found.keys() == wanted.keys(), "run `make messages`, or name a page in the table of README.zh-CN.md"
+    apart = sorted(found.keys() ^ wanted.keys())
+    assert apart == [], f"{apart}: run `make messages` and translate, or name in the table of README.zh-CN.md"
     wrong = []
     for page, english in wanted.items():
         known = {each.english: each for each in found[page]}
         wrong += [f"{page}: missing: {each}" for each in english if not (each in known and known[each].chinese)]
         wrong += [f"{page}: fuzzy: {each.english}" for each in found[page] if each.fuzzy]
         wrong += [f"{page}: not in the original: {each}" for each in known.keys() - set(english)]
-    assert wrong == [], "run `make messages`, then translate these"
+    assert wrong == [], "\n".join(["run `make messages`, then translate:", *wrong])
 
 
 def test_the_compiled_catalogue_of_the_command_line_is_what_its_source_says() -> None:
@@ -156,7 +157,7 @@ def test_the_table_names_only_pages_that_are_there() -> None:
 def test_a_translation_keeps_numbers_options_links_and_code_and_the_terms(page: str) -> None:
     """Each message has them as often as its original; its terms are those of the table."""
     wrong = {each.english: found for each in catalogues()[page] if (found := faults(each.english, each.chinese))}
-    assert wrong == {}
+    assert wrong == {}, "\n".join(f"{page}: {english}: {found}" for english, found in wrong.items())
 
 
 def test_the_glossary_has_the_terms_of_the_table() -> None:
@@ -186,7 +187,7 @@ def test_readme_is_the_translation_of_this_readme() -> None:
             ]
         )
     }
-    assert wrong == {}
+    assert wrong == {}, "\n".join(f"{title}: {found}" for title, found in wrong.items())
     assert [bare_blocks(text) for text in sections.values()] == [bare_blocks(each.text) for each in translated]
 
 
