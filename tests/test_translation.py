@@ -27,8 +27,8 @@ ENGLISH, CHINESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "
 
 CODE = re.compile(r"(`+)(?!`)(.*?)(?<!`)\1(?!`)", re.DOTALL)
 TARGET = re.compile(r"\]\(([^)\s]+)\)")
-NUMBER = re.compile(r"(?<![A-Za-z_\d.])\d[\d,]*(?:\.\d+)*(?:e-?\d+)?( ?million| ?万)?")
-SCALES = {"million": 1_000_000, "万": 10_000}
+NUMBER = re.compile(r"(?<![A-Za-z_\d.])\d[\d,]*(?:\.\d+)*(?:e-?\d+)?( ?(?:million|万|亿))?")
+SCALES = {"million": 1_000_000, "万": 10_000, "亿": 100_000_000}
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 FIELD = re.compile(r"\{[^{}]*\}")
 NAME = re.compile(r"\{[^{}]*\}|\w+(?:[./=]\w+)+")
