@@ -43,8 +43,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """All that a module may import besides the standard library."""
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"alerting.redaction"}),
-    frozenset({"histogram", "faults", "fields", "errors", "language", "messages", "launch"}),
+    frozenset({"alerting.redaction", "language"}),
+    frozenset({"histogram", "faults", "fields", "errors", "messages", "launch"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),

@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from probe import __version__
-from probe.core.language import activate, joined, looked_up, message
 
 VERBS: dict[str, str] = {
     "alert": "probe.cli.alert:app",
@@ -61,6 +60,8 @@ def _load(verb: str) -> Any:
 
 def _translate_help(command: Any) -> None:
     """Put the help of a command, of its options and of its verbs into the language of the command line."""
+    from probe.core.language import looked_up
+
     for part in (command, *command.params):
         for name in ("help", "short_help"):
             if text := getattr(part, name, None):
@@ -106,6 +107,7 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
+        from probe.core.language import joined
         from probe.core.messages import complain
 
         complain(joined("\n", getattr(error, "problems", [str(error)])))
@@ -114,6 +116,8 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
 
 def main() -> None:
     """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    from probe.core.language import activate, message
+
     activate()
     interrupted = _Interrupts()
     try:

@@ -60,7 +60,10 @@ def translated(text: str) -> str:
     """Return a message in the language of the command line, any other text as it is."""
     if not isinstance(text, Message) or not _active:
         return text
-    values = {name: translated(each) if isinstance(each, str) else each for name, each in text.values.items()}
+    values = {
+        name: translated(str(each)) if isinstance(each, str | BaseException) else each
+        for name, each in text.values.items()
+    }
     if text.separator is not None:
         return looked_up(text.separator).join(map(str, values.values())).replace("。 ", "。")
     template = looked_up(text.template)
@@ -76,13 +79,12 @@ _active: list[bool] = []
 """Not empty in a process of the command line whose language has a catalogue."""
 
 
-def activate(streams: Iterable[object] = ()) -> None:
-    """Print messages in the language of ``LANGUAGE``, ``LC_ALL``, ``LC_MESSAGES`` or ``LANG``, if it has a catalogue.
+def activate() -> None:
+    """Print messages in the language of ``LANGUAGE``, ``LC_ALL``, ``LC_MESSAGES`` or ``LANG``.
 
-    Args:
-        streams: where messages are printed: each must be able to encode them; standard output and error if empty.
+    It needs a catalogue, and standard output and error that can encode it.
     """
-    if gettext.find(DOMAIN, FOLDER) and all(map(_can_print, streams or (sys.stdout, sys.stderr))):
+    if gettext.find(DOMAIN, FOLDER) and _can_print(sys.stdout) and _can_print(sys.stderr):
         _active[:] = [True]
         # Texts of Typer are looked up in the process's domain.
         gettext.bindtextdomain(DOMAIN, os.fspath(FOLDER))
