@@ -39,7 +39,7 @@ class ConfigError(ValueError):
         more: number of problems besides those listed.
     """
 
-    advice: str = message("Correct these and start again; `probe config explain KEY` describes a key.")
+    advice = message("Correct these and start again; `probe config explain KEY` describes a key.")
     """Last line of the message."""
 
     def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
