@@ -2,7 +2,8 @@
 # make test    every test, then those that NumPy's version can break under numpy 2   (ARGS= TORCH=)
 # make test-fast    the tests that need no framework and no browser, but those of a second and more   (ARGS=)
 # make check   lint, format, types and the documentation
-# make docs    the documentation as a site, in build/docs
+# make docs    the documentation as a site, in build/docs; LANGUAGE=zh_CN: in Chinese, in build/docs-zh_CN
+# make messages    the catalogues of the Chinese edition anew; lists what lacks Chinese
 # make pictures    its pictures anew, in a browser
 # make reference   its pages that are made of the code
 # make dashboards   those of Grafana anew
@@ -50,7 +51,7 @@ NUMPY := "numpy<2; python_version < '3.13'"
 # The last that works with numpy 1; later ones install beside it all the same, and cannot be imported.
 PYARROW := "pyarrow<26; python_version < '3.13'"
 
-DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html docs build/docs
+docs_in = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html $(if $(1),-D language=$(1)) docs build/docs$(addprefix -,$(1))
 
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
@@ -86,7 +87,7 @@ define TYPES
 endef
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
+.PHONY: venv demo test test-fast test-versions check docs messages pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
 
 venv: $(VENV)/.ready
 
@@ -114,10 +115,15 @@ check: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(TYPES)
-	$(DOCS)
+	$(call docs_in)
+	$(call docs_in,zh_CN)
 
+# A LANGUAGE of the environment has another meaning and other values.
 docs: $(VENV)/.ready
-	$(DOCS)
+	$(call docs_in,$(if $(filter command,$(firstword $(origin LANGUAGE))),$(LANGUAGE)))
+
+messages: $(VENV)/.ready
+	$(VENV)/bin/python docs/locale/catalogues.py
 
 pictures: $(VENV)/.ready browser servers
 	$(VENV)/bin/python docs/pictures/make.py

@@ -114,6 +114,7 @@ DEVELOPMENT = {
         "myst-parser>=4",  # pages stay Markdown
         "furo",  # its theme
         "sphinx-design",  # the cards of its first page
+        "babel",  # reads and merges catalogues; Sphinx needs it too
     ],
 }
 
@@ -170,6 +171,7 @@ setup(
             *(f"**/*.{ending}" for ending in PAGES),
             "**/LICENSE*",  # of files by others
             "launch/site/*.py",  # no package: each process of a watched program finds it on its path
+            "locale/*/LC_MESSAGES/*.mo",  # messages of the command line in other languages
         ]
     },
     ext_modules=[] if os.environ.get("PROBE_PURE") == "1" else [EXTENSION],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ TOGETHER = {f"tests/distributed/test_{name}.py" for name in LIBRARIES}
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Commands that tests start print English, whatever the language of the machine.
+os.environ["LANGUAGE"] = "en"
 
 
 @pytest.fixture(autouse=True)

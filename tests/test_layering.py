@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """All that a module may import besides the standard library."""
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"alerting.redaction"}),
+    frozenset({"alerting.redaction", "language"}),
     frozenset({"histogram", "faults", "fields", "errors", "messages", "launch"}),
     frozenset({"moments"}),
     frozenset({"records"}),

@@ -55,7 +55,21 @@ def _load(verb: str) -> Any:
         holder.add_typer(target, name=verb)
     else:
         holder.command(verb, context_settings=getattr(found, "CONTEXT", None))(target)
-    return get_group(holder).commands[verb]
+    command = get_group(holder).commands[verb]
+    _translate_help(command)
+    return command
+
+
+def _translate_help(command: Any) -> None:
+    """Put the help of a command, of its options and of its verbs into the language of the command line."""
+    from probe.core.language import looked_up
+
+    for part in (command, *command.params):
+        for name in ("help", "short_help"):
+            if text := getattr(part, name, None):
+                setattr(part, name, looked_up(text))
+    for inner in getattr(command, "commands", {}).values():
+        _translate_help(inner)
 
 
 class _LazyVerbs(TyperGroup):
@@ -95,14 +109,18 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
+        from probe.core.language import joined
         from probe.core.messages import complain
 
-        complain("\n".join(getattr(error, "problems", [str(error)])))
+        complain(joined("\n", getattr(error, "problems", [str(error)])))
         raise typer.Exit(2) from None
 
 
 def main() -> None:
     """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    from probe.core.language import activate, message
+
+    activate()
     interrupted = _Interrupts()
     try:
         app(prog_name="probe")
@@ -114,7 +132,7 @@ def main() -> None:
             raise
     from probe.core.messages import complain
 
-    complain("interrupted")
+    complain(message("interrupted"))
     raise SystemExit(INTERRUPTED)
 
 

@@ -18,6 +18,7 @@ from probe.core.alerting.redaction import MASK, describe_error
 from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, names
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable, printable_lines
 from probe.core.records import Alert
 
@@ -58,7 +59,7 @@ def flush(
     outlets = None if config is None else _outlets(config)
     folder = directory if directory.name == FOLDER else directory / FOLDER
     if not directory.is_dir():
-        complain(f"{directory}: expected a directory; give a run's MONITOR_OUTPUT_DIR")
+        complain(message("{directory}: expected a directory; give a run's MONITOR_OUTPUT_DIR", directory=directory))
         raise typer.Exit(2)
     spools = list(abandoned(folder))
     try:
@@ -78,7 +79,7 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
     inline = [each["channel"] for each in channels if MASK in str(each.get("args", {}).get("url", ""))]
     if inline or not channels:
         what = f"the address of {', '.join(inline)}" if inline else "the channels of the run"
-        complain(f"{what}: not in the directory; give the run's configuration with --config")
+        complain(message("{what}: not in the directory; give the run's configuration with --config", what=what))
         raise typer.Exit(2)
     try:
         return opened(load({"alert": {"channels": channels}}).alert, "the channels of the run")
@@ -110,7 +111,12 @@ def _outlets(config: Path) -> list[Outlet]:
         complain(str(error))
         raise typer.Exit(2) from None
     if not outlets:
-        complain(f"{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them")
+        complain(
+            message(
+                "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
+                config=config,
+            )
+        )
         raise typer.Exit(2)
     return outlets
 
@@ -123,7 +129,7 @@ def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]]) -> 
         alerts = [entry.alert for entry in entries[outlet.label]]
         attempts.append(Attempt(outlet, (), _sending(outlet, alerts)))
     for attempt in attempts:
-        attempt.error = TimeoutError(f"no answer within {SEND_SECONDS:g} s")
+        attempt.error = TimeoutError(message("no answer within {send_seconds:g} s", send_seconds=SEND_SECONDS))
         attempt.start(SEND_SECONDS, ended)
     deadline = time.monotonic() + SEND_SECONDS + 0.5
     left = {id(attempt): attempt for attempt in attempts}

@@ -26,6 +26,7 @@ from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
+from probe.core.language import joined, message, translated
 from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
@@ -35,6 +36,7 @@ from probe.core.storage.problems import Problems
 
 WIDTH = 160
 """Characters of a line without a terminal."""
+COLUMNS = tuple(map(message, ("cause", "step", "rank", "signal", "row", "value", "rule")))
 MOST_STEPS = 100_000
 """Most steps that ``--steps`` may name."""
 
@@ -78,7 +80,7 @@ def anomalies(
     for line in [*analysis.notes, *analysis.problems.lines()]:
         complain(line, "warning")
     if written:
-        complain(f"written: {written}", "info")
+        complain(message("written: {written}", written=written), "info")
     if not analysis.extent.rows:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
@@ -114,10 +116,16 @@ def chosen(text: str) -> list[int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ValueError(f"--steps: expected steps such as 10-20,25; got {text!r}")
+            raise ValueError(message("--steps: expected steps such as 10-20,25; got {text!r}", text=text))
         span = range(int(first), int(last or first) + 1)
         if len(found) + span.stop - span.start > MOST_STEPS:
-            raise ValueError(f"--steps: expected {MOST_STEPS} steps or fewer, or no --steps for all; got {text!r}")
+            raise ValueError(
+                message(
+                    "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
+                    most_steps=MOST_STEPS,
+                    text=text,
+                )
+            )
         found += span
     return found
 
@@ -132,21 +140,26 @@ def _show(analysis: Analysis, topk: int) -> None:
     console, number = Console(), analysis.number
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
-    of = f"{analysis.extent.text}; " if analysis.extent.rows and analysis.diagnosis else ""
-    head = f"{analysis.run.name}: {of}{number:,} finding{'s' * (number != 1)}"
-    for line in [head, *summary(analysis)]:
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-    for line in run_lines(analysis.of_run):
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
+    if analysis.extent.rows and analysis.diagnosis:
+        found = joined("; ", [analysis.extent.text, found])
+    head = message("{run}: {findings}", run=analysis.run.name, findings=found)
+    for line in [head, *summary(analysis), *run_lines(analysis.of_run)]:
+        console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:
         return
     console.print()
-    console.print(printable(analysis.diagnosis.text), highlight=False, markup=False)
+    console.print(printable(translated(analysis.diagnosis.text)), highlight=False, markup=False)
     console.print()
     console.print(_table(analysis, topk))
     for other in analysis.others:
-        brief = f"Separate incident, steps {other.incident.first} to {other.incident.last}: {other.text}"
-        console.print(printable(brief), highlight=False, markup=False)
+        brief = message(
+            "Separate incident, steps {first} to {last}: {text}",
+            first=other.incident.first,
+            last=other.incident.last,
+            text=other.text,
+        )
+        console.print(printable(translated(brief)), highlight=False, markup=False)
 
 
 def _show_dumped(directory: Place, topk: int) -> None:
@@ -159,20 +172,23 @@ def _show_dumped(directory: Place, topk: int) -> None:
         found = first(kept, topk)
     except (ValueError, ImportError):  # there are none
         return
-    typer.echo(printable(f"nothing could be judged; the rules of {kept.of} reported {kept.number:,} while it ran:"))
+    heading = message(
+        "nothing could be judged; the rules of {run} reported {number:,} while it ran:", run=kept.of, number=kept.number
+    )
+    typer.echo(printable(translated(heading)))
     for _, each in found:
         typer.echo(printable(each.message))
 
 
 def _table(analysis: Analysis, topk: int) -> Table:
-    table = Table("cause", "step", "rank", "signal", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("row", overflow="fold")
-    for column in ("value", "rule"):
-        table.add_column(column)
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in COLUMNS:
+        table.add_column(translated(column), overflow="fold" if column == "row" else "ellipsis")
     for located, cause in _first(analysis, topk):
         finding = located.finding
-        step = f"{finding.step}" + (f" micro {finding.key.micro_step}" if finding.micro_stepped else "")
-        stage = f" stage {located.pp_stage}" if located.pp_stage else ""
-        cells = cause.value, step, f"{finding.rank}{stage}", finding.signal, cell_name(finding.key), value(finding)
-        table.add_row(*(escape(printable(cell)) for cell in (*cells, finding.rule)))
+        micro = message(" micro {number}", number=finding.key.micro_step) if finding.micro_stepped else ""
+        stage = message(" stage {number}", number=located.pp_stage) if located.pp_stage else ""
+        step, rank = joined("", (str(finding.step), micro)), joined("", (str(finding.rank), stage))
+        cells = message(cause.value), step, rank, finding.signal, cell_name(finding.key), value(finding), finding.rule
+        table.add_row(*(escape(printable(translated(cell))) for cell in cells))
     return table

@@ -13,6 +13,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
 from probe.cli.places import run_argument
+from probe.core.language import message
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -78,13 +79,15 @@ def _write(out: Path, found: Comparison) -> None:
     from probe.core.storage.files import replacing
 
     if not out.resolve().parent.is_dir():
-        raise ValueError(f"{out}: expected a folder that exists")
+        raise ValueError(message("{out}: expected a folder that exists", out=out))
     text = page(found)
     try:
         with replacing(out) as file:
             file.write(text)
     except OSError as error:
-        raise ValueError(f"{out}: expected a file that can be written, such as compare.html; {error}") from None
+        raise ValueError(
+            message("{out}: expected a file that can be written, such as compare.html; {error}", out=out, error=error)
+        ) from None
 
 
 def _options(
@@ -101,18 +104,18 @@ def _options(
 def _span(text: str) -> tuple[int | None, int | None]:
     found = re.fullmatch(r"(\d*)(-?)(\d*)", text)
     if found is None or text == "-":
-        raise ValueError(f"--steps: expected 0-99, 100-, -99 or 7; got {text!r}")
+        raise ValueError(message("--steps: expected 0-99, 100-, -99 or 7; got {text!r}", text=text))
     first, to, last = found.groups()
     span = (int(first) if first else None), (int(last) if last else None) if to else (int(first) if first else None)
     if span[0] is not None and span[1] is not None and span[0] > span[1]:
-        raise ValueError(f"--steps: expected the smaller first; got {text!r}")
+        raise ValueError(message("--steps: expected the smaller first; got {text!r}", text=text))
     return span
 
 
 def _ranks(text: str) -> tuple[int, int] | None:
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if text and found is None:
-        raise ValueError(f"--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got {text!r}")
+        raise ValueError(message("--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got {text!r}", text=text))
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
 

@@ -19,6 +19,7 @@ from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.schema import Settings
 from probe.core.fields import Variants, describe, peel
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable_lines
 
 WIDE = 110
@@ -146,7 +147,8 @@ def explain(
     found = found or [entry for entry in known if entry.key.endswith(f".{wanted}")]
     if not found:
         close = nearest(wanted, [entry.key for entry in known])
-        complain(f"no key {key}" + (f"; did you mean {close}?" if close else "; `probe config explain` lists all"))
+        hint = message("; did you mean {name}?", name=close) if close else message("; `probe config explain` lists all")
+        complain(message("no key {key}{hint}", key=key, hint=hint))
         raise typer.Exit(2)
     typer.echo("\n\n".join(_plain(entry, short) for entry in found))
 

@@ -22,6 +22,7 @@ from probe.core.control.command_requests import (
     folder_of,
     request,
 )
+from probe.core.language import message
 from probe.core.messages import complain, printable
 
 
@@ -98,7 +99,7 @@ def command(
     with refusing(ValueError, OSError):
         file = live.configuration(directory) if config is None else config
         if not file.is_file():
-            raise ValueError(f"{file}: expected the configuration file of the run")
+            raise ValueError(message("{file}: expected the configuration file of the run", file=file))
         ranks = [state for state in live.states(directory) if state.state != "ended"]
         sent = request(file, command_of(name, live.assigned(arguments or [])), "probe control")
     typer.echo(printable(f"{folder_of(file)}: {sent}"))
@@ -112,8 +113,13 @@ def command(
     Console().print(table)
     if len(answers) < len(ranks):
         complain(
-            f"{len(answers)} of {len(ranks)} ranks have answered within {wait:g} s; a program has to call "
-            "monitor.commands() in each step",
+            message(
+                "{answered} of {number} ranks have answered within {wait:g} s; a program has to call "
+                "monitor.commands() in each step",
+                answered=len(answers),
+                number=len(ranks),
+                wait=wait,
+            ),
             "warning",
         )
     if len(answers) < len(ranks) or any(each.state != "done" for each in answers):
@@ -146,7 +152,10 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
         done = live.wait(directory, before, wait, lambda _: None)
     _show(live.states(directory))
     if not done:
-        complain(f"not every rank has applied it within {wait:g} s; it still may at a later step", "warning")
+        complain(
+            message("not every rank has applied it within {wait:g} s; it still may at a later step", wait=wait),
+            "warning",
+        )
         raise typer.Exit(1)
 
 

@@ -18,6 +18,7 @@ from probe.cli.places import run_argument
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.analysis.convert.select import Observer
+from probe.core.language import message
 from probe.core.messages import complain, printable
 from probe.core.storage.problems import Problems
 
@@ -80,7 +81,11 @@ def csv2db(
             done = convert(config, observe)
     except (sqlite3.Error, OSError) as error:
         where = output_dirpath or monitor_path
-        complain(f"{where}: the database cannot be written: {error}; convert again to go on")
+        complain(
+            message(
+                "{where}: the database cannot be written: {error}; convert again to go on", where=where, error=error
+            )
+        )
         raise typer.Exit(1) from None
     _ended(done.summary, done.problems)
 

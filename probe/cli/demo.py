@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from probe.core.errors import install, missing
+from probe.core.language import message
 from probe.core.messages import complain
 from probe.core.storage.run_directory import output_root
 
@@ -52,8 +53,12 @@ def demo(
     """
     title, package = PACKAGES[framework]
     if find_spec(package) is None:
-        advice = f"pip install {package}, or in the clone of probe {install(framework.value)}"
-        complain(f"{title} is not installed: {advice}")
+        advice = message(
+            "pip install {package}, or in the clone of probe {command}",
+            package=package,
+            command=install(framework.value),
+        )
+        complain(message("{title} is not installed: {advice}", title=title, advice=advice))
         raise typer.Exit(2)
     from rich.console import Console
 
@@ -78,5 +83,8 @@ def _formats() -> list[str]:
     """Formats that can be written; warn if that is not all of them."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
-    complain(f"only CSV is written: {missing('TensorBoard', 'tensorboardX', 'tensorboard')}", "warning")
+    complain(
+        message("only CSV is written: {missing}", missing=missing("TensorBoard", "tensorboardX", "tensorboard")),
+        "warning",
+    )
     return ["csv"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def parse(
 
     try:
         if follow and STANDARD_INPUT in places:
-            raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
+            raise SourceError(message("--follow: standard input is read to its end in any case; leave the option out"))
         for place in places:
             _expect_there(place) if follow else files_of(place)
         target = _output(output, places)
@@ -90,7 +91,13 @@ def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> 
     except BrokenPipeError:  # the reader of standard output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
     except OSError as error:
-        complain(f"{output or 'standard output'}: cannot be written: {(error.strerror or str(error)).lower()}")
+        complain(
+            message(
+                "{output}: cannot be written: {reason}",
+                output=output or message("standard output"),
+                reason=(error.strerror or str(error)).lower(),
+            )
+        )
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         return False
     finally:
@@ -125,7 +132,13 @@ def _expect_there(place: str) -> None:
     from probe.services.logs.sources import SourceError
 
     if not Path(place).exists() and not Path(place).absolute().parent.is_dir():
-        raise SourceError(f"{place}: expected a file or a directory; there is no folder {Path(place).parent}")
+        raise SourceError(
+            message(
+                "{place}: expected a file or a directory; there is no folder {parent}",
+                place=place,
+                parent=Path(place).parent,
+            )
+        )
 
 
 def _output(path: Path | None, places: list[str]) -> BinaryIO:
@@ -137,11 +150,15 @@ def _output(path: Path | None, places: list[str]) -> BinaryIO:
     if path is None:
         return sys.stdout.buffer
     if any(Path(place).exists() and path.exists() and path.samefile(place) for place in places):
-        raise OSError(f"--output {path}: expected another file than those that are read")
+        raise OSError(message("--output {path}: expected another file than those that are read", path=path))
     try:
         return path.open("wb")
     except OSError as error:
-        raise OSError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise OSError(
+            message(
+                "--output {path}: cannot be written: {reason}", path=path, reason=(error.strerror or str(error)).lower()
+            )
+        ) from None
 
 
 def _identity(file: BinaryIO) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
+from probe.core.language import message
 from probe.core.messages import complain, printable
 from probe.core.storage.pack import Observer, PackedReport
 
@@ -55,14 +56,14 @@ def pack(
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:
-        complain(f"{out}: not all is packed: {error}")
+        complain(message("{out}: not all is packed: {error}", out=out, error=error))
         raise typer.Exit(1) from None
     typer.echo(printable(done.summary))
     for line in done.problems.lines():
         complain(line, "warning")
     wrong = damaged(out) if check else []
     for path in wrong:
-        complain(f"{path}: not as it was written: remove {out} and pack again")
+        complain(message("{path}: not as it was written: remove {out} and pack again", path=path, out=out))
     raise typer.Exit(1 if done.problems.skipped or wrong else 0)
 
 

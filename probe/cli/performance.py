@@ -15,6 +15,7 @@ from rich.table import Table
 
 from probe.cli import refusing
 from probe.cli.places import RunPlace
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def performance(
 
     with refusing(ValueError, ImportError, OSError):
         if hours is not None and not (isfinite(hours) and hours > 0):
-            raise ValueError(f"--hours: expected a number above 0, got {hours}")
+            raise ValueError(message("--hours: expected a number above 0, got {hours}", hours=hours))
         if out is not None and (not out.parent.is_dir() or (out.exists() and not out.is_file())):
-            raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+            raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
         with Console(stderr=True).status("reading") as status:
             found, problems = analysed(directory, hours, status.update)
         text = json.dumps(as_json(found, problems), indent=1, allow_nan=False)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.core.language import translated
 from probe.core.storage.location import Place, located
 
 HELP = "Where the ranks have written: MONITOR_OUTPUT_DIR of the run, or its URL, such as s3://bucket/run."
@@ -21,7 +22,7 @@ def parsed(text: str) -> Place:
     try:
         return located(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(translated(str(error))) from None
 
 
 def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY") -> Any:

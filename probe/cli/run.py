@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from probe.core.language import message
 from probe.core.messages import complain
 from probe.launch.environment import flags, watched
 
@@ -37,7 +38,7 @@ def run(
     """
     arguments = list(program or [])
     if not arguments:
-        complain("expected a script, -m and a module or, after --, a command; `probe run --help` has examples")
+        complain(message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples"))
         raise typer.Exit(2)
     if config is not None:
         _check(config)
@@ -60,8 +61,12 @@ def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str
     if is_command:
         return arguments
     if not Path(arguments[0]).exists():  # a folder or an archive may hold a program, too
-        expected = f"{arguments[0]}: expected a script; there is no such file"
-        complain(f"{expected}: for another command write `probe run -- {arguments[0]} ...`")
+        complain(
+            message(
+                "{file}: expected a script; there is no such file: for another command write `probe run -- {file} ...`",
+                file=arguments[0],
+            )
+        )
         raise typer.Exit(2)
     return [*python, *arguments]
 
@@ -91,8 +96,8 @@ def start(command: list[str], config: Path | None) -> None:
     try:
         os.execvpe(command[0], command, watched(os.environ, config))  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
-        complain(f"{command[0]}: expected a program; there is none of this name")
+        complain(message("{program}: expected a program; there is none of this name", program=command[0]))
         raise typer.Exit(NOT_FOUND) from None
     except OSError as error:
-        complain(f"{command[0]}: cannot be run: {error.strerror}")
+        complain(message("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror))
         raise typer.Exit(CANNOT_RUN) from None

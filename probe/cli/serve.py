@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probe.core.language import joined, message
 from probe.core.messages import complain, printable
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def serve(
         )
         committed = serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
     except ConfigError as error:
-        complain("\n".join(error.problems))
+        complain(joined("\n", error.problems))
         raise typer.Exit(2) from None
     except (ServerError, StoreError, ValueError, ImportError, OSError) as error:
         complain(str(error))
         raise typer.Exit(2) from None
     if not committed:
-        complain(f"{database}: not everything was committed")
+        complain(message("{database}: not everything was committed", database=database))
         raise typer.Exit(1)
 
 
@@ -74,9 +75,11 @@ def _first_line(file: Path | None, option: str) -> str | None:
     try:
         text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise ValueError(f"{option} {file}: expected UTF-8") from None
+        raise ValueError(message("{option} {file}: expected UTF-8", option=option, file=file)) from None
     except OSError as error:
-        raise ValueError(f"{option} {file}: cannot be read: {error.strerror}") from None
+        raise ValueError(
+            message("{option} {file}: cannot be read: {strerror}", option=option, file=file, strerror=error.strerror)
+        ) from None
     if not text or "\n" in text:
-        raise ValueError(f"{option} {file}: expected one line")
+        raise ValueError(message("{option} {file}: expected one line", option=option, file=file))
     return text

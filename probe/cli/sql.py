@@ -20,6 +20,7 @@ from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
 from probe.cli.places import RunPlace
 from probe.core.analysis.answer_formats import cell, write_csv, write_json
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 from probe.core.storage.files import replacing
 
@@ -69,7 +70,7 @@ def sql(
     with refusing(ValueError, ImportError, OSError):
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
-            raise ValueError("expected one query, or --map and --reduce")
+            raise ValueError(message("expected one query, or --map and --reduce"))
         printed = sys.stdout
         with (
             redirect_stdout(sys.stderr),  # Ray prints messages of its own
@@ -106,13 +107,15 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
     """
     if out is None:
         if form is AnswerFormat.parquet:
-            raise ValueError("--format parquet: expected -o with the name of a file")
+            raise ValueError(message("--format parquet: expected -o with the name of a file"))
         return form or AnswerFormat.table
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+        raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
         known = ", ".join(f".{each.value}" for each in AnswerFormat)
-        raise ValueError(f"{out}: expected a name that ends with one of {known}, or --format")
+        raise ValueError(
+            message("{out}: expected a name that ends with one of {known}, or --format", out=out, known=known)
+        )
     return form or AnswerFormat(out.suffix[1:])
 
 
@@ -120,7 +123,7 @@ def _check_apart(run: OpenRun, out: Path | None) -> None:
     """Raise ValueError if a file of the run would be replaced."""
     folders = (each.path for each in run.run.directories if isinstance(each.path, Path))
     if out is not None and any(out.resolve().is_relative_to(folder.resolve()) for folder in folders):
-        raise ValueError(f"{out}: expected the name of a file outside of the directories of ranks")
+        raise ValueError(message("{out}: expected the name of a file outside of the directories of ranks", out=out))
 
 
 def _list(run: OpenRun, printed: TextIO) -> None:
@@ -168,4 +171,7 @@ def _write_table(answer: SqlAnswer, file: TextIO) -> None:
         table.add_row(*(escape(printable(cell(value))) for value in row))
     console.print(table)
     if next(source, None) is not None:
-        complain(f"the first {MOST_SHOWN:,} rows are shown; --format csv or -o for all", "info")
+        complain(
+            message("the first {most_shown:,} rows are shown; --format csv or -o for all", most_shown=MOST_SHOWN),
+            "info",
+        )

@@ -14,6 +14,7 @@ import typer
 from probe.cli import refusing
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
+from probe.core.language import Message, message
 from probe.core.messages import complain, plural, printable_json
 
 _CONTAINER = re.compile(r"(tuple|list|dict)\[(\d+)\]")
@@ -40,12 +41,26 @@ def targets(
         indented = "".join(f"\n  {line}" for line in lines) if as_yaml else ",".join(f"\n    {line}" for line in lines)
         typer.echo(f"targets:{indented}" if as_yaml else f'{{\n  "targets": {{{indented}\n  }}\n}}')
     else:  # an empty block would watch everything
-        complain(f"{file}: no tensor was seen in any of {len(chosen)} {plural(len(chosen), 'module')}; no targets")
+        complain(
+            message(
+                "{file}: no tensor was seen in any of {modules}; no targets", file=file, modules=_modules(len(chosen))
+            )
+        )
     if idle := len(chosen) - len(wrong) - len(block):
-        complain(f"{file}: left out {idle} {plural(idle, 'module')} in which no tensor was seen", "warning")
+        complain(
+            message("{file}: left out {modules} in which no tensor was seen", file=file, modules=_modules(idle)),
+            "warning",
+        )
     for name in wrong:
-        complain(f"{file}: {name}: expected an object with input, output, ...; left out", "warning")
+        complain(
+            message("{file}: {name}: expected an object with input, output, ...; left out", file=file, name=name),
+            "warning",
+        )
     raise typer.Exit(2 if not block else 1 if wrong else 0)
+
+
+def _modules(number: int) -> Message:
+    return message(plural(number, "{number} module"), number=number)
 
 
 def target(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -87,14 +102,26 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {error.lineno}: expected JSON as print_struct writes it: {error.msg}") from None
+        raise ValueError(
+            message(
+                "{file}, line {lineno}: expected JSON as print_struct writes it: {msg}",
+                file=file,
+                lineno=error.lineno,
+                msg=error.msg,
+            )
+        ) from None
     except RecursionError:
-        raise ValueError(f"{file}: expected JSON as print_struct writes it: nested too deep") from None
+        raise ValueError(
+            message("{file}: expected JSON as print_struct writes it: nested too deep", file=file)
+        ) from None
     if not isinstance(found, dict) or not any(
         _readable(entry) and (not entry or _runs(entry)) for entry in found.values()
     ):
         raise ValueError(
-            f"{file}: expected names of modules, each with its input, output, ... as print_struct writes it"
+            message(
+                "{file}: expected names of modules, each with its input, output, ... as print_struct writes it",
+                file=file,
+            )
         )
     return found
 
@@ -103,7 +130,8 @@ def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     chosen = {name: entry for name, entry in structure.items() if any(fnmatchcase(n, pattern) for n in _names(name))}
     if not chosen:
         close = nearest(pattern, [each for name in structure for each in _names(name)])
-        raise ValueError(f"--match {pattern}: no such module" + (f"; did you mean {close}?" if close else ""))
+        hint = message("; did you mean {name}?", name=close) if close else ""
+        raise ValueError(message("--match {pattern}: no such module{hint}", pattern=pattern, hint=hint))
     return chosen
 
 

@@ -11,6 +11,7 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.places import RunPlace
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ def track(
     with refusing(ValueError, ImportError, OSError, TrackerEnded):
         run = TrackedRun(directory, MOST_FULL if full else MOST_SERIES, layers or ())
         if to not in TRACKERS:
-            raise ValueError(f"--to: expected one of {', '.join(TRACKERS)}; got {to or 'nothing'}")
+            raise ValueError(
+                message(
+                    "--to: expected one of {names}; got {to}", names=", ".join(TRACKERS), to=to or message("nothing")
+                )
+            )
         check_tracker(to, f"probe track --to {to}")
         facts: dict[str, Cell] = {"job": run.job, "ranks": len(run.run.ranks), "run": run.run.name}
         target = TrackerTarget(project or run.job or "probe", name or run.run.name, facts, joins=False)

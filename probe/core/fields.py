@@ -22,6 +22,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from probe.core.language import joined, message
+
 
 class Section(BaseModel):
     """Mapping of known keys, read once and never changed; the docstring under each field is its reference."""
@@ -40,7 +42,7 @@ class Form(NamedTuple):
     @property
     def expected(self) -> str:
         article = "an" if self.type[0] in "aeiou" else "a"
-        return self.phrase or " ".join(filter(None, (article, self.type, self.range)))
+        return self.phrase or joined(" ", filter(None, (message(f"{article} {self.type}"), self.range)))
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Names:
     def check(self, value: str) -> str:
         if value not in self.names:
             raise PydanticCustomError(
-                "unknown_name", "unknown name", {"names": self.names, "expected": f"one of {self.listed}"}
+                "unknown_name",
+                "unknown name",
+                {"names": self.names, "expected": message("one of {names}", names=self.listed)},
             )
         return value
 
@@ -87,7 +91,7 @@ def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def not_blank(text: str) -> str:
     """Check that ``text`` has a character that is no space."""
     if not text.strip():
-        raise wrong("a string that is not empty")
+        raise wrong(message("a string that is not empty"))
     return text
 
 
@@ -207,13 +211,14 @@ def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
         if isinstance(item, Form):
             return item
         if isinstance(item, Names):
-            return Form("name", item.listed, f"one of {item.listed}")
+            return Form("name", item.listed, message("one of {names}", names=item.listed))
     if bare is bool:
-        return Form("boolean", "", "true or false")
+        return Form("boolean", "", message("true or false"))
     if get_origin(bare) is tuple:
         item_form = describe(get_args(bare)[0])
-        among = f"out of {item_form.range}" if item_form.type == "name" else item_form.range
-        return Form(f"list of {item_form.type}s", item_form.range, f"a list of {item_form.type}s {among}".strip())
+        among = message("out of {names}", names=item_form.range) if item_form.type == "name" else item_form.range
+        phrase = joined(" ", filter(None, (message(f"a list of {item_form.type}s"), among)))
+        return Form(f"list of {item_form.type}s", item_form.range, phrase)
     return Form(_NOUNS.get(bare, "mapping"), _range(found))
 
 

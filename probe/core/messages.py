@@ -10,6 +10,7 @@ import re
 import sys
 
 from probe.core.alerting.redaction import redact
+from probe.core.language import Message, message, translated
 
 LOGGER = "probe"
 
@@ -22,8 +23,9 @@ def lines(level: str, text: str) -> str:
 
 
 def complain(text: str, level: str = "error") -> None:
-    """Write ``text`` to standard error."""
-    sys.stderr.write(lines(level, text) + "\n")
+    """Write ``text`` to standard error, in the language of the command line if it is a message."""
+    shown = translated(message(level)) if isinstance(text, Message) else level
+    sys.stderr.write(lines(shown, translated(text)) + "\n")
 
 
 def plural(number: float, noun: str, several: str = "") -> str:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from probe.core.language import message
 from probe.core.storage.duckdb_reader import Connection
 
 NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
@@ -63,10 +64,20 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
     tree = _tree(connection, text)
     if tree["error"]:
         if tree["error_type"] == "parser":
-            raise ValueError(f"the query cannot be parsed: {tree['error_message']}")
-        raise ValueError(f"expected a query that only reads, such as SELECT or FROM; got {_shortened(text)}")
+            raise ValueError(message("the query cannot be parsed: {reason}", reason=tree["error_message"]))
+        raise ValueError(
+            message(
+                "expected a query that only reads, such as SELECT or FROM; got {shortened}", shortened=_shortened(text)
+            )
+        )
     if len(tree["statements"]) != 1:
-        raise ValueError(f"expected one query; got {len(tree['statements'])} in {_shortened(text)}")
+        raise ValueError(
+            message(
+                "expected one query; got {number} in {shortened}",
+                number=len(tree["statements"]),
+                shortened=_shortened(text),
+            )
+        )
     nodes = list(_nodes(tree["statements"][0]))
     for node in nodes:
         _check(node)
@@ -127,7 +138,7 @@ def restrict(connection: Connection, folders: Iterable[str]) -> None:
     """
     known = {row[0] for row in connection.execute("SELECT name FROM duckdb_settings()").fetchall()}
     if "allowed_directories" not in known:
-        raise ImportError("queries need DuckDB 1.2 or later, which can be kept from opening other files")
+        raise ImportError(message("queries need DuckDB 1.2 or later, which can be kept from opening other files"))
     connection.execute("SET allowed_directories = ?", [sorted(set(folders))])
     for name in OFF:
         if name in known:
@@ -154,13 +165,17 @@ def _is_reference(node: dict[str, Any]) -> bool:
 
 def _check(node: dict[str, Any]) -> None:
     if "cte_map" in node and node["type"] not in NODES:
-        raise ValueError(f"expected a query that only reads; a part of it is {_words(node['type'])}")
+        raise ValueError(
+            message("expected a query that only reads; a part of it is {words}", words=_words(node["type"]))
+        )
     if _is_reference(node):
         _check_reference(node)
     if node.get("class") in {"FUNCTION", "WINDOW"}:
         name = str(node.get("function_name", "")).lower()
         if name in NOT_CALLED or name.startswith(("pg_", "read_", "duckdb_")):
-            raise ValueError(f"the function {name} cannot be called: a query reads the rows of the run alone")
+            raise ValueError(
+                message("the function {name} cannot be called: a query reads the rows of the run alone", name=name)
+            )
 
 
 def _check_reference(node: dict[str, Any]) -> None:
@@ -168,17 +183,23 @@ def _check_reference(node: dict[str, Any]) -> None:
     if kind == "SHOW_REF" and node.get("show_type") in DESCRIPTIONS and node.get("query"):
         return
     if kind not in REFERENCES:
-        raise ValueError(f"expected a query of the run's rows; a part of it is {_words(kind)}")
+        raise ValueError(message("expected a query of the run's rows; a part of it is {words}", words=_words(kind)))
     if kind == "BASE_TABLE":
         place = [part for part in (node.get("catalog_name"), node.get("schema_name")) if part]
         if place:
             name = ".".join([*place, node["table_name"]])
-            raise ValueError(f"expected a signal after FROM, without a schema; got {name}")
+            raise ValueError(message("expected a signal after FROM, without a schema; got {name}", name=name))
     if kind == "TABLE_FUNCTION":
         function = str(node["function"].get("function_name", ""))
         if function.lower() not in TABLE_FUNCTIONS:
             expected = ", ".join(sorted(TABLE_FUNCTIONS))
-            raise ValueError(f"the function {function} cannot be read from: expected a signal, or one of {expected}")
+            raise ValueError(
+                message(
+                    "the function {function} cannot be read from: expected a signal, or one of {expected}",
+                    function=function,
+                    expected=expected,
+                )
+            )
 
 
 def _made(node: dict[str, Any]) -> Iterator[str]:

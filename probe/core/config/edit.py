@@ -17,6 +17,7 @@ import yaml
 from probe.core.config.errors import ConfigError
 from probe.core.config.json_text import braced, plain_json
 from probe.core.config.parse import YAML_ENDINGS, content, parse, text_of
+from probe.core.language import message
 from probe.core.storage.files import replacing
 
 _BLANKS = " \t\r\n"
@@ -60,7 +61,14 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
         after = {}
     if after != changed(before, changes):
         raise ConfigError(
-            name, [f"{name}: {', '.join(changes)} cannot be changed alone (YAML anchors?); edit the file"]
+            name,
+            [
+                message(
+                    "{name}: {keys} cannot be changed alone (YAML anchors?); edit the file",
+                    name=name,
+                    keys=", ".join(changes),
+                )
+            ],
         )
     with replacing(found) as file:
         about = found.stat()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from probe.core.alerting.redaction import redact
 from probe.core.fields import describe, peel
+from probe.core.language import Message, joined, message
 
 Path = tuple[int | str, ...]
 _REPR = reprlib.Repr()
@@ -38,7 +39,7 @@ class ConfigError(ValueError):
         more: number of problems besides those listed.
     """
 
-    advice = "Correct these and start again; `probe config explain KEY` describes a key."
+    advice = message("Correct these and start again; `probe config explain KEY` describes a key.")
     """Last line of the message."""
 
     def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
@@ -52,9 +53,15 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         number = len(self.problems) + self.more
-        count = f"{number} problem{'s' if number > 1 else ''}"
-        rest = (f"and {self.more} more",) if self.more else ()
-        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, self.advice))
+        heading = message(
+            "{source}: {number} problems in the configuration"
+            if number > 1
+            else "{source}: {number} problem in the configuration",
+            source=self.source,
+            number=number,
+        )
+        rest = (message("and {number} more", number=self.more),) if self.more else ()
+        return joined("\n", (heading, *self.problems, *rest, self.advice))
 
 
 def path_text(path: Path) -> str:
@@ -95,32 +102,37 @@ def problems(
         else:
             path = path[:-1] if path[-1:] == (_KEY,) else path
             sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model)
-            yield f"{lead(path)}{_cut(path_text(path), LONGEST_NAME)}: {sentence}"
+            yield joined("", (lead(path), _cut(path_text(path), LONGEST_NAME), ": ", sentence))
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> str:
+def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> Message:
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
-        return f"expected a string as key, got {_shown(loc[-1] if kind == 'invalid_key' else value)}; put it in quotes"
+        shown = _shown(loc[-1] if kind == "invalid_key" else value)
+        return message("expected a string as key, got {value}; put it in quotes", value=shown)
     if kind == "extra_forbidden":
         known = list(peel(_resolve(model, loc[:-1])[0])[0].model_fields)
-        listed = f"one of {', '.join(known)}" if len(known) <= 10 else "one that `probe config explain` lists"
-        return f"unknown key{_hint(loc[-1], known) or f'; expected {listed}'}"
+        return joined("", (message("unknown key"), _hint(loc[-1], known) or _expected_key(known)))
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
-        return f"missing; expected {expected}"
-    if "shown" in context:
-        return f"expected {expected}, got {context['shown']}"
+        return message("missing; expected {expected}", expected=expected)
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
-    return f"expected {expected}, got {_shown(value)}{hint}"
+    shown = context["shown"] if "shown" in context else _shown(value)
+    return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
+
+
+def _expected_key(known: Sequence[str]) -> Message:
+    if len(known) > 10:
+        return message("; expected one that `probe config explain` lists")
+    return message("; expected one of {names}", names=", ".join(known))
 
 
 def _hint(name: object, names: Sequence[str]) -> str:
     close = nearest(name, names)
-    return f"; did you mean {close}?" if close else ""
+    return message("; did you mean {name}?", name=close) if close else ""
 
 
 def _shown(value: object) -> str:

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 
+from probe.core.language import message
+
 _STRING = r'"(?:\\.|[^"\\\n])*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
@@ -117,10 +119,10 @@ def _string_around(bare: str, at: int) -> str | None:
 
 def _in_string(bare: str, text: str, at: int) -> str:
     if bare[at : at + 1] == "\\":
-        return 'expected a doubled backslash, got a single one; write it twice, as in "train.py\\\\[23\\\\]"'
+        return message('expected a doubled backslash, got a single one; write it twice, as in "train.py\\\\[23\\\\]"')
     if not _whole(text):
-        return f"expected a closing quote, got the end of the line; close the text {_cut(text)}"
-    return "expected printable characters in a text, got a control character; write \\t for a tab"
+        return message("expected a closing quote, got the end of the line; close the text {text}", text=_cut(text))
+    return message("expected printable characters in a text, got a control character; write \\t for a tab")
 
 
 def _opened(bare: str, at: int) -> list[re.Match[str]]:
@@ -136,20 +138,22 @@ def _opened(bare: str, at: int) -> list[re.Match[str]]:
 
 def _early_end(bare: str, opened: list[re.Match[str]]) -> str:
     if not opened:
-        return "expected a value, got the end of the file; it ends too early: was it saved as a whole?"
+        return message("expected a value, got the end of the file; it ends too early: was it saved as a whole?")
     bracket, line = opened[-1][0], bare.count("\n", 0, opened[-1].start()) + 1
-    closing = _CLOSING[bracket]
-    return (
-        f"expected {closing}, got the end of the file; it ends too early: the {bracket} of line {line} is not closed; "
-        f"add what is missing and {closing}"
+    return message(
+        "expected {closing}, got the end of the file; it ends too early: the {bracket} of line {line} is not closed; "
+        "add what is missing and {closing}",
+        closing=_CLOSING[bracket],
+        bracket=bracket,
+        line=line,
     )
 
 
 _SIGNS = {
-    "#": "expected a key, a value or a comma, got #; JSON has no # comments: write //",
-    "'": 'expected double quotes, got a single quote; write "..."',
-    "/": "expected a value, got /; a comment that begins with /* ends with */",
-    "=": "expected a colon, got =; write : between a key and its value",
+    "#": message("expected a key, a value or a comma, got #; JSON has no # comments: write //"),
+    "'": message('expected double quotes, got a single quote; write "..."'),
+    "/": message("expected a value, got /; a comment that begins with /* ends with */"),
+    "=": message("expected a colon, got =; write : between a key and its value"),
 }
 
 
@@ -160,28 +164,51 @@ def _at(bare: str, at: int, inside: bool) -> str:
         return _word(word[0], rest[word.end() :].lstrip().startswith(":"))
     token = _TOKEN.match(rest)
     came = _cut(token[0]) if token else rest[0]
-    missing, number = "key" if before == "{" else "value", bare[at - 1 : at].isalnum() or rest[0] in "+."
+    number = bare[at - 1 : at].isalnum() or rest[0] in "+."
     cases = (
         (rest[0] in _SIGNS, _SIGNS.get(rest[0], "")),
-        (not inside and at > 0, f"expected the end of the file, got {came}; one pair of braces holds all keys"),
+        (
+            not inside and at > 0,
+            message("expected the end of the file, got {came}; one pair of braces holds all keys", came=came),
+        ),
         (
             rest[0] in ",}]:" and before in tuple(":,[{"),
-            f"expected a {missing}, got {came}; write it, or leave the comma or key out",
+            message(
+                "expected a key, got {came}; write it, or leave the comma or key out"
+                if before == "{"
+                else "expected a value, got {came}; write it, or leave the comma or key out",
+                came=came,
+            ),
         ),
-        (number, f"expected a number as JSON writes it, such as 10, 0.5 or 1e-8, got {_around(bare, at)}; write it so"),
-        (before == '"' and rest[0] in "},", f"expected a colon and a value after the key, got {came}; write them"),
-        (rest[0] in '"{[' or rest[0].isalnum(), f"expected a comma, got {came}; write a comma before it"),
+        (
+            number,
+            message(
+                "expected a number as JSON writes it, such as 10, 0.5 or 1e-8, got {came}; write it so",
+                came=_around(bare, at),
+            ),
+        ),
+        (
+            before == '"' and rest[0] in "},",
+            message("expected a colon and a value after the key, got {came}; write them", came=came),
+        ),
+        (
+            rest[0] in '"{[' or rest[0].isalnum(),
+            message("expected a comma, got {came}; write a comma before it", came=came),
+        ),
     )
-    otherwise = f"expected a text in double quotes, a number, true, false, null, a list or a mapping, got {came}"
-    return next((sentence for holds, sentence in cases if holds), f"{otherwise}; write one")
+    otherwise = message(
+        "expected a text in double quotes, a number, true, false, null, a list or a mapping, got {came}; write one",
+        came=came,
+    )
+    return next((sentence for holds, sentence in cases if holds), otherwise)
 
 
 def _word(word: str, is_key: bool) -> str:
     if is_key:
-        return f'expected a key in double quotes, got {word}; write "{_cut(word)}"'
+        return message('expected a key in double quotes, got {word}; write "{key}"', word=word, key=_cut(word))
     if (right := _CONSTANTS.get(word.casefold())) is not None:
-        return f"expected a value, got {word}; write {right}"
-    return f'expected a value, got {_cut(word)}; write texts in double quotes: "{_cut(word)}"'
+        return message("expected a value, got {word}; write {right}", word=word, right=right)
+    return message('expected a value, got {word}; write texts in double quotes: "{word}"', word=_cut(word))
 
 
 def _around(bare: str, at: int) -> str:

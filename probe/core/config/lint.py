@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
 from probe.core.config.errors import LONGEST_NAME, nearest
 from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
+from probe.core.language import Message, message
 from probe.core.naming import FEATURES
 from probe.core.rules import about
 from probe.core.rules.about import Need
@@ -156,9 +157,17 @@ def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], 
             close = nearest(signal, known)
             alike = close is not None and SequenceMatcher(None, signal.casefold(), close).ratio() > MISSPELT
             if signal not in known and (alike or not any_state):
-                hint = f"; did you mean {close}?" if close else "; name one of these, or switch on mv_distribution"
-                sentence = f"expected one of {', '.join(known)}, got {json.dumps(signal[:LONGEST_NAME])}{hint}"
-                yield ("alert", "rules", number, "args", "signals", position), sentence
+                yield ("alert", "rules", number, "args", "signals", position), _unknown_signal(signal, known, close)
+
+
+def _unknown_signal(signal: str, known: Sequence[str], close: str | None) -> Message:
+    switch = message("; name one of these, or switch on mv_distribution")
+    return message(
+        "expected {expected}, got {value}{hint}",
+        expected=message("one of {names}", names=", ".join(known)),
+        value=json.dumps(signal[:LONGEST_NAME]),
+        hint=message("; did you mean {name}?", name=close) if close else switch,
+    )
 
 
 def unjudged(settings: Settings) -> Iterator[str]:

@@ -14,6 +14,7 @@ from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problem
 from probe.core.config.lint import contradictions, in_vain
 from probe.core.config.parse import read
 from probe.core.config.schema import Settings
+from probe.core.language import joined, message
 
 logger = logging.getLogger("probe.settings")
 
@@ -53,16 +54,19 @@ def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the
         values, found, lines = read(source)
         lead = lines.lead
     if not isinstance(values, Mapping):
-        expected = "expected the path of a file or a mapping"
-        advice = 'give one, such as "monitor_config.json"'
-        raise ConfigError("config_file_path", [f"{expected}, got {type(source).__name__}; {advice}"])
+        expected = message("expected the path of a file or a mapping")
+        advice = message('give one, such as "monitor_config.json"')
+        raise ConfigError(
+            "config_file_path",
+            [message("{expected}, got {kind}; {advice}", expected=expected, kind=type(source).__name__, advice=advice)],
+        )
     try:
         settings = Settings.model_validate(dict(values))
     except ValidationError as error:
         count = len(found) + error.error_count()
         found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
         raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
-    found += [f"{lead(path)}{path_text(path)}: {sentence}" for path, sentence in contradictions(settings)]
+    found += [joined("", (lead(path), path_text(path), ": ", each)) for path, each in contradictions(settings)]
     if found:
         raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
     return settings

@@ -23,6 +23,7 @@ import yaml
 
 from probe.core.config.errors import ConfigError, path_text
 from probe.core.config.json_text import braced, is_fragment, mistake, offsets, plain_json
+from probe.core.language import message
 
 YAML_ENDINGS = (".yaml", ".yml")
 MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
@@ -91,18 +92,32 @@ def parse(name: str, text: str) -> ParsedConfig:
         ConfigError: if there is no mapping in it.
     """
     if not text.strip():
-        raise ConfigError(name, [f"{name}: expected a mapping of keys, got an empty file; write at least {{}}"])
+        raise ConfigError(
+            name, [message("{name}: expected a mapping of keys, got an empty file; write at least {{}}", name=name)]
+        )
     try:
         value, find = _yaml(name, text) if _is_yaml(name) else _json(name, text)
     except RecursionError:
-        raise ConfigError(name, [f"{name}: nested too deeply; expected a mapping of documented keys"]) from None
+        raise ConfigError(
+            name, [message("{name}: nested too deeply; expected a mapping of documented keys", name=name)]
+        ) from None
     if not isinstance(value, _Mapping):
-        found = "nothing" if value is None else f"a {type(value).__name__}"
-        advice = 'write keys and values, such as {"wg_distribution": true}'
-        raise ConfigError(name, [f"{name}:1: expected a mapping of keys at the top level, got {found}; {advice}"])
+        found = message("nothing") if value is None else f"a {type(value).__name__}"
+        advice = message('write keys and values, such as {"wg_distribution": true}')
+        raise ConfigError(
+            name,
+            [
+                message(
+                    "{name}:1: expected a mapping of keys at the top level, got {found}; {advice}",
+                    name=name,
+                    found=found,
+                    advice=advice,
+                )
+            ],
+        )
     lines = LineNumbers(name, find)
     repeated = [
-        f"{lines.lead(path)}{path_text(path)}: given more than once, expected once; keep one"
+        message("{key}: given more than once, expected once; keep one", key=f"{lines.lead(path)}{path_text(path)}")
         for path in _repetitions(value)
     ]
     return ParsedConfig(dict(value), repeated, lines)  # type: ignore[arg-type] # the schema refuses other keys
@@ -129,22 +144,35 @@ def content(name: str) -> bytes:
         if isinstance(error, ConfigError):
             raise
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        problem = f"{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path"
+        problem = message(
+            "{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path", name=name, reason=reason
+        )
         raise ConfigError(name, [problem]) from error
     if len(raw) > most:
-        more = "" if most == MOST_JSON else f"; a JSON file may have {MOST_JSON}"
-        problem = f"{name}: expected at most {most} bytes, got more; name fewer targets, or modules around them{more}"
+        problem = message(
+            "{name}: expected at most {most} bytes, got more; name fewer targets, or modules around them{more}",
+            name=name,
+            most=most,
+            more="" if most == MOST_JSON else message("; a JSON file may have {most}", most=MOST_JSON),
+        )
         raise ConfigError(name, [problem])
     return raw
 
 
-_KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
 
 
 def _check_regular(name: str, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "device")
-        raise ConfigError(name, [f"{name}: expected a regular file, this is a {kind}; give the path of a file"])
+        kind = message(KINDS.get(stat.S_IFMT(found.st_mode), "device"))
+        raise ConfigError(
+            name,
+            [
+                message(
+                    "{name}: expected a regular file, this is a {kind}; give the path of a file", name=name, kind=kind
+                )
+            ],
+        )
 
 
 def text_of(name: str, raw: bytes) -> str:
@@ -158,8 +186,12 @@ def text_of(name: str, raw: bytes) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
-        came = f"byte 0x{raw[error.start]:02x}"
-        problem = f"{name}:{line}:{column}: not UTF-8 ({came}): expected UTF-8, got {came}; save the file as UTF-8"
+        came = message("byte 0x{byte:02x}", byte=raw[error.start])
+        problem = message(
+            "{place}: not UTF-8 ({came}): expected UTF-8, got {came}; save the file as UTF-8",
+            place=f"{name}:{line}:{column}",
+            came=came,
+        )
         raise ConfigError(name, [problem]) from None
 
 
@@ -184,8 +216,20 @@ def _json(name: str, text: str) -> tuple[Any, _Find]:
         at = min(max(at - before, 0), len(text.rstrip()))
         line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
         known = Path(name).suffix.lower() == ".json"
-        advice = "" if known else f"; a YAML file must be named {' or '.join(YAML_ENDINGS)}"
-        raise ConfigError(name, [f"{name}:{line}:{column}: not valid JSON: {sentence}{advice}"]) from None
+        advice = "" if known else message("; a YAML file must be named .yaml or .yml")
+        raise ConfigError(
+            name,
+            [
+                message(
+                    "{name}:{line}:{column}: not valid JSON: {sentence}{advice}",
+                    name=name,
+                    line=line,
+                    column=column,
+                    sentence=sentence,
+                    advice=advice,
+                )
+            ],
+        ) from None
     return value, lambda: _lines_of(bare)
 
 
@@ -223,12 +267,25 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        advice = "correct it; texts with : or # stand in quotes"
-        raise ConfigError(name, [f"{place}: not valid YAML: {error.problem or error.context}; {advice}"]) from None
+        advice = message("correct it; texts with : or # stand in quotes")
+        raise ConfigError(
+            name,
+            [
+                message(
+                    "{place}: not valid YAML: {problem}; {advice}",
+                    place=place,
+                    problem=error.problem or error.context,
+                    advice=advice,
+                )
+            ],
+        ) from None
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError) as error:  # a control character; a date such as 2024-99-99
-        raise ConfigError(name, [f"{name}: not valid YAML: {' '.join(str(error).split())}; correct it"]) from None
+        raise ConfigError(
+            name,
+            [message("{name}: not valid YAML: {problem}; correct it", name=name, problem=" ".join(str(error).split()))],
+        ) from None
     finally:
         if loader:
             loader.dispose()
@@ -255,8 +312,12 @@ def _check_aliases(name: str, root: yaml.Node) -> None:
         sizes[id(node)] = found = 1 + sum(map(size, _inner(node)))
         if found > MOST_VALUES:
             where = f"{name}:{node.start_mark.line + 1}"
-            expected = f"expected at most {MOST_VALUES} values, each counted as often as an alias repeats it"
-            raise ConfigError(name, [f"{where}: {expected}, got more; write fewer aliases"])
+            expected = message(
+                "expected at most {most} values, each counted as often as an alias repeats it", most=MOST_VALUES
+            )
+            raise ConfigError(
+                name, [message("{where}: {expected}, got more; write fewer aliases", where=where, expected=expected)]
+            )
         return found
 
     size(root)

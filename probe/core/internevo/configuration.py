@@ -14,6 +14,7 @@ from probe.core.alerting.channels.address import Url
 from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems
 from probe.core.config.parse import read
 from probe.core.fields import Flag, Section, Text, not_blank
+from probe.core.language import message
 
 ROOT, ALERT = "monitor", "alert"
 Path = tuple[int | str, ...]
@@ -28,7 +29,7 @@ _log = logging.getLogger("probe.settings")
 class InternEvoConfigError(ConfigError):
     """Error of a block ``monitor`` that cannot be used."""
 
-    advice = "Correct these and start again; docs/guides/coming_from.md describes the keys."
+    advice = message("Correct these and start again; docs/guides/coming_from.md describes the keys.")
 
 
 class MonitorAlertSection(Section):

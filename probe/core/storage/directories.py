@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.messages import plural
+from probe.core.language import joined, message
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
@@ -91,9 +91,16 @@ def find(
     """
     root = place(root)
     if not root.is_dir():
-        expected = "expected the directory in which ranks have written"
-        advice = "give MONITOR_OUTPUT_DIR" if isinstance(root, Path) else "nothing is listed there: check the bucket"
-        raise ValueError(f"{root}: {expected}; there is none of this name: {advice}")
+        advice = message("give MONITOR_OUTPUT_DIR")
+        if not isinstance(root, Path):
+            advice = message("nothing is listed there: check the bucket")
+        raise ValueError(
+            message(
+                "{root}: expected the directory in which ranks have written; there is none of this name: {advice}",
+                root=root,
+                advice=advice,
+            )
+        )
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
@@ -103,7 +110,7 @@ def find(
     found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
     kept = [directory for directory in found if not directory.time or within(directory.time)]
     if not kept:
-        raise ValueError("\n".join([_nothing(root, found, time_start, time_end), *problems.lines()]))
+        raise ValueError(joined("\n", [_nothing(root, found, time_start, time_end), *problems.lines()]))
     return sorted(_without_copies(kept, problems), key=_in_time)
 
 
@@ -146,7 +153,7 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
         about = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
         original = kept.setdefault(about, directory)
         if original is not directory:
-            problems.add(directory.path, f"a copy of {original.path.name}: left out", skipped=False)
+            problems.add(directory.path, message("a copy of {name}: left out", name=original.path.name), skipped=False)
     return list(kept.values())
 
 
@@ -206,7 +213,7 @@ def last_run(root: Place, problems: Problems, directory: str = "") -> RecordedRu
     if is_packed(place(root)):
         packed_index(place(root)).record_problems("chosen", problems)
     if last.missing:
-        problems.add(root, f"expected ranks {listed(last.missing)} too; there is nothing of them")
+        problems.add(root, message("expected ranks {ranks} too; there is nothing of them", ranks=listed(last.missing)))
     return _without_empty(last, problems)
 
 
@@ -222,7 +229,12 @@ def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problem
     for run in others:
         problems.add(
             root / run.name,
-            f"of an earlier run (of {len(run.ranks)} {plural(len(run.ranks), 'rank')}), left out",
+            message(
+                "of an earlier run (of {number} rank), left out"
+                if len(run.ranks) == 1
+                else "of an earlier run (of {number} ranks), left out",
+                number=len(run.ranks),
+            ),
             skipped=False,
         )
 
@@ -312,7 +324,9 @@ def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     first = _time("time_start", start) if start else None
     last = _time("time_end", end) if end else None
     if first and last and first > last and (first.month, last.month) != (12, 1):
-        raise ValueError(f"time_end {end} is before time_start {start}: expected a closed interval")
+        raise ValueError(
+            message("time_end {end} is before time_start {start}: expected a closed interval", end=end, start=start)
+        )
     around = bool(first and last and first > last)
 
     def within(time: str) -> bool:
@@ -329,16 +343,28 @@ def _time(key: str, text: str) -> datetime:
         return parsed_stamp(text, 2000)  # a leap year: Feb29 is a day
     except ValueError:
         raise ValueError(
-            f"{key}: expected a time such as {EXAMPLE_TIME}; got {text!r}; leave it out for no limit"
+            message(
+                "{key}: expected a time such as {example_time}; got {text!r}; leave it out for no limit",
+                key=key,
+                example_time=EXAMPLE_TIME,
+                text=text,
+            )
         ) from None
 
 
 def _nothing(root: Place, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
     if found:
         times = sorted(directory.time for directory in found)
-        interval = f"from {start or 'the first'} to {end or 'the last'}"
-        return f"{root}: no directory {interval}; there are {times[0]} to {times[-1]}"
-    return (
-        f"{root}: expected directories such as {EXAMPLE_DIRECTORY}, as a monitored run writes "
-        "(MONITOR_OUTPUT_DIR); found none"
+        return message(
+            "{root}: no directory from {start} to {end}; there are {first} to {last}",
+            root=root,
+            start=start or message("the first"),
+            end=end or message("the last"),
+            first=times[0],
+            last=times[-1],
+        )
+    return message(
+        "{root}: expected directories such as {example}, as a monitored run writes (MONITOR_OUTPUT_DIR); found none",
+        root=root,
+        example=EXAMPLE_DIRECTORY,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from probe.core.messages import plural, printable
+from probe.core.language import joined, message
+from probe.core.messages import printable
 from probe.core.storage.location import Place
 
 MOST = 1000
@@ -16,12 +17,19 @@ NAMED = 3
 
 def left_out(after: int) -> str:
     """Return the end of a message about a line that cannot be read, and the ``after`` lines in its unclosed quotes."""
-    return f"this line and the next{f' {after}' * (after > 1)} are left out" if after else "this line is left out"
+    if after > 1:
+        return message("this line and the next {number} are left out", number=after)
+    return message("this line and the next are left out" if after else "this line is left out")
 
 
 def cannot_be_read(more: int) -> str:
     """Return the message about further lines of a file, which are not listed one by one."""
-    return f"{more} more {plural(more, 'line')} cannot be read and {plural(more, 'is', 'are')} left out"
+    return message(
+        "{number} more line cannot be read and is left out"
+        if more == 1
+        else "{number} more lines cannot be read and are left out",
+        number=more,
+    )
 
 
 class Problem(NamedTuple):
@@ -34,7 +42,8 @@ class Problem(NamedTuple):
     """True if data were left out because of it."""
 
     def __str__(self) -> str:
-        return printable(f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}")
+        where = printable(f"{self.path}{f':{self.line}' if self.line else ''}: ")
+        return joined("", (where, self.what if printable(self.what) == self.what else printable(self.what)))
 
 
 @dataclass
@@ -69,4 +78,6 @@ class Problems:
         """Return the first ``most`` problems as lines for people, and the number of the others."""
         shown = [str(problem) for problem in self.kept[:most]]
         rest = self.number - len(shown)
-        return [*shown, f"and {rest} more problem{'s' * (rest > 1)}"] if rest else shown
+        if not rest:
+            return shown
+        return [*shown, message("and {number} more problems" if rest > 1 else "and {number} more problem", number=rest)]

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems
 from probe.core.config.parse import read
 from probe.core.fields import Section
+from probe.core.language import message
 from probe.core.transformers.schema import (
     ELSEWHERE,
     LOG,
@@ -40,7 +41,7 @@ Kind = TypeVar("Kind", bound=Section)
 class TransformersConfigError(ConfigError):
     """Error of a configuration of MindSpore Transformers that cannot be used."""
 
-    advice = "Correct these and start again; docs/guides/coming_from.md describes the keys."
+    advice = message("Correct these and start again; docs/guides/coming_from.md describes the keys.")
 
 
 @dataclass(frozen=True)

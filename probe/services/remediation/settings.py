@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from probe.core.alerting.redaction import register
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.config.parse import read
+from probe.core.language import message
 from probe.services.listening import ServerError, check_token, is_loopback, secret_in
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.planned_action import Action, ActionArgsError, FiringAlert, Job, Key, Surroundings
@@ -43,7 +44,7 @@ Complain = Callable[[Key, str], None]
 class RemediationConfigError(ConfigError):
     """Error of a configuration of ``probe remediate`` that cannot be used."""
 
-    advice = "Correct these and start again; docs/guides/remediation.md describes the keys."
+    advice = message("Correct these and start again; docs/guides/remediation.md describes the keys.")
 
 
 class ConfiguredAction(NamedTuple):

@@ -19,6 +19,7 @@ from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
 from probe.core.analysis.diagnosis.topology import Topology, topology
 from probe.core.analysis.engines import PieceEngine
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.naming import RUN
 from probe.core.records import Finding
@@ -125,7 +126,13 @@ def analyse(
         passes = Passes(run, rows, engine, least, slim)
         judged, rules, shared = judge(passes, wanted, progress)
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
-            raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
+            raise ValueError(
+                message(
+                    "{root}: expected steps of this run{span}; it has none of those asked for",
+                    root=root,
+                    span=_span(rows),
+                )
+            )
         of_rank = {each.rank: each for each in judged}
         extra = _dumped(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, shared)
@@ -189,36 +196,47 @@ def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank])
     own = judged.get(first.rank)
     before = own.before.get(incident.first) if own else None
     if before is not None and before < first.began - 1:
-        yield f"The sampled step before, {before}, was clean; the steps between were not sampled."
+        yield message("The sampled step before, {step}, was clean; the steps between were not sampled.", step=before)
     ended = [rank.rank for rank in judged.values() if rank.partial]
     if ended and incident.last >= min(judged[rank].last_step for rank in ended):
-        yield f"The last step of {on_ranks(ended)} is unfinished: the run ended within it."
+        yield message("The last step of {ranks} is unfinished: the run ended within it.", ranks=on_ranks(ended))
     replicas = [located for located, _ in incident.findings if located.finding.rule == REPLICAS]
     if replicas:
         last, until = max(rank.last_step for rank in judged.values()), max(located.until for located in replicas)
         if until >= 0:  # a difference is reported only as it begins
-            yield f"The last step at which replicas differ is {until}; the run's last is {last}."
+            yield message(
+                "The last step at which replicas differ is {step}; the run's last is {last}.", step=until, last=last
+            )
         return
     recovered = [rank for rank in judged.values() if rank.last_step > incident.last]
     if recovered and incident.last - incident.first <= 1 and len(recovered) == len(judged):
-        yield f"From step {incident.last + 1} on there are no more findings."
+        yield message("From step {step} on there are no more findings.", step=incident.last + 1)
 
 
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[EvaluatedRank]) -> Iterable[str]:
     for group in aliens:
-        yield (
-            f"ranks {ranks_text(group)} were not compared as replicas: most of their tensors differ from the first "
-            "step on, and the run does not name its replicas"
+        yield message(
+            "ranks {ranks} were not compared as replicas: most of their tensors differ from the first "
+            "step on, and the run does not name its replicas",
+            ranks=ranks_text(group),
         )
     dropped = sum(rank.dropped for rank in judged)
     if dropped:
-        yield f"{dropped} more {plural(dropped, 'group')} of findings not kept"
+        yield message(
+            "{number} more group of findings not kept" if dropped == 1 else "{number} more groups of findings not kept",
+            number=dropped,
+        )
     if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
-        yield "dead layers cannot be recognised: the op zeros was not collected"
+        yield message("dead layers cannot be recognised: the op zeros was not collected")
     last = max((rank.last_step for rank in judged), default=-1)
     for rank in judged:
         if 0 <= rank.last_step < last:
-            yield f"rank {rank.rank} ends at step {rank.last_step}, others go on to step {last}"
+            yield message(
+                "rank {rank} ends at step {step}, others go on to step {last}",
+                rank=rank.rank,
+                step=rank.last_step,
+                last=last,
+            )
 
 
 Row = tuple[int, int, str, str, int]

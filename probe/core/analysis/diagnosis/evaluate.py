@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.config.schema import AlertSettings
 from probe.core.config.schema import RuleSettings as Configured
+from probe.core.language import Message, joined, message
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory
@@ -230,9 +231,12 @@ class Extent(NamedTuple):
     @property
     def text(self) -> str:
         """Text such as ``2 ranks, 24 sampled steps, 1,152 rows of actv, grad_reduced``."""
-        signals = f" of {', '.join(self.signals)}" if self.signals else ""
-        return (
-            f"{_many(len(self.ranks), 'rank')}, {_many(self.steps, 'sampled step')}, {_many(self.rows, 'row')}{signals}"
+        return message(
+            "{ranks}, {steps}, {rows}{signals}",
+            ranks=_many(len(self.ranks), "{number:,} rank", "{number:,} ranks"),
+            steps=_many(self.steps, "{number:,} sampled step", "{number:,} sampled steps"),
+            rows=_many(self.rows, "{number:,} row", "{number:,} rows"),
+            signals=message(" of {signals}", signals=", ".join(self.signals)) if self.signals else "",
         )
 
 
@@ -256,10 +260,12 @@ def formats(run: RecordedRun) -> tuple[str, ...]:
 def nothing_judged(run: RecordedRun) -> str:
     """Sentence that explains why nothing of a run could be judged."""
     named = formats(run)
-    written = f"format{'s' * (len(named) > 1)} {', '.join(named)}" if named else "formats that no manifest names"
+    written = message("formats that no manifest names")
+    if named:
+        written = message("formats {formats}" if len(named) > 1 else "format {formats}", formats=", ".join(named))
     if set(named) & set(READ):
-        return f"nothing could be judged: {written}, and there is no row that can be read"
-    return f"nothing could be judged: {written}; rows are in {', '.join(READ[:-1])} and {READ[-1]}"
+        return message("nothing could be judged: {formats}, and there is no row that can be read", formats=written)
+    return message("nothing could be judged: {formats}; rows are in csv, parquet and sqlite", formats=written)
 
 
 def counted(run: RecordedRun) -> dict[int, int | None]:
@@ -272,16 +278,23 @@ def run_found(run: RecordedRun) -> Iterator[str]:
     numbers = counted(run)
     some = {rank: n for rank, n in numbers.items() if n}
     if some:
-        each = ", ".join(f"rank {rank}: {n:,}" for rank, n in list(some.items())[:LISTED])
-        more = f", and {_many(len(some) - LISTED, 'more rank')}" if len(some) > LISTED else ""
-        yield f"While it ran, the run's rules reported {sum(some.values()):,} ({each}{more})."
+        each = (message("rank {rank}: {number:,}", rank=rank, number=n) for rank, n in list(some.items())[:LISTED])
+        unlisted = _many(len(some) - LISTED, ", and {number:,} more rank", ", and {number:,} more ranks")
+        yield message(
+            "While it ran, the run's rules reported {number:,} ({each}{more}).",
+            number=sum(some.values()),
+            each=joined(", ", each),
+            more=unlisted if len(some) > LISTED else "",
+        )
     silent = [rank for rank, n in numbers.items() if n is None]
     if silent:
-        of = f"rank{'s' * (len(silent) > 1)} {ranks_text(silent)}"
-        yield f"The manifest of {of} has no number of findings: the run has not ended, or was killed."
+        yield message(
+            "The manifest of {ranks} has no number of findings: the run has not ended, or was killed.",
+            ranks=message("ranks {ranks}" if len(silent) > 1 else "rank {ranks}", ranks=ranks_text(silent)),
+        )
     if not some and not silent:
-        yield "While it ran, the run's rules reported no finding."
+        yield message("While it ran, the run's rules reported no finding.")
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _many(number: int, one: str, several: str) -> Message:
+    return message(one if number == 1 else several, number=number)

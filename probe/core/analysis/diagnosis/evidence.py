@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.language import message
 from probe.core.moments import OPS
 from probe.core.records import Key
 from probe.core.storage.duckdb_reader import Rows
@@ -89,8 +90,9 @@ def _inputs(rows: Rows, located: Located) -> str:
     if inputs is None:
         return ""
     own = _are_finite(rows, located, "param_origin", f"{module}." if module else "")
-    first = "the module's inputs were finite" if inputs else "the module's inputs were not finite either"
-    return f"{first}, and so were its parameters" if inputs and own else first
+    if inputs and own:
+        return message("the module's inputs were finite, and so were its parameters")
+    return message("the module's inputs were finite" if inputs else "the module's inputs were not finite either")
 
 
 def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bool | None:

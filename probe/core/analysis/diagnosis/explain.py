@@ -19,7 +19,8 @@ from probe.core.analysis.diagnosis.located_finding import (
     Located,
 )
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
-from probe.core.naming import signal_of
+from probe.core.language import Message, joined, message
+from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 from probe.core.rules import about
 from probe.core.rules.evaluate import module_of
@@ -148,32 +149,40 @@ def rivals(begun: Sequence[Located]) -> list[Located]:
     return list(found.values())
 
 
-def where(located: Located, ranks: Sequence[int] = ()) -> str:
+def where(located: Located, ranks: Sequence[int] = ()) -> Message:
     """Text of module, row, rank, step and micro step."""
     finding = located.finding
     module = module_of(finding)
-    micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
-    stage = f" (pipeline stage {located.pp_stage})" if located.pp_stage else ""
-    chunk = f", virtual stage {finding.key.stage}" if finding.key.stage else ""
-    on = on_ranks(ranks or [located.rank])
-    in_module = f"module {module}" if module else "the root module"
-    return (
-        f"{cell_name(finding.key)} ({KINDS_OF_TENSOR[located.phase]}: {signal_of(finding.signal).meaning}) in "
-        f"{in_module}, {on}{stage}, step {located.began}{micro}{chunk}"
+    return message(
+        "{row} ({kind}: {meaning}) in {module}, {ranks}{stage}, step {step}{micro}{chunk}",
+        row=cell_name(finding.key),
+        kind=message(KINDS_OF_TENSOR[located.phase]),
+        meaning=meaning(finding.signal),
+        module=message("module {name}", name=module) if module else message("the root module"),
+        ranks=on_ranks(ranks or [located.rank]),
+        stage=message(" (pipeline stage {stage})", stage=located.pp_stage) if located.pp_stage else "",
+        step=located.began,
+        micro=message(", micro step {number}", number=finding.key.micro_step) if finding.micro_stepped else "",
+        chunk=message(", virtual stage {stage}", stage=finding.key.stage) if finding.key.stage else "",
     )
 
 
-def on_ranks(ranks: Sequence[int]) -> str:
+def meaning(signal: str) -> Message:
+    """Meaning of a signal."""
+    return message(signal_of(signal).meaning) if signal in SIGNALS else message("optimizer state {name}", name=signal)
+
+
+def on_ranks(ranks: Sequence[int]) -> Message:
     """``rank 3``, ``ranks 0-3`` or ``ranks 0,1,5``; of more than ``NAMED`` ranks the first spans and the numbers of the
     others and of all: ``ranks 0-7,16-23 and 1,008 more (1,024 in all)``."""
     ordered = sorted(set(ranks))
     text = ranks_text(ordered)
     if len(ordered) > NAMED and "," in text:
         text = _spans(ordered)
-    return f"rank{'s' * (len(ordered) > 1)} {text}"
+    return message("ranks {ranks}", ranks=text) if len(ordered) > 1 else message("rank {ranks}", ranks=text)
 
 
-def _spans(ranks: Sequence[int]) -> str:
+def _spans(ranks: Sequence[int]) -> Message:
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -182,16 +191,29 @@ def _spans(ranks: Sequence[int]) -> str:
             spans.append([rank, rank])
     named = ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans[:NAMED])
     more = sum(last - first + 1 for first, last in spans[NAMED:])
-    return f"{named}{f' and {more:,} more' if more else ''} ({len(ranks):,} in all)"
+    return message(
+        "{named}{more} ({number:,} in all)",
+        named=named,
+        more=message(" and {number:,} more", number=more) if more else "",
+        number=len(ranks),
+    )
 
 
-def value(finding: Finding) -> str:
+def value(finding: Finding) -> Message:
     """Text of the value of a finding and of the value it was compared with."""
-    against = f" (compared with {finding.expected:.6g})" if not isnan(finding.expected) else ""
-    return f"{finding.op} {finding.value:.6g}{against}"
+    if isnan(finding.expected):
+        return message("{op} {value:.6g}", op=finding.op, value=finding.value)
+    return message(
+        "{op} {value:.6g} (compared with {expected:.6g})",
+        op=finding.op,
+        value=finding.value,
+        expected=finding.expected,
+    )
 
 
-def paragraph(kind: Kind, incident: Incident, begun: Sequence[Located], shown: Evidence, facts: Sequence[str]) -> str:
+def paragraph(
+    kind: Kind, incident: Incident, begun: Sequence[Located], shown: Evidence, facts: Sequence[str]
+) -> Message:
     """Text of the diagnosis.
 
     Args:
@@ -200,54 +222,83 @@ def paragraph(kind: Kind, incident: Incident, begun: Sequence[Located], shown: E
     """
     first = begun[0]
     ranks = [located.rank for located in begun if located.place == first.place]
-    waited = f" at step {first.finding.step}, after several samples in a row" * (first.finding.step > first.began)
     sentences = [
-        f"First cause: {kind.value}.",
-        f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{waited}.",
+        message("First cause: {kind}.", kind=message(kind.value)),
+        _beginning(first, ranks),
         *_ambiguity(begun, ranks),
-        *(["The unfinished last step explains every finding."] if kind is Kind.ending else []),
+        *([message("The unfinished last step explains every finding.")] if kind is Kind.ending else []),
         *_shown(shown),
         *facts,
         *_what_followed(incident, first),
-        f"Look next at {NEXT.get(kind) or NEXT[first.phase]}.",
+        message("Look next at {place}.", place=message(NEXT.get(kind) or NEXT[first.phase])),
     ]
-    return " ".join(sentences)
+    return joined(" ", sentences)
+
+
+def _beginning(first: Located, ranks: Sequence[int]) -> Message:
+    finding = first.finding
+    waited = finding.step > first.began
+    return message(
+        "It began in {place}: {value}, found by {rule}{waited}.",
+        place=where(first, ranks),
+        value=value(finding),
+        rule=finding.rule,
+        waited=message(" at step {step}, after several samples in a row", step=finding.step) if waited else "",
+    )
 
 
 def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
     if len(set(ranks)) > 1:
         yield (
-            f"It appeared on {on_ranks(ranks)} in the same step, at the same place, so no rank received it from "
-            "another: the cause is something that they share, or lies in a step between that was not sampled."
+            message(
+                "It appeared on {ranks} in the same step, at the same place, so no rank received it from "
+                "another: the cause is something that they share, or lies in a step between that was not sampled.",
+                ranks=on_ranks(ranks),
+            )
             if begun[0].finding.rule != REPLICAS
-            else f"It is ambiguous which of {on_ranks(ranks)} is wrong: there is no majority."
+            else message("It is ambiguous which of {ranks} is wrong: there is no majority.", ranks=on_ranks(ranks))
         )
     others = rivals(begun)
     if others:
-        named = "; ".join(f"{where(located)}: {value(located.finding)}" for located in others[:3])
-        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-        yield f"This is ambiguous: no recorded data lead from it to, or come before, {named}{more}."
+        each = (
+            message("{place}: {value}", place=where(located), value=value(located.finding)) for located in others[:3]
+        )
+        yield message(
+            "This is ambiguous: no recorded data lead from it to, or come before, {named}{more}.",
+            named=joined("; ", each),
+            more=message("; and {number} more", number=len(others) - 3) if len(others) > 3 else "",
+        )
 
 
 def _shown(shown: Evidence) -> Iterator[str]:
     if shown.values:
-        numbers = ", ".join(f"{number:.6g} at step {step}" for step, number in shown.values)
-        yield f"Evidence: {shown.op} in {shown.file}: {numbers}{f'; {shown.inputs}' if shown.inputs else ''}."
+        numbers = (message("{value:.6g} at step {step}", value=number, step=step) for step, number in shown.values)
+        yield message(
+            "Evidence: {op} in {file}: {numbers}{inputs}.",
+            op=shown.op,
+            file=shown.file,
+            numbers=joined(", ", numbers),
+            inputs=joined("; ", ["", shown.inputs]) if shown.inputs else "",
+        )
     elif shown.file == "":
-        yield "Its row is not in the files."
+        yield message("Its row is not in the files.")
 
 
 def _what_followed(incident: Incident, first: Located) -> Iterator[str]:
     later = incident.of(Cause.cascade)
     if not later:
-        yield "Nothing followed from it."
+        yield message("Nothing followed from it.")
         return
     bad = next((located for located in later if located.is_non_finite), None)
     if bad is not None and not first.is_non_finite:
-        yield f"It became NaN or Inf in {where(bad)}."
+        yield message("It became NaN or Inf in {place}.", place=where(bad))
     others = sorted(set(incident.by_rank) - {first.rank})
-    reached = f" and reached {on_ranks(others)}" if others else ""
-    yield (
-        f"It was followed by {incident.number - 1} finding{'s' * (incident.number > 2)} up to step {incident.last}"
-        f"{reached}: first {where(later[0])}."
+    yield message(
+        "It was followed by {number} findings up to step {step}{reached}: first {place}."
+        if incident.number > 2
+        else "It was followed by {number} finding up to step {step}{reached}: first {place}.",
+        number=incident.number - 1,
+        step=incident.last,
+        reached=message(" and reached {ranks}", ranks=on_ranks(others)) if others else "",
+        place=where(later[0]),
     )

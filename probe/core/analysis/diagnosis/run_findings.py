@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.passes import Passes
+from probe.core.language import message
 from probe.core.naming import PHASE, RUN
 from probe.core.records import Outcome
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
@@ -132,4 +133,4 @@ def _times(rows: Rows) -> Iterator[tuple[str, str]]:
 
 def run_lines(found: Sequence[RankRunFinding]) -> list[str]:
     """Return lines for people; none if nothing was found."""
-    return [] if not found else ["Numbers of the run:", *(f"  {each.text}" for each in found)]
+    return [] if not found else [message("Numbers of the run:"), *(f"  {each.text}" for each in found)]

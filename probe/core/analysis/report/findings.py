@@ -17,6 +17,7 @@ from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.evaluate import counted, nothing_judged, run_found
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
+from probe.core.language import capitalized, joined, message, translated
 from probe.core.messages import printable
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
@@ -160,7 +161,8 @@ def card(analysis: Analysis) -> Diagnosis:
     """Diagnosis of an analysis: the main incident first, then the others in order of time."""
     diagnoses = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
     pairs = [pair for diagnosis in diagnoses for pair in diagnosis.incident.findings]
-    text = "\n".join([*summary(analysis), *(printable(diagnosis.text) for diagnosis in diagnoses)])
+    shown = [*summary(analysis), *(printable(translated(diagnosis.text)) for diagnosis in diagnoses)]
+    text = "\n".join(map(translated, shown))
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
     return Diagnosis(text, marks, analysis.number, note, clear)
@@ -172,14 +174,19 @@ def summary(analysis: Analysis) -> list[str]:
     if not analysis.extent.rows:
         found = list(run_found(analysis.run))
         if any(counted(analysis.run).values()) and not analysis.diagnosis:
-            found.append('No file lists them: "alert": {"dump": true} would have.')
-        nothing = nothing_judged(analysis.run)
-        return [f"{nothing[:1].upper()}{nothing[1:]}.", " ".join(found)]
+            found.append(message('No file lists them: "alert": {"dump": true} would have.'))
+        return [message("{sentence}.", sentence=capitalized(nothing_judged(analysis.run))), joined(" ", found)]
     if analysis.unexplained:
         found = list(run_found(analysis.run))
-        return [f"Nothing was found in what was judged ({analysis.extent.text}). But: {' '.join(found)}"]
+        return [
+            message(
+                "Nothing was found in what was judged ({extent}). But: {sentences}",
+                extent=analysis.extent.text,
+                sentences=joined(" ", found),
+            )
+        ]
     if analysis.diagnosis is None:
-        return [f"Nothing was found in what was judged: {analysis.extent.text}."]
+        return [message("Nothing was found in what was judged: {extent}.", extent=analysis.extent.text)]
     return []
 
 

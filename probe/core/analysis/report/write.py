@@ -19,6 +19,7 @@ from probe.core.analysis.report.rank_table import rank_table
 from probe.core.analysis.report.run_cells import CellWork, opened_run
 from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
 from probe.core.analysis.report.survey import Survey
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
@@ -82,7 +83,7 @@ def write_report(
         speed = performance_part(rows, run, root)
         far = far_part(source, work, speed.paces, observe)
     if not known.signals and not curves.curves:
-        problems.add(root, "expected rows in the files of its ranks; there are none")
+        problems.add(root, message("expected rows in the files of its ranks; there are none"))
     if diagnosis is None:
         is_of_rank = [directory.path for directory in run.directories] == [root]
         found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
@@ -96,7 +97,7 @@ def write_report(
 def check_target(out: Path) -> None:
     """Raise ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+        raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
     plotly_bundle()
 
 

@@ -1,0 +1,103 @@
+"""Messages of the command line: templates in the code, tables of words, help, and texts of Typer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TYPER = (
+    *("Usage:", "Options", "Arguments", "Commands", "Error", "Aborted.", "[required]", "[default: {}]", "(dynamic)"),
+    *("Show this message and exit.", "Try [blue]'{command_path} {help_option}'[/] for help.", "Missing argument"),
+    *("Missing option", "Missing parameter", "Missing command.", "No such option {name!r}.", "[env var: {}]"),
+    *("No such command {name!r}.", "Invalid value: {message}", "Invalid value for {param_hint}: {message}"),
+    *("Option {name!r} requires an argument.", "Did you mean {possibility}?", "(Possible options: {possibilities})"),
+    *(
+        "{value!r} is not a valid {number_type}.",
+        "{value} is not in the range {range}.",
+        "Could not open file {filename!r}: {message}",
+    ),
+    *(
+        "{name} {filename!r} does not exist.",
+        "Got unexpected extra argument ({args})",
+        "Got unexpected extra arguments ({args})",
+    ),
+    *("Install completion for the current shell.",),
+    "Show completion for the current shell, to copy it or customize the installation.",
+)
+"""Texts of Typer, and of Click inside it, that it looks up in the domain of the process."""
+
+
+SEPARATORS = (", ", "; ")
+"""Texts between the parts of joined messages; a space between sentences needs no translation."""
+
+
+def templates(package: Path) -> Iterator[str]:
+    """Texts in the first argument of each call of ``message``, and those passed to it by way of ``_many``."""
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "message" and node.args:
+                    yield from _texts(node.args[0])
+                elif node.func.id == "_many":
+                    yield from (text for each in node.args[1:] for text in _texts(each))
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from (*_texts(node.body), *_texts(node.orelse))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "plural":
+        one, *several = (text for each in node.args[1:] for text in _texts(each))
+        yield from (one, *(several or [f"{one}s"]))
+
+
+def words() -> Iterator[str]:
+    """Texts of tables of which each entry becomes a message."""
+    from probe.cli.anomalies import COLUMNS
+    from probe.core.analysis.diagnosis.causality import Cause
+    from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
+    from probe.core.config.parse import KINDS
+    from probe.core.naming import SIGNALS
+
+    yield from (
+        *SEPARATORS,
+        "error",
+        "warning",
+        "info",
+        *COLUMNS,
+        *KINDS.values(),
+        "device",
+        *KINDS_OF_TENSOR.values(),
+        *NEXT.values(),
+    )
+    yield from (each.value for each in (*Cause, *Kind))
+    yield from (each.meaning for each in SIGNALS.values())
+    nouns = ("boolean", "integer", "number", "string")
+    yield from (*(f"{'an' if noun[0] == 'i' else 'a'} {noun}" for noun in (*nouns, "mapping")),)
+    yield from (f"a list of {noun}s" for noun in (*nouns, "name", "mapping"))
+
+
+def helps() -> Iterator[str]:
+    """Help of every command, argument and option."""
+    from typer.main import get_command
+
+    from probe.cli import app
+
+    yield from _help_of(get_command(app))
+
+
+def _help_of(command: Any) -> Iterator[str]:
+    texts = [getattr(part, name, None) for part in (command, *command.params) for name in ("help", "short_help")]
+    yield from filter(None, texts)
+    if hasattr(command, "list_commands"):
+        for verb in command.list_commands(None):
+            yield from _help_of(command.get_command(None, verb))
+
+
+def messages(package: Path) -> list[str]:
+    """All messages of the command line, each once."""
+    found = (*words(), *templates(package), *helps(), *TYPER)
+    return [text for text in dict.fromkeys(found) if text in SEPARATORS or any(map(str.isalpha, text))]

@@ -1,0 +1,144 @@
+"""Command line in Chinese: by the variables of the language, at the terminal alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.core.analysis.causes_data import bad, everything_after, write_run
+from tests.required import require
+
+pytestmark = pytest.mark.slow
+
+require("duckdb")
+
+LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+CHINESE = re.compile("[一-鿿]")
+AT = 20
+NAN = everything_after(AT, (0, 1), bad(("actv", 1, AT, "b.output"), ("grad_reduced", 0, AT, "a.weight")))
+NAMES = re.compile(r"[\w./-]*[./_-][\w./-]*|Anomaly\w+|NaN|Inf|norm|nan|ranks?|actv|inf")
+
+
+def probe(*words: object, **language: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with these variables of the language alone."""
+    plain: Mapping[str, str] = {name: value for name, value in os.environ.items() if name not in LANGUAGES}
+    command = [sys.executable, "-c", "from probe.cli import main; main()", *map(str, words)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={"PYTHONUTF8": "1", **plain, **language},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Output of two ranks, of which the second one has a NaN that spreads."""
+    root = tmp_path_factory.mktemp("run")
+    write_run(root, 2, 24, NAN)
+    return root
+
+
+def test_the_first_cause_is_in_chinese(run: Path) -> None:
+    """Every sentence, with the names, numbers and files of the English one, and the same exit code."""
+    english, chinese = probe("anomalies", run, "-k", 3), probe("anomalies", run, "-k", 3, LANG="zh_CN.UTF-8")
+    assert english.returncode == chinese.returncode == 1
+    text = "".join(chinese.stdout.split())
+    for part in ("首因：NaN。", "b.output（激活值：模块的输入和输出；模块b），rank1，第20步，微步0", "由AnomalyNan检出",
+                 "该模块的输入是有限值", "并传播到rank0", "下一步请检查：", "起因", "级联"):  # fmt: skip
+        assert part in text, part
+    original = "".join(english.stdout.partition("cause ")[0].split())
+    assert Counter(re.findall(r"\d+", text.partition("类别")[0])) == Counter(re.findall(r"\d+", original))
+    assert re.findall(r"[A-Za-z]{2,}", NAMES.sub(" ", re.sub(rf"{run.name}|micro|Evidence", "", chinese.stdout))) == []
+
+
+@pytest.mark.parametrize(
+    "language", [{}, {"LANG": "C"}, {"LANG": "de_DE.UTF-8"}, {"LANGUAGE": "en", "LANG": "zh_CN.UTF-8"}]
+)
+def test_any_other_language_is_english(language: dict[str, str]) -> None:
+    """Also where an earlier variable names English."""
+    done = probe("anomalies", "missing", **language)
+    assert done.stderr == (
+        "probe: error: missing: expected the directory in which ranks have written; there is none of this name: "
+        "give MONITOR_OUTPUT_DIR\n"
+    )
+
+
+@pytest.mark.parametrize("language", [{"LANGUAGE": "zh_CN"}, {"LC_ALL": "zh_TW.UTF-8"}, {"LC_MESSAGES": "zh"}])
+def test_errors_are_in_chinese(language: dict[str, str]) -> None:
+    """By each variable, for every Chinese."""
+    done = probe("anomalies", "missing", **language)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "probe: 错误: missing：应为各 rank 写入的目录；没有这个名称的目录：请给出 MONITOR_OUTPUT_DIR\n"
+    )
+
+
+def test_a_terminal_that_cannot_print_it_gets_english() -> None:
+    """Rather than an error of encoding."""
+    done = probe("anomalies", "missing", LANG="zh_CN.UTF-8", PYTHONIOENCODING="ascii")
+    assert done.stderr.startswith("probe: error: missing: expected")
+
+
+def test_problems_of_a_configuration_are_in_chinese(tmp_path: Path) -> None:
+    """All at once; keys, names and values are as they stand in the file."""
+    path = tmp_path / "monitor.json"
+    path.write_text('{"opps": 1, "step_interval": 0, "format": ["cvs"]}', encoding="utf-8")
+    lines = probe("config", "check", path, LANG="zh_CN.UTF-8").stderr.splitlines()
+    assert lines[0] == f"probe: 错误: {path}：配置中有 3 个问题"
+    assert "opps: 未知的配置项；是否想写 ops？" in "".join(lines)
+    assert "format[0]: 应为 csv" in "".join(lines)
+    assert '实际为 "cvs"；是否想写 csv？' in "".join(lines)
+
+
+def test_help_is_in_chinese() -> None:
+    """Text of the command, of its options, and headings."""
+    text = probe("anomalies", "--help", LANG="zh_CN.UTF-8").stdout
+    for part in ("从所有 rank 的文件中找出首因", "选项", "--topk", "显示的检出项个数"):
+        assert part in text, part
+
+
+def test_json_and_files_are_english(run: Path, tmp_path: Path) -> None:
+    """To the byte what they are without Chinese."""
+    outputs = []
+    for number, language in enumerate(({}, {"LANG": "zh_CN.UTF-8"})):
+        out = tmp_path / f"{number}.json"
+        done = probe("anomalies", run, "--json", "-o", out, **language)
+        assert json.loads(done.stdout)["diagnosis"]["text"].startswith("First cause: NaN.")
+        outputs.append((done.stdout, out.read_bytes()))
+    assert outputs[0] == outputs[1]
+    assert not CHINESE.search(outputs[1][0])
+
+
+def test_a_report_has_the_first_cause_in_chinese(run: Path, tmp_path: Path) -> None:
+    """In the terminal."""
+    done = probe("report", run, "-o", tmp_path / "report.html", LANG="zh_CN.UTF-8")
+    assert done.stdout.startswith("首因：NaN。"), done.stderr
+
+
+def test_outside_of_the_command_line_nothing_is_looked_up() -> None:
+    """A program that imports probe reads no catalogue, and its errors are English, whatever its language."""
+    program = (
+        "import sys, gettext; gettext.find = None\n"
+        "from probe.core.config.load import load\n"
+        "try: load({'opps': 1})\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LANGUAGE": "zh_CN"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "opps: unknown key; did you mean ops?" in done.stdout
