@@ -29,7 +29,7 @@ def require_installed(*names: str) -> None:
     """Do without the import of packages that only other processes of a test import."""
     for name in names:
         if find_spec(name) is None:
-            _absent(f"{name} is not installed (make venv)")
+            absent(f"{name} is not installed (make venv)")
 
 
 def require(name: str) -> Any:
