@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from probe.cli import refusing
+from probe.core.language import Message, message, translated
 from probe.core.messages import complain, printable
 from probe.launch.attach.exchange import AttachExchange, AttachRequest, ProcessPlace, exchange
 from probe.launch.attach.processes import Interpreter, UnattachableError, children
@@ -44,7 +45,7 @@ def attach(
                 attached[pid] = answer["step"]
             _show(pid, answer, made, interpreters[pid])
     if len(set(attached.values())) > 1:
-        complain("the processes begin with different steps", "warning")
+        complain(message("the processes begin with different steps"), "warning")
     if len(attached) < len(interpreters):
         raise typer.Exit(1)
 
@@ -62,7 +63,7 @@ def _checked(pid: int) -> Interpreter:
         interpreter = Interpreter.of(pid)
         interpreter.check()
     except UnattachableError as reason:
-        complain(f"{pid}: {reason}")
+        complain(message("{pid}: {reason}", pid=pid, reason=reason))
         raise typer.Exit(2) from None
     return interpreter
 
@@ -79,19 +80,41 @@ def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter
     if answer["state"] == "busy":  # for a moment: inside the hooks of an optimizer
         _run(interpreter, made.places[pid])
     elif answer["state"] == "attached":
-        typer.echo(printable(f"{pid}: {_attached(answer)}"))
+        typer.echo(printable(f"{pid}: {translated(_attached(answer))}"))
     else:
-        complain(f"{pid}: not watched: {answer['reason']}{_others(pid)}")
+        complain(
+            message(
+                "{pid}: not watched: {reason}{others}",
+                pid=pid,
+                reason=_looked_up(answer["reason"]),
+                others=_others(pid),
+            )
+        )
 
 
-def _attached(answer: Mapping[str, Any]) -> str:
+def _looked_up(reason: str) -> Message:
+    """Return a reason that comes from another process as a message."""
+    return reason if isinstance(reason, Message) else message(reason)
+
+
+def _attached(answer: Mapping[str, Any]) -> Message:
     """Return the line about a process that is watched."""
     what = ", ".join(f"{name}: {kind}".removeprefix(": ") for name, kind in answer["models"].items())
-    counted = f"from step {answer['step']} on" if answer["counted"] else "its steps are numbered from here on"
-    where = f"; files in {answer['directory']}" if answer["directory"] else ""
-    return f"watching {what} with {', '.join(answer['optimizers'])}; {counted}{where}"
+    counted = (
+        message("from step {step} on", step=answer["step"])
+        if answer["counted"]
+        else message("its steps are numbered from here on")
+    )
+    where = message("; files in {directory}", directory=answer["directory"]) if answer["directory"] else ""
+    return message(
+        "watching {what} with {optimizers}; {counted}{where}",
+        what=what,
+        optimizers=", ".join(answer["optimizers"]),
+        counted=counted,
+        where=where,
+    )
 
 
 def _others(pid: int) -> str:
     below = " ".join(map(str, children(pid)))
-    return f"; processes below it that run Python: {below}" if below else ""
+    return message("; processes below it that run Python: {below}", below=below) if below else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.errors import missing
+from probe.core.language import message
 from probe.core.storage.location import located
 from probe.services.guard import CookieGate, is_local_name, is_own_name
 from probe.services.listening import ServerError, address_of, bound, ended_by_signals, is_loopback, raise_limit_of_files
@@ -102,8 +103,14 @@ def checked(places: Sequence[str]) -> list[str]:
     for text in places:
         place = located(text).expanduser().absolute()
         if isinstance(place, Path) and not place.is_dir():
-            what = "this is a file" if place.exists() else "there is none of this name"
-            raise ValueError(f"{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}")
+            what = message("this is a file" if place.exists() else "there is none of this name")
+            raise ValueError(
+                message(
+                    "{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}",
+                    place=place,
+                    what=what,
+                )
+            )
         found.append(str(place))
     return list(dict.fromkeys(found))
 
@@ -142,5 +149,7 @@ def parsed_address(text: str) -> tuple[str, int]:
         host, port = text, "0"
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65_535:
-        raise ServerError(f"--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090")
+        raise ServerError(
+            message("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
+        )
     return host, int(port)

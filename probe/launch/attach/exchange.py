@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from probe import __version__
+from probe.core.language import message
 from probe.launch.attach import injection
 from probe.launch.attach.processes import is_running
 
@@ -110,10 +111,12 @@ class ProcessPlace:
     def progress(self) -> str:
         """Return why there is no answer yet."""
         if not (self.folder / _STARTED).exists():
-            return "its main thread has run no Python code since, such as while it waits for a device or another rank"
+            return message(
+                "its main thread has run no Python code since, such as while it waits for a device or another rank"
+            )
         if not (self.folder / _READY).exists():
-            return "it is still importing the monitor and looking for optimizers"
-        return "no training step has ended and begun since"
+            return message("it is still importing the monitor and looking for optimizers")
+        return message("no training step has ended and begun since")
 
 
 class AttachExchange:
@@ -150,13 +153,15 @@ class AttachExchange:
     def _end_of(self, pid: int, place: ProcessPlace, deadline: float, seconds: float) -> Mapping[str, Any] | None:
         """Return the answer for a process that has ended or has not decided in time."""
         if not is_running(pid):
-            return {"state": "ended", "reason": "the process has ended"}
+            return {"state": "ended", "reason": message("the process has ended")}
         if time.monotonic() < deadline:
             return None
         if place.decide():
             return {"state": "withdrawn", "reason": place.progress()}
         if time.monotonic() > deadline + DECIDED_SECONDS:
-            reason = f"it began to attach, and has not answered within {seconds + DECIDED_SECONDS:g} s"
+            reason = message(
+                "it began to attach, and has not answered within {seconds:g} s", seconds=seconds + DECIDED_SECONDS
+            )
             return {"state": "silent", "reason": reason}
         return None
 

@@ -13,6 +13,7 @@ from probe.core.backend.protocols import Remove
 from probe.core.control.agreement import Ahead, ScheduledChange
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
+from probe.core.language import message
 from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.attach.exchange import AttachRequest, ProcessPlace
 from probe.launch.environment import DEFAULTS
@@ -67,8 +68,12 @@ def join(place: str) -> None:
 def _finding() -> FindingModule:
     if "torch" not in sys.modules:
         if "mindspore" in sys.modules:
-            raise RefusalError("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
-        raise RefusalError("it has not imported torch: a process that trains is expected, once training has begun")
+            raise RefusalError(
+                message("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
+            )
+        raise RefusalError(
+            message("it has not imported torch: a process that trains is expected, once training has begun")
+        )
     found: Any = import_module(FINDERS["torch"])
     return found  # type: ignore[no-any-return]
 
@@ -118,7 +123,7 @@ class Joining:
     def _configuration(self) -> Path | Mapping[str, object]:
         self._watch.source = self._later_configuration
         if not self._place.decide():
-            raise RefusalError("the request to attach has been withdrawn")
+            raise RefusalError(message("the request to attach has been withdrawn"))
         return self._later_configuration()
 
     def _later_configuration(self) -> Path | Mapping[str, object]:
@@ -160,7 +165,9 @@ def _trained(finding: FindingModule) -> list[Any]:
     finder = finding.FINDER
     there = finding.optimizers()
     if not there:
-        raise RefusalError("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
+        raise RefusalError(
+            message("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
+        )
     search = ModelSearch(finder, None)
     models = {id(optimizer): search.of(optimizer) for optimizer in there}
     found = [optimizer for optimizer in distinct(there, finder.owned) if models[id(optimizer)] is not None]

@@ -9,13 +9,14 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probe.core.language import message
 from probe.launch.environment import flags
 
 LEAST = (3, 14)
 """The first version of Python that runs a script on request (PEP 768)."""
 SECONDS = 30.0
 """Longest time that an interpreter may take to start."""
-SAME = (
+SAME = message(
     'start the training by `DYNAMIC_MONITOR=True probe run -c FILE ...` with "dynamic_on": false in FILE, then collect '
     "by `probe control start DIR`"
 )
@@ -57,11 +58,24 @@ class Interpreter:
         """
         if self.version < LEAST:
             version, least = (".".join(map(str, each)) for each in (self.version, LEAST))
-            raise UnattachableError(f"expected Python {least} or later; it runs Python {version}: {SAME}")
+            raise UnattachableError(
+                message(
+                    "expected Python {least} or later; it runs Python {version}: {advice}",
+                    least=least,
+                    version=version,
+                    advice=SAME,
+                )
+            )
         if not self.debugs:
-            raise UnattachableError(f"its Python was built without remote debugging: {SAME}")
+            raise UnattachableError(message("its Python was built without remote debugging: {advice}", advice=SAME))
         if reason := self._forbidden():
-            raise UnattachableError(f"remote debugging is switched off in it, by {reason}: start it without, or {SAME}")
+            raise UnattachableError(
+                message(
+                    "remote debugging is switched off in it, by {reason}: start it without, or {advice}",
+                    reason=reason,
+                    advice=SAME,
+                )
+            )
 
     def run(self, script: Path) -> None:
         """Ask the process to run a script, at the next moment at which its main thread runs Python code.
@@ -87,27 +101,46 @@ class Interpreter:
             arguments, environment = (_strings(pid, name) for name in ("cmdline", "environ"))
         except OSError as error:
             raise UnattachableError(
-                f"it cannot be looked at: {error.strerror}; attach as root, or as its user"
+                message("it cannot be looked at: {error}; attach as root, or as its user", error=error.strerror)
             ) from None
         if not _PYTHON.fullmatch(Path(path).name.removesuffix(" (deleted)")):
             name = Path(path).name or "none"
-            raise UnattachableError(f"expected a process that runs Python; its program is {name}{_children_of(pid)}")
+            raise UnattachableError(
+                message(
+                    "expected a process that runs Python; its program is {name}{children}",
+                    name=name,
+                    children=_children_of(pid),
+                )
+            )
         if not Path(path).exists():
-            raise UnattachableError(f"its interpreter has been replaced since it began: expected {path}; {SAME}")
+            raise UnattachableError(
+                message(
+                    "its interpreter has been replaced since it began: expected {path}; {advice}",
+                    path=path,
+                    advice=SAME,
+                )
+            )
         pairs = (each.partition("=") for each in environment)
         found = cls(pid, path, (), False, arguments, {name: value for name, _, value in pairs})
         done = found._start(_ASK)
         words = done.stdout.split()
         if done.returncode or words[2:3] != ["cpython"]:
-            shown = words[2] if len(words) > 2 else "another"
-            raise UnattachableError(f"expected CPython; its interpreter, {path}, is {shown}: {SAME}")
+            shown = words[2] if len(words) > 2 else message("another")
+            raise UnattachableError(
+                message(
+                    "expected CPython; its interpreter, {path}, is {shown}: {advice}",
+                    path=path,
+                    shown=shown,
+                    advice=SAME,
+                )
+            )
         return cls(pid, path, tuple(map(int, words[:2])), words[3] == "True", arguments, found.environment)
 
     def _forbidden(self) -> str:
         given = flags(self.arguments)
         ignores = any(re.fullmatch(r"-[a-zA-Z]*[EI][a-zA-Z]*", each) for each in given)
         if self.environment.get("PYTHON_DISABLE_REMOTE_DEBUG") and not ignores:
-            return "PYTHON_DISABLE_REMOTE_DEBUG in its environment"
+            return message("PYTHON_DISABLE_REMOTE_DEBUG in its environment")
         option = any(each.removeprefix("-X").replace("-", "_") == "disable_remote_debug" for each in given)
         return "-X disable_remote_debug" if option else ""
 
@@ -116,7 +149,9 @@ class Interpreter:
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603 - the interpreter of the process
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise UnattachableError(f"its interpreter, {self.path}, cannot be run: {error}") from None
+            raise UnattachableError(
+                message("its interpreter, {path}, cannot be run: {error}", path=self.path, error=error)
+            ) from None
 
 
 def is_running(pid: int) -> bool:
@@ -138,7 +173,7 @@ def children(pid: int) -> list[int]:
 
 def _children_of(pid: int) -> str:
     below = " ".join(map(str, children(pid)))
-    return f"; processes below it that do: {below}" if below else ""
+    return message("; processes below it that do: {below}", below=below) if below else ""
 
 
 def _program(pid: int) -> str:
@@ -150,21 +185,23 @@ def _program(pid: int) -> str:
 
 def _check_owner(pid: int) -> None:
     if not (_PROC / "self" / "status").exists():
-        raise UnattachableError(f"expected Linux, whose /proc shows processes: {SAME}")
+        raise UnattachableError(message("expected Linux, whose /proc shows processes: {advice}", advice=SAME))
     fields = _status(pid)
     if not fields or not is_running(pid):
-        raise UnattachableError("there is no such process: `ps -u $USER -o pid,args` lists those there are")
+        raise UnattachableError(message("there is no such process: `ps -u $USER -o pid,args` lists those there are"))
     if fields["Tgid"] != str(pid):
-        raise UnattachableError(f"it is a thread of the process {fields['Tgid']}: attach to that")
+        raise UnattachableError(
+            message("it is a thread of the process {process}: attach to that", process=fields["Tgid"])
+        )
     user = int(fields["Uid"].split()[1])
     if user != os.geteuid():
-        raise UnattachableError(f"it belongs to the user {_name(user)}: attach as that user")
+        raise UnattachableError(message("it belongs to the user {user}: attach as that user", user=_name(user)))
     try:
         same = (_PROC / str(pid) / "ns" / "mnt").readlink() == (_PROC / "self" / "ns" / "mnt").readlink()
     except OSError:
         same = True
     if not same:
-        raise UnattachableError("it runs in another container: attach from inside that")
+        raise UnattachableError(message("it runs in another container: attach from inside that"))
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -192,8 +229,8 @@ def _refused(output: str) -> str:
     """Return the sentence for what ``sys.remote_exec`` has raised."""
     kind, _, text = output.strip().partition(" ")
     if kind == "PermissionError":
-        return (
+        return message(
             "the system does not allow to trace it: attach as root, set kernel.yama.ptrace_scope to 0, or give the "
             "container the capability SYS_PTRACE"
         )
-    return f"its interpreter refuses: {' '.join(f'{kind} {text}'.split())}"
+    return message("its interpreter refuses: {reason}", reason=" ".join(f"{kind} {text}".split()))
