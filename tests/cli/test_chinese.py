@@ -22,6 +22,8 @@ require("duckdb")
 
 LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 CHINESE = re.compile("[一-鿿]")
+NO_PROCESS = 2**22 + 1
+"""Number that Linux gives no process."""
 AT = 20
 NAN = everything_after(AT, (0, 1), bad(("actv", 1, AT, "b.output"), ("grad_reduced", 0, AT, "a.weight")))
 NAMES = re.compile(r"[\w./-]*[./_-][\w./-]*|Anomaly\w+|NaN|Inf|norm|nan|ranks?|actv|inf")
@@ -88,6 +90,20 @@ def test_a_terminal_that_cannot_print_it_gets_english() -> None:
     """Rather than an error of encoding."""
     done = probe("anomalies", "missing", LANG="zh_CN.UTF-8", PYTHONIOENCODING="ascii")
     assert done.stderr.startswith("probe: error: missing: expected")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("attach", NO_PROCESS), f"{NO_PROCESS}：没有这样的进程：`ps -u $USER -o pid,args` 列出现有的进程"),
+        (("view", __file__), f"{__file__}：应为含有运行的文件夹，例如某次运行的 MONITOR_OUTPUT_DIR；这是一个文件"),
+        (("view", "--listen", "a:b"), "--listen a:b：应为 HOST:PORT，例如 127.0.0.1:8090 或 0.0.0.0:8090"),
+    ],
+)
+def test_errors_inside_errors_are_in_chinese(words: tuple[object, ...], error: str) -> None:
+    """A reason that another message has in it is translated too."""
+    done = probe(*words, LANG="zh_CN.UTF-8")
+    assert (done.returncode, done.stderr) == (2, f"probe: 错误: {error}\n")
 
 
 def test_problems_of_a_configuration_are_in_chinese(tmp_path: Path) -> None:
