@@ -170,14 +170,14 @@ def _trained(finding: FindingModule) -> list[Any]:
         )
     search = ModelSearch(finder, None)
     models = {id(optimizer): search.of(optimizer) for optimizer in there}
-    found = [optimizer for optimizer in distinct(there, finder.owned) if models[id(optimizer)] is not None]
+    found = [optimizer for optimizer in distinct(there, finder.owned) if models[id(optimizer)]]
     if not found:
         kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in there}))
         raise RefusalError(
             f"no model holds the parameters of its optimizers ({kinds}), as where DeepSpeed or Megatron-Core copies "
             "them: start it by `probe run`, or write the three lines in the program"
         )
-    if (watcher := watcher_of([models[id(optimizer)] for optimizer in found])) is not None:
+    if (watcher := watcher_of([model for optimizer in found for model in models[id(optimizer)]])) is not None:
         raise RefusalError(watched_by(watcher))
     return found
 
