@@ -54,6 +54,16 @@ class ListedRun:
     """Time of the last summary, on the monotonic clock."""
     dumped: DumpedFindings = field(default_factory=DumpedFindings)
 
+    def update(self, summary: RunSummary) -> RunSummary | None:
+        """Take a summary that was read just now; return the one before."""
+        before, self.summary, self.read = self.summary, summary, time.monotonic()
+        return before
+
+    def remove(self) -> bool:
+        """Note that the run has been removed; return whether that was known."""
+        known, self.gone, self.summary = self.gone, True, None
+        return known
+
 
 class RunList:
     """All runs in some folders.
@@ -149,11 +159,10 @@ class RunList:
         except (OSError, ValueError) as error:
             _log.warning("%s: its summary cannot be read: %s", run.place, error)
             summary = RunSummary(False, 0, -1, 0, None, None, None, [str(error)], 0.0)
-        run.read = time.monotonic()
-        if run.summary != summary:
-            listed, run.summary = run.summary is None, summary
+        before = run.update(summary)
+        if before != summary:
             self._changed(run.number)
-            if listed:
+            if before is None:
                 self._changed(None)
         return summary
 
@@ -169,7 +178,7 @@ class RunList:
     def forget(self, run: ListedRun) -> None:
         """Leave a run that has been removed out of the list; its number is not used again."""
         with self._lock:
-            known, run.gone, run.summary = run.gone, True, None
+            known = run.remove()
             opened = self._open.pop(run.number, None)
         if opened is not None:
             opened.close()

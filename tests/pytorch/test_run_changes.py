@@ -122,7 +122,7 @@ def test_what_is_replaced_in_torch_is_put_back(forks: ForkServer, tmp_path: Path
     """`Module.__call__` and steps, from a new optimizer on until its model is found; again for the next one."""
     done = ran(forks, tmp_path / "back", PUT_BACK, watch=True)
     assert done.code == 0, done.errors
-    assert done.printed.splitlines() == ["False watch.py", "True", "optimizer.py"] * 2
+    assert done.printed.splitlines() == ["False step_notes.py", "True", "optimizer.py"] * 2
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])

@@ -90,7 +90,10 @@ def test_a_run_of_the_program_keeps_all_its_values(how: str, packages: Path, tmp
     assert [row["_step"] for row in run.rows if "end" in row] == [STEPS if how == "plain" else STEPS - 1]
     shown = [row for row in run.rows if "probe/step" in row]
     assert shown[-1]["probe/step"] == STEPS - 1
-    assert all(row["probe/run/loss"] == row["probe/step"] / 4 for row in shown)
+    # the program may log between the rows about tensors of a step and the numbers of that step
+    numbers = [row for row in shown if "probe/run/loss" in row]
+    assert numbers
+    assert all(row["probe/run/loss"] == row["probe/step"] / 4 for row in numbers)
     assert "probe/first_cause" in run.summary
 
 
