@@ -153,7 +153,7 @@ def aims(figures: Mapping[str, Figure]) -> str:
     for name, aim in AIMS.items():
         found, low, high = figures[f"149 x float32: {name}, times the sum"]
         judged.append(
-            f"{name}, aim <= {aim:g} times the sum: {found:.2f} ({low:.2f} to {high:.2f}), {verdict(aim, low, high)}"
+            f"{name}: {found:.2f} times the sum ({low:.2f} to {high:.2f}), aim <= {aim:g}: {verdict(aim, low, high)}"
         )
     return f"149 x float32: {'; '.join(judged)}."
 
