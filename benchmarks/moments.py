@@ -60,13 +60,16 @@ def contestants(tensors: list[torch.Tensor]) -> Measured:
 def turns(
     measured: Measured, rounds: int, seconds_of: Callable[[Callable[[], object]], float]
 ) -> dict[str, list[float]]:
-    """Measure the seconds of each, round by round, so that all run on the same machine state."""
+    """Measure the seconds of each, round by round, so that all run on the same machine state; each round begins with
+    another one, since each finds in the caches what the one before has left."""
     for run in measured.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
-    for _ in range(rounds):
-        for name, run in measured.items():
-            seconds[name].append(seconds_of(run))
+    names = list(measured)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(seconds_of(measured[name]))
     return seconds
 
 
