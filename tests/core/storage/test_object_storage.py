@@ -138,6 +138,26 @@ def test_commands_answer_with_the_same_bytes(packed: bool, seaweed_variables: Ob
         assert here == there
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_run_is_not_mixed_with_its_neighbour(packed: bool, seaweed_variables: ObjectServer, tmp_path: Path) -> None:
+    """Two runs in one bucket, the name of one the beginning of the other's: each has its own rows and ranks alone."""
+    found = []
+    for name, ranks in (("both", 2), ("both-2", 3)):
+        folder = tmp_path / name
+        for rank in range(ranks):
+            write_run(folder, rank, range(ranks + 1))
+        if packed:
+            pack(folder, tmp_path / f"packed-{name}")
+            folder = tmp_path / f"packed-{name}"
+        url = seaweed_variables.put(folder, f"neighbours{packed}/{name}")
+        found.append((url, everything(folder, Problems()), ranks))
+    for url, expected, ranks in found:
+        problems = Problems()
+        assert everything(located(url), problems) == expected
+        assert last_run(located(url), problems).ranks == tuple(range(ranks))
+        assert told(problems, url) == []
+
+
 def test_conversions_write_the_same(seaweed_variables: ObjectServer, run: Path, tmp_path: Path) -> None:
     """By one process, and by two but for the order of the problems: the curves are equal byte by byte if the files are
     of the same time, the rows of the database also otherwise."""
