@@ -60,15 +60,14 @@ def contestants(tensors: list[torch.Tensor]) -> Measured:
 def turns(
     measured: Measured, rounds: int, seconds_of: Callable[[Callable[[], object]], float]
 ) -> dict[str, list[float]]:
-    """Measure the seconds of each, round by round, so that all run on the same machine state; each round begins with
-    another one, since each finds in the caches what the one before has left."""
+    """Measure the seconds of each, round by round, so that all run on the same machine state; each round has another
+    order, since each finds what the one before has left in the caches and threads that still wait for work."""
     for run in measured.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
-    names = list(measured)
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    order = np.random.default_rng(0)
+    for _ in range(rounds):
+        for name in order.permutation(list(measured)):
             seconds[name].append(seconds_of(measured[name]))
     return seconds
 
