@@ -6,6 +6,7 @@ The graph does not change: hooks are placed on the nodes that consume the input 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +63,10 @@ def on_input_gradients(
     for node, index, edge in _consumers(inputs, outputs, targets):
         consumers.setdefault(edge, []).append((node, index))
     for edge, places in consumers.items():
+        if len(places) == 1:
+            (node, index), listening = places[0], targets[edge]
+            node.register_hook(guard(partial(_receive, index, listening)))
+            continue
         at_end = Variable._execution_engine.queue_callback
         total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
         for node, index in places:
@@ -72,15 +77,22 @@ def on_input_gradients(
                 tensor.register_hook(some(guard(listen)))
 
 
+def _receive(index: int, listeners: Sequence[Callable[[torch.Tensor], None]], grads: Any, _: Any) -> None:
+    """Listen to the gradient along the only edge; None if no gradient flows there."""
+    if (gradient := grads[index]) is not None:
+        for listen in listeners:
+            listen(gradient)
+
+
 def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | None], None]:
     """Return ``listen`` as a hook of a tensor, which torch calls with None if no gradient flows to one of several
     outputs of a node (2.13)."""
+    return partial(_given, listen)
 
-    def receive(gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            listen(gradient)
 
-    return receive
+def _given(listen: Callable[[torch.Tensor], None], gradient: torch.Tensor | None) -> None:
+    if gradient is not None:
+        listen(gradient)
 
 
 def _consumers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def run(script: str, ranks: int, root: Path) -> Path:
         "MONITOR_OUTPUT_DIR": str(root / "out"),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
     roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
     with ExitStack() as ending:
@@ -42,6 +44,10 @@ def run(script: str, ranks: int, root: Path) -> Path:
             for worker in workers:
                 worker.wait(SECONDS)
         codes = [worker.poll() for worker in workers]
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.send_signal(signal.SIGABRT)  # one that still runs prints where it stands
+                worker.wait(SECONDS)
     logs = "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in sorted(root.glob("*.log")))
-    assert codes == [0] * ranks, logs
+    assert codes == [0] * ranks, f"exit codes {codes}\n{logs}"
     return root / "out"

@@ -76,5 +76,6 @@ def test_as_deep_as_with_an_empty_hook() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     faults = [fault for fault in done.stdout.split("\n") if fault]
-    assert all("RecursionError" in fault or fault == LOG for fault in faults)
+    at_the_limit = ("RecursionError", "ArgumentError", LOG)  # the second is what ctypes makes of the first
+    assert all(fault.endswith(at_the_limit) for fault in faults)
     assert faults or sys.version_info >= (3, 12)  # from there on calls within C have a limit of their own

@@ -33,7 +33,7 @@ PARTS: tuple[Place, ...] = (
 """Functions with which the parts of the walk begin."""
 AROUND: dict[Place, str] = {
     ("core/backend/patch.py", "call"): "whether the hook still lives",
-    ("core/instrumentation/context.py", "hook"): "the guard of every hook",
+    ("core/instrumentation/context.py", "_guarded"): "the guard of every hook",
     ("core/distributed/whole_tensors.py", "add"): "the order of the steps",
     ("core/distributed/whole_tensors.py", "advance"): "the order of the steps",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from probe.core.backend.protocols import Adam, Optimizer, Parameter, Remove, Reports, Shard, StepListener, Tensor
@@ -30,11 +32,31 @@ class OptimizerKind(Protocol):
         """Call ``listener`` at every training step of ``optimizer``."""
 
 
-def dispatched(kinds: Iterable[OptimizerKind], name: str) -> Callable[..., Any]:
-    """Return the function ``name`` for any optimizer: that of the first of ``kinds`` that knows the optimizer."""
+Kind = TypeVar("Kind", bound=OptimizerKind)
+
+
+def chooser(kinds: Iterable[Kind]) -> Callable[[Optimizer], Kind]:
+    """Return a function that returns the first of ``kinds`` that knows an optimizer. It keeps the latest answer, since
+    it is asked for each parameter of an optimizer in turn."""
+    latest: tuple[Callable[[], object], Kind] | None = None
+
+    def choose(optimizer: Optimizer) -> Kind:
+        nonlocal latest
+        if latest is not None and latest[0]() is optimizer is not None:
+            return latest[1]
+        kind = next(kind for kind in kinds if kind.knows(optimizer))
+        with suppress(TypeError):  # an object that cannot be referred to weakly
+            latest = weakref.ref(optimizer), kind
+        return kind
+
+    return choose
+
+
+def dispatched(choose: Callable[[Optimizer], OptimizerKind], name: str) -> Callable[..., Any]:
+    """Return the function ``name`` for any optimizer: that of the kind which ``choose`` returns."""
 
     def call(optimizer: Optimizer, *args: Any) -> Any:
-        return getattr(next(kind for kind in kinds if kind.knows(optimizer)), name)(optimizer, *args)
+        return getattr(choose(optimizer), name)(optimizer, *args)
 
     return call
 

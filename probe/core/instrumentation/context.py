@@ -151,6 +151,24 @@ class Listeners(Generic[Each]):
         return len(self._added)
 
 
+def _guarded(run: Run, where: str, function: Callable[..., None], *args: Any) -> None:
+    """Call ``function`` as a hook: see :meth:`Run.guard`."""
+    try:
+        if not run.clock.sampled or run.captured():
+            return
+        cost = run.cost
+        begun = cost.begin()
+        try:
+            function(*args)
+        finally:
+            cost.end(begun)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        try:
+            run.faults.note(where, error)
+        except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
+            run.faults.uncounted += 1
+
+
 @dataclass
 class Run:
     """The run, for sources: things to watch, the recorder, and the listeners of each moment.
@@ -290,24 +308,14 @@ class Run:
         """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising.
 
         Args:
-            skip: called first; if it returns true, the hook does nothing.
+            skip: called first; if it returns true, the hook does nothing. It must not raise.
         """
-        clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
+        if skip is None:
+            return partial(_guarded, self, where, function)  # many are made in a step: two objects, a closure has ten
 
         def hook(*args: Any) -> None:
-            try:
-                if (skip is not None and skip()) or not clock.sampled or captured():
-                    return
-                begun = cost.begin()
-                try:
-                    function(*args)
-                finally:
-                    cost.end(begun)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-                try:
-                    faults.note(where, error)
-                except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
-                    faults.uncounted += 1
+            if not skip():
+                _guarded(self, where, function, *args)
 
         return hook
 

@@ -252,8 +252,9 @@ class Recorder:
             return None
         address, size, kind, described = plain
         if not shared or size <= SHARED:
-            number = self._slab.read(address, size, kind)
-            return None if number is None else (described, self._order, SLAB + number, self._scale(scale))
+            if (number := self._slab.read(address, size, kind)) is None:
+                return None
+            return described, self._before() + self._calls, SLAB + number, -1 if scale is None else self._scale(scale)
         identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
         reference = self._seen_before(identity)
         if reference is None:
@@ -280,10 +281,11 @@ class Recorder:
             others = [i for i in range(len(tensors)) if i not in found]
             rows = self._reduce_all(signal, [keys[i] for i in others], [tensors[i] for i in others], scale)
             found.update(zip(others, rows, strict=True))
+        order = self._order
         for i, key in enumerate(keys):
             described, reference = found[i]
-            readings.put(key, (described, self._order, reference, factor))
-            self._calls += 1
+            readings.put(key, (described, order + i, reference, factor))
+        self._calls += len(keys)
 
     def _read_all(
         self, tensors: Sequence[Tensor | Shard], scale: Tensor | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from probe.core.backend.optimizer_kinds import OptimizerKind, dispatched
+from probe.core.backend.optimizer_kinds import OptimizerKind, chooser, dispatched
 from probe.mindspore.optimizers import nn_cell, torch_style
 
 
@@ -31,7 +31,7 @@ def known(optimizer: Any) -> bool:
     return any(kind.knows(optimizer) for kind in OPTIMIZERS.values())
 
 
+_kind = chooser(OPTIMIZERS.values())
 adam, learning_rate, on_step, owned, state, state_names = (
-    dispatched(OPTIMIZERS.values(), name)
-    for name in ("adam", "learning_rate", "on_step", "owned", "state", "state_names")
+    dispatched(_kind, name) for name in ("adam", "learning_rate", "on_step", "owned", "state", "state_names")
 )

@@ -21,7 +21,7 @@ def take_over(parameter: torch.nn.Parameter, home: Home) -> None:
 
 def home(parameter: torch.nn.Parameter) -> Home | None:
     """Return the home of ``parameter``, if a wrapper has taken it over."""
-    return _homes.get(parameter) if _homes else None
+    return _homes.get(parameter) if _homes.data else None
 
 
 def check_again(parameter: torch.nn.Parameter) -> None:
@@ -50,4 +50,5 @@ def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     found = home(parameter)
     if found is None:
         fsdp1.check_unwrapped(parameter)
-    return tensor if found is None or tensor is None else found.piece(parameter, tensor)
+        return tensor
+    return None if tensor is None else found.piece(parameter, tensor)

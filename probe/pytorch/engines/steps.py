@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as base
 
-from probe.core.backend.optimizer_kinds import dispatched
+from probe.core.backend.optimizer_kinds import chooser, dispatched
 from probe.core.backend.protocols import Remove
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
@@ -22,14 +22,10 @@ DIALECTS: tuple[Optimizers, ...] = (
     *(engine.optimizers for engine in ENGINES.values() if engine.optimizers is not None),
     native,
 )
+_dialect = chooser(DIALECTS)
 adam, gradient, on_step, owned, state, value = (
-    dispatched(DIALECTS, name) for name in ("adam", "gradient", "on_step", "owned", "state", "value")
+    dispatched(_dialect, name) for name in ("adam", "gradient", "on_step", "owned", "state", "value")
 )
-
-
-def _dialect(optimizer: Any) -> Optimizers:
-    """Return the functions for ``optimizer``: those of its engine, else ``native``."""
-    return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
 
 
 def check_optimizer(optimizer: Any) -> None:

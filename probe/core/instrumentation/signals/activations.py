@@ -143,14 +143,13 @@ class ActivationListener:
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
-        step = self._run.clock.step
+        return partial(self._arrived, part, call, micro_step, self._run.clock.step)
 
-        def listen(gradient: Tensor) -> None:
-            clock = self._run.clock
-            if clock.step == step and not clock.searching and self._run.in_training_backward():
-                self._record("actv_grad", part, gradient, micro_step, call)
-
-        return listen
+    def _arrived(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
+        """Record a gradient, unless the step has ended meanwhile."""
+        clock = self._run.clock
+        if clock.step == step and not clock.searching and self._run.in_training_backward():
+            self._record("actv_grad", part, gradient, micro_step, call)
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""
