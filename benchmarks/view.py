@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the step of training is work on one processor
+
 import numpy as np
 from _report import milliseconds, publish, table, verdict
 
@@ -223,7 +225,7 @@ def main() -> None:
         p95_line(f"curve of {RANKS} ranks, 95th percentile", curves, "curve"),
         line("largest memory of the server (MiB)", f"{memory:.0f}", "memory", memory),
         line("a new step on the page (s), longest", f"{max(fresh):.2f}", "new step", max(fresh)),
-        line("a step of training beside it (%)", f"{cost:+.2f} [{low:+.2f}, {high:+.2f}]", "training", low, high),
+        line("a step on one core beside it (%)", f"{cost:+.2f} [{low:+.2f}, {high:+.2f}]", "training", low, high),
     ]
     note = f"{run.row_count:,} rows in Parquet: {RANKS} ranks, {LAYERS} rows of two signals, {steps:,} steps."
     publish("The local page", [note, table(["", ""], [row for row, _ in made_rows])], args.output, "duckdb")
