@@ -27,6 +27,8 @@ ORDER = (
     "logs",
     "exporter",
     "trackers",
+    "probe_run",
+    "view",
 )
 
 
