@@ -353,14 +353,14 @@ def memory_report(args: argparse.Namespace) -> Part:
         for place in places
         for variant in variants
     ]
-    added = peaks["probe", "host"] / peaks["probe imported", "host"] - 1
-    note = (
-        f"Peak memory of a process that trains {MEMORY_STEPS} steps; medians of {args.memory_runs} processes each. "
-        f"Weight gradients add {added:+.2%} on the host to a process that has imported probe; aim <= "
-        f"{100 * MEMORY_AIM:g} %: {verdict(MEMORY_AIM, added)}."
-    )
     hosts = np.array([[run["probe"]["host"], run["probe imported"]["host"]] for run in runs])
     more = interval(lambda s: np.median(s[..., 0], axis=-1) / np.median(s[..., 1], axis=-1) - 1, hosts)
+    added, low, high = more
+    note = (
+        f"Peak memory of a process that trains {MEMORY_STEPS} steps; medians of {args.memory_runs} processes each. "
+        f"Weight gradients add {added:+.2%} ({low:+.2%} to {high:+.2%}) on the host to a process that has imported "
+        f"probe; aim <= {100 * MEMORY_AIM:g} %: {verdict(MEMORY_AIM, low, high)}."
+    )
     paragraphs = [table(["weight gradients", "peak", "against plain"], rows), note]
     return Part(paragraphs, {"memory of weight gradients": more})
 
