@@ -28,16 +28,26 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import httpx  # noqa: E402
+import psutil  # noqa: E402
 
+from tests.core.analysis.browsing import browser, wait_until  # noqa: E402
 from tests.simulated_run import ParallelSizes, SimulatedRun  # noqa: E402
 from tests.view.view_data import WrittenRank  # noqa: E402
 
 RANKS, LAYERS, STEPS = 16, 500, 2500
 """Of two signals: 40 million rows."""
 SIGNAL, OP = "grad_reduced", "norm"
-ZOOMS, CURVES = 60, 40
-AIMS = {"first, with levels": 1.0, "first, without": 3.0, "zoom": 0.2, "curve": 0.3, "memory": 512.0, "new step": 2.0,
-        "training": 0.5}  # fmt: skip
+ZOOMS, CURVES, PICTURES = 60, 40, 10
+AIMS = {
+    "first, with levels": 1.0,
+    "first, without": 3.0,
+    "zoom": 0.2,
+    "curve": 0.3,
+    "memory": 512.0,
+    "tab": 200.0,
+    "new step": 2.0,
+    "training": 0.5,
+}
 
 
 class Server(NamedTuple):
@@ -45,6 +55,7 @@ class Server(NamedTuple):
 
     process: subprocess.Popen[str]
     client: Any
+    address: str
 
     def seconds(self, path: str, **parameters: Any) -> float:
         """Time of one answer."""
@@ -70,7 +81,7 @@ def serving(root: Path, cache: Path) -> Iterator[Server]:
     try:
         with httpx.Client(base_url=address.partition("/?")[0], timeout=600, trust_env=False) as client:
             client.get(address)
-            yield Server(process, client)
+            yield Server(process, client, address)
     finally:
         process.terminate()
         process.wait()
@@ -106,6 +117,31 @@ def many_pictures(root: Path, cache: Path, steps: int) -> tuple[list[float], lis
             for _ in range(CURVES)
         ]
         return zooms, curves, server.peak()
+
+
+def tab_memory(root: Path, cache: Path, steps: int) -> float:
+    """Largest memory in MiB of the browser's process that shows the page, its own and not shared with others: after the
+    picture of the whole run, ``PICTURES`` zooms, and a curve over all ranks."""
+    cell = f"?run=0&signal={SIGNAL}&op={OP}"
+    peak = 0.0
+    with serving(root, cache) as server, tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as driver:
+        rows = next(
+            each["rows"] for each in server.client.get("/api/runs/0").json()["signals"] if each["name"] == SIGNAL
+        )
+        pages = [cell, *(f"{cell}&from={n * steps // 20}&to={n * steps // 20 + steps // 4}" for n in range(PICTURES))]
+        pages.append(f"{cell}&row={rows[0]}&rank=0&step={steps // 2}")
+        driver.get(server.address)
+        for page in pages:
+            driver.get(f"{server.client.base_url}/{page}")
+            drawn = "document.querySelector('main').children.length && document.body.dataset.pending === '0'"
+            wait_until(driver, drawn)
+            shown = [p for p in psutil.Process(driver.service.process.pid).children(True) if _renders(p)]
+            peak = max(peak, *(p.memory_full_info().uss / 2**20 for p in shown))
+    return peak
+
+
+def _renders(process: psutil.Process) -> bool:
+    return "--type=renderer" in process.cmdline()
 
 
 def new_steps(folder: Path, number: int) -> list[float]:
@@ -216,6 +252,7 @@ def main() -> None:
         without = [timed_without(lambda: first_picture(root, folder / "cache"), folder / "cache") for _ in range(3)]
         with_levels = [first_picture(root, folder / "cache") for _ in range(5)]
         zooms, curves, memory = many_pictures(root, folder / "cache", steps)
+        tab = tab_memory(root, folder / "cache", steps)
         fresh = new_steps(folder / "growth", 20)
         cost, low, high = training_cost(folder / "training", args.rounds, 60)
     made_rows = [
@@ -224,6 +261,7 @@ def main() -> None:
         p95_line("zoom, 95th percentile", zooms, "zoom"),
         p95_line(f"curve of {RANKS} ranks, 95th percentile", curves, "curve"),
         line("largest memory of the server (MiB)", f"{memory:.0f}", "memory", memory),
+        line("largest memory of the browser's tab (MiB)", f"{tab:.0f}", "tab", tab),
         line("a new step on the page (s), longest", f"{max(fresh):.2f}", "new step", max(fresh)),
         line("a step on one core beside it (%)", f"{cost:+.2f} [{low:+.2f}, {high:+.2f}]", "training", low, high),
     ]
