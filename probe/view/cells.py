@@ -131,7 +131,8 @@ class CellQuery:
         )
         self._bad = (
             f"SELECT {self._by}, count_if(isnan(x)) AS nan, count_if(isinf(x)) AS inf, "  # noqa: S608
-            "min(rank) FILTER (isnan(x)) AS nan_rank, min(rank) FILTER (x = 'inf'::DOUBLE) AS inf_rank "
+            "min(rank) FILTER (isnan(x)) AS nan_rank, min(rank) FILTER (x = 'inf'::DOUBLE) AS inf_rank, "
+            "min(rank) FILTER (x = '-inf'::DOUBLE) AS least_rank "
             f"FROM {self._rows} WHERE NOT isfinite(x) GROUP BY ALL"
         )
         # The largest number beside NaN, where there is one.
@@ -156,7 +157,8 @@ class CellQuery:
             f"CREATE OR REPLACE TEMP TABLE {table} AS "  # noqa: S608 - our own words
             f"SELECT {self._by}, minimum, CASE WHEN isnan(maximum) THEN beside ELSE maximum END AS maximum, "
             "coalesce(nan, 0) AS nan, coalesce(inf, 0) AS inf, "
-            "CASE WHEN nan > 0 THEN nan_rank WHEN isinf(maximum) AND maximum > 0 THEN inf_rank ELSE rank END AS rank, "
+            "CASE WHEN nan > 0 THEN nan_rank WHEN isfinite(maximum) THEN rank "
+            "WHEN maximum > 0 THEN inf_rank ELSE least_rank END AS rank, "
             f"count FROM cells LEFT JOIN bad USING ({self._by}) LEFT JOIN ({beside}) USING ({self._by})"
         )
 

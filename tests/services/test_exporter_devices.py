@@ -260,26 +260,33 @@ while sys.stdin and mode:
 """
 
 
+def put(file: Path, text: str) -> None:
+    """Write ``text`` in one go: who reads ``file`` meanwhile never finds it empty."""
+    other = file.with_suffix(".new")
+    other.write_text(text)
+    other.replace(file)
+
+
 def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
     """Garbage, a line without an end and its death are counted, and it is started again; a series that the machine has
     too stands once on the page."""
     (tmp_path / "command.py").write_text(COMMAND)
     mode = tmp_path / "mode"
-    mode.write_text("good")
+    put(mode, "good")
     command = shlex.join([sys.executable, str(tmp_path / "command.py"), str(mode)])
     with exporting(tmp_path / "errors", *QUICK, "--device-command", command) as exporter:
         assert exporter.wait_for("gpu_utilization_percent", 50).labels("gpu_utilization_percent") == [
             {"gpu_id": "7", "gpu_name": "x", "gpu_uuid": "u"}
         ]
         assert exporter.wait_for("probe_host_memory_total_bytes").one("probe_host_cpus") in (1, os.cpu_count())
-        mode.write_text("garbage")
+        put(mode, "garbage")
         wait_for(lambda: exporter.scrape().one("probe_exporter_malformed_readings_total", probe="command") >= 4)
-        mode.write_text("endless")
+        put(mode, "endless")
         wait_for(lambda: exporter.scrape().one("probe_exporter_probe_starts_total", probe="command") >= 2)
-        mode.write_text("die")
+        put(mode, "die")
         wait_for(lambda: "has ended by itself" in exporter.errors.read_text())
         assert exporter.scrape().of("gpu_utilization_percent") == []
-        mode.write_text("good")
+        put(mode, "good")
         exporter.wait_for("gpu_utilization_percent", 50)
         children = psutil.Process(exporter.process.pid).children()
         assert len(children) == 2

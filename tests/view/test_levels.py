@@ -268,7 +268,7 @@ def test_a_step_that_is_half_written_is_read_again(tmp_path: Path) -> None:
 def test_of_equal_numbers_it_is_the_lowest_rank() -> None:
     """In whatever order rows are read: also of zeros, infinities and NaN."""
     with closing(connect()) as connection:
-        values = (1.5, 0.0, -2.0, 1e-12, np.inf, np.nan)
+        values = (1.5, 0.0, -2.0, 1e-12, np.inf, -np.inf, np.nan)
         rows = [(rank, f"r{n}", value) for rank in range(40, 0, -3) for n, value in enumerate(values)]
         fill(connection, "v", {"rank": "INTEGER", "name": "VARCHAR", "x": "DOUBLE"}, rows)
         CellQuery({"name": "v.name", "block": "0"}, "x", "v").make(connection, "found")

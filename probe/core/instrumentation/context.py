@@ -163,10 +163,11 @@ def _guarded(run: Run, where: str, function: Callable[..., None], *args: Any) ->
         finally:
             cost.end(begun)
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        faults = run.faults
         try:
-            run.faults.note(where, error)
+            faults.note(where, error)
         except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
-            run.faults.uncounted += 1
+            faults.uncounted += 1
 
 
 @dataclass

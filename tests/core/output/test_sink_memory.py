@@ -41,8 +41,8 @@ def in_use() -> int:
 
 
 def growth(name: str, root: Path, before: int, steps: int) -> float:
-    """Bytes a step that the sink ``name`` keeps, after ``before`` steps: the smaller one of twice ``steps`` steps, since
-    threads of other tests may allocate meanwhile."""
+    """Bytes a step that the sink ``name`` keeps, after ``before`` steps: of twice ``steps`` steps those with fewer,
+    since threads of other tests may allocate meanwhile."""
     sink = SINKS[name](context(root))
     sink.open()
     values = np.random.default_rng(0).standard_normal((2, ROWS)).tolist()
