@@ -65,7 +65,7 @@ for step in range({STEPS}):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    print("loss", step, loss.item())
+    print(f"loss {{step}} {{loss.item()}}\\n", end="")  # in one go: trackers write to the same pipe
     wandb.log({{"train/loss": loss.item(), "iter": step}})
 """
 TRAINER = f"""
