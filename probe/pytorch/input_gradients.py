@@ -65,7 +65,7 @@ def on_input_gradients(
     for edge, places in consumers.items():
         if len(places) == 1:
             (node, index), listening = places[0], targets[edge]
-            node.register_hook(guard(partial(_receive, index, listening)))
+            node.register_hook(guard(partial(_pass_only_gradient, index, listening)))
             continue
         at_end = Variable._execution_engine.queue_callback
         total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
@@ -77,7 +77,7 @@ def on_input_gradients(
                 tensor.register_hook(some(guard(listen)))
 
 
-def _receive(index: int, listeners: Sequence[Callable[[torch.Tensor], None]], grads: Any, _: Any) -> None:
+def _pass_only_gradient(index: int, listeners: Sequence[Callable[[torch.Tensor], None]], grads: Any, _: Any) -> None:
     """Listen to the gradient along the only edge; None if no gradient flows there."""
     if (gradient := grads[index]) is not None:
         for listen in listeners:
@@ -87,10 +87,10 @@ def _receive(index: int, listeners: Sequence[Callable[[torch.Tensor], None]], gr
 def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | None], None]:
     """Return ``listen`` as a hook of a tensor, which torch calls with None if no gradient flows to one of several
     outputs of a node (2.13)."""
-    return partial(_given, listen)
+    return partial(_pass_gradient, listen)
 
 
-def _given(listen: Callable[[torch.Tensor], None], gradient: torch.Tensor | None) -> None:
+def _pass_gradient(listen: Callable[[torch.Tensor], None], gradient: torch.Tensor | None) -> None:
     if gradient is not None:
         listen(gradient)
 

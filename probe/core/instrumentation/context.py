@@ -151,10 +151,10 @@ class Listeners(Generic[Each]):
         return len(self._added)
 
 
-def _guarded(run: Run, where: str, function: Callable[..., None], *args: Any) -> None:
+def _guarded(run: Run, where: str, function: Callable[..., None], skip: Callable[[], bool] | None, *args: Any) -> None:
     """Call ``function`` as a hook: see :meth:`Run.guard`."""
     try:
-        if not run.clock.sampled or run.captured():
+        if (skip is not None and skip()) or not run.clock.sampled or run.captured():
             return
         cost = run.cost
         begun = cost.begin()
@@ -309,14 +309,15 @@ class Run:
         """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising.
 
         Args:
-            skip: called first; if it returns true, the hook does nothing. It must not raise.
+            skip: called first; if it returns true, the hook does nothing.
         """
         if skip is None:
-            return partial(_guarded, self, where, function)  # many are made in a step: two objects, a closure has ten
+            return partial(
+                _guarded, self, where, function, None
+            )  # many are made in a step: two objects, a closure has ten
 
         def hook(*args: Any) -> None:
-            if not skip():
-                _guarded(self, where, function, *args)
+            _guarded(self, where, function, skip, *args)
 
         return hook
 

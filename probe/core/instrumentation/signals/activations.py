@@ -143,9 +143,9 @@ class ActivationListener:
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
-        return partial(self._arrived, part, call, micro_step, self._run.clock.step)
+        return partial(self._record_gradient, part, call, micro_step, self._run.clock.step)
 
-    def _arrived(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
+    def _record_gradient(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
         """Record a gradient, unless the step has ended meanwhile."""
         clock = self._run.clock
         if clock.step == step and not clock.searching and self._run.in_training_backward():
