@@ -45,7 +45,7 @@ class Meter(Protocol):
         """End a piece of work."""
 
 
-class Gate(Protocol):
+class SampledStep(Protocol):
     """State of the step in progress, which a :class:`StepHook` reads first."""
 
     sampled: bool
@@ -260,7 +260,7 @@ class Room(Protocol):
     """Run behind a :class:`StepHook`."""
 
     @property
-    def clock(self) -> Gate:
+    def clock(self) -> SampledStep:
         """The step in progress."""
 
     @property
