@@ -244,6 +244,8 @@ class StepHook(Placed):
             return
         room = self._room
         try:
+            if room.look is not None and self._process == _process:
+                room.look()
             if not room.clock.sampled or self._process != _process or room.captured():
                 return
             cost = room.cost
@@ -258,6 +260,10 @@ class StepHook(Placed):
 
 class Room(Protocol):
     """Run behind a :class:`StepHook`."""
+
+    @property
+    def look(self) -> Callable[[], object] | None:
+        """Function that is called first, in steps that are not sampled, too; None if there is nothing to look for."""
 
     @property
     def clock(self) -> SampledStep:

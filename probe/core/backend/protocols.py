@@ -156,8 +156,9 @@ class StepListener(Listener, Protocol):
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Receive the outcome of the update: ``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
-    def compiled(self, optimizer: Optimizer) -> None:
-        """Receive an optimizer whose update a compiler has traced: no further method is called for it there."""
+    def compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        """Receive an optimizer whose update a compiler has traced, so that no other method is called in it, and a
+        function whose result changes with each update."""
 
     def searching(self, on: bool) -> None:
         """Receive True before a closure is evaluated again within an update, and False after it."""

@@ -199,6 +199,8 @@ class Run:
     """Identities of the parameters that an optimizer updates; empty if none is known."""
     idle: IdleHooks = field(init=False)
     """The hooks of the sources, between sampled steps."""
+    look: Callable[[], object] | None = field(default=None, init=False)
+    """Function that each hook calls first, in steps that are not sampled, too; None while no update is compiled."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
 
     def __post_init__(self) -> None:
@@ -211,6 +213,10 @@ class Run:
     def note_trained(self, identities: frozenset[int]) -> None:
         """Set :attr:`trained`."""
         self.trained = identities
+
+    def look_first(self, look: Callable[[], object]) -> None:
+        """Set :attr:`look`."""
+        self.look = look
 
     def write_to(self, directory: Path | None) -> None:
         """Set :attr:`directory`, which is created after this run."""

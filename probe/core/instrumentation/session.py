@@ -26,7 +26,7 @@ from probe.core.records import Outcome, TextFile
 
 Between = Callable[[int], None]
 COMPILED = "optimizer: updates that were compiled, in which no hook runs"
-"""Kind of loss, counted once for each time that the update is compiled."""
+"""Kind of loss, counted for each such update."""
 _log = logging.getLogger("probe")
 
 
@@ -55,6 +55,9 @@ class Session:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
         """All hooks except those that count steps."""
+        self._unseen: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
+        """Optimizers whose updates are compiled, each with a function whose result changes with each update, and its
+        result in the latest hook."""
         self._take(run, schedule, output)
         self._between = between
         self._run_state: RunListener | None = None
@@ -85,6 +88,8 @@ class Session:
     def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
         """Begin watching ``run``."""
         self._run, self._schedule, self._output = run, schedule, output
+        if self._unseen:
+            run.look_first(self._find_updates)
         self._parameters = Parameters(run)
 
     def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
@@ -123,14 +128,17 @@ class Session:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
             if sources:
-                self._sources.enter_context(self._parameters.each_forward(self._forward_began))
+                for _, model in self._run.chunks:
+                    self._sources.callback(self._run.on_forward(model, model, self._forward_began, None, "parameters"))
         except BaseException:
             self._sources.close()
             raise
 
-    def _forward_began(self) -> None:
+    def _forward_began(self, *_: object) -> None:
+        """Look for new parameters at the first forward of a sampled step."""
         self._thread = threading.current_thread()
         self._succession.forward_began()
+        self._parameters.look()
 
     def attach(self, sources: Sequence[Source]) -> None:
         """Place every hook; if one cannot be placed, remove all and raise the error."""
@@ -159,6 +167,8 @@ class Session:
         Returns:
             True if the hooks are removed.
         """
+        if self._unseen and not self._detached:
+            attempt(self.faults, "compiled update", self._find_updates)
         self._rest()
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
@@ -302,16 +312,34 @@ class Session:
             self._run.clock.sampled = False
             self._drop()
 
-    def compiled(self, optimizer: Optimizer) -> None:
-        """Count and log an optimizer whose update is compiled: nothing of it is seen."""
-        if COMPILED not in self.faults.counts:
+    def compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        """Count the steps of an optimizer whose update is compiled by looking for its updates in each hook. Called
+        while the compiler traces: first before any compiled update, later also after parts of one."""
+        attempt(self.faults, "compiled update", self._compiled, optimizer, updates)
+
+    def _compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        if self._detached:
+            return
+        if not self._unseen:
             _log.warning(
-                "the update of %s is compiled by torch.compile, where no hook runs: its steps are not counted, and "
-                "neither gradients after reduction nor parameters and state are recorded; call optimizer.step() "
-                "outside of what is compiled",
+                "the update of %s is compiled by torch.compile, where no hook runs: its steps are counted at the next "
+                "forward or backward that a hook sees, and gradients after reduction, parameters and state are not "
+                "recorded; to record them call optimizer.step() outside of what is compiled",
                 type(optimizer).__name__,
             )
-        self.faults.lost(COMPILED, 1)
+        if id(optimizer) not in self._unseen:
+            self._unseen[id(optimizer)] = (optimizer, updates, updates())
+        self._run.look_first(self._find_updates)
+
+    def _find_updates(self) -> None:
+        """End the step of each compiled update since the last hook."""
+        for identity, (optimizer, updates, before) in [*self._unseen.items()]:
+            if (now := updates()) != before:
+                self._unseen[identity] = (optimizer, updates, now)
+                self.faults.lost(COMPILED, 1)
+                self._outcome = "unknown"
+                if self._watches(optimizer) and self._turns.take(optimizer):
+                    attempt(self.faults, "end of step", self._end)
 
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""

@@ -88,7 +88,8 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Listen through torch's own step hooks or, without them, by wrapping ``step`` on this one object."""
-    steps, traced = Steps(optimizer, listener), Traced(partial(listener.compiled, optimizer))
+    steps = Steps(optimizer, listener)
+    traced = Traced(partial(listener.compiled, optimizer, steps.version))
     with ExitStack() as placed:
         if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             hook = partial(Hook, listener.faults, "optimizer", traced=traced)
@@ -128,6 +129,10 @@ class Steps:
     def faults(self) -> FaultCounter:
         """The counter of failures around this optimizer."""
         return self._listener.faults
+
+    def version(self) -> int:
+        """Return a number that each update changes."""
+        return sum(parameter._version for parameter in owned(self._optimizer)[:1])
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
