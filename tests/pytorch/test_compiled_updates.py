@@ -77,7 +77,7 @@ class Outcome:
     def _train(self, part: str, compiling: dict[str, Any]) -> None:
         update = self.optimizer.step
         if part == "update":
-            update = torch.compile(lambda: self.optimizer.step(), **compiling)
+            update = torch.compile(lambda: self.optimizer.step(), **compiling)  # noqa: PLW0108 - the recipe
         elif part == "method":
             update = torch.compile(self.optimizer.step, **compiling)
 

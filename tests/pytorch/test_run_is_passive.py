@@ -1,4 +1,4 @@
-"""Numbers of the run are read, never computed by the user's model: nothing of it is called, copied or hooked for them."""
+"""Numbers of the run are read, not computed by the model: nothing of it is called, copied or hooked for them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(monitored: bool, model: Model, *rest: Any, then: Callable[[Any], Any] 
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         then(model)
     if monitored:
         assert monitor.flush()
