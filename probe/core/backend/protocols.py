@@ -488,10 +488,13 @@ class FrameworkAdapter(NamedTuple):
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
     """Function that is called once with the settings when a monitor attaches; the function it returns is called at
     stop."""
-    capturing: Callable[[], bool] = lambda: False
-    """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
+    capturing: Callable[[], bool] | None = None
+    """Function that returns true while a CUDA graph is captured: kernels are recorded and replayed later, without
+    Python; None if none ever is."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
-    on_every_step: Callable[[Listen, Listen, FaultCounter], Remove] = lambda began, ended, faults: lambda: None  # noqa: ARG005
+    on_every_step: Callable[[Callable[..., None], Callable[..., None], FaultCounter], Remove] = (
+        lambda began, ended, faults: lambda: None
+    )  # noqa: ARG005
     """Function that has its first argument called before, its second after each update of every visible optimizer of
-    the process, with the optimizer; returns a function that ends this."""
+    the process, with the optimizer first; returns a function that ends this."""

@@ -60,9 +60,11 @@ class Session:
         result in the latest hook."""
         self._take(run, schedule, output)
         self._between = between
+        self.settled = False
+        """True if ``between`` need not be called: nothing can change what is collected."""
         self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
-        self._succession = Succession(lambda: self._run, self.follow, self.suspend)
+        self._succession = Succession(run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
@@ -104,6 +106,7 @@ class Session:
         run.adopt(self._run.optimizers)
         self._sources.close()
         self._take(run, schedule, output)
+        self._succession.run = run
         run.clock.begin(clock.step, False)
         self._place(sources)
 
@@ -231,17 +234,20 @@ class Session:
             attempt(self.faults, "end of step", self._end)
         if self._run_state is not None:
             attempt(self.faults, "run state", self._run_state.updating, optimizer)
-        for every in self._run.every_update:
-            attempt(self.faults, "collectives", every, self._run.clock.step)
-        if not self._run.clock.sampled or self._run.captured():
+        run = self._run
+        for every in run.every_update.all:
+            attempt(self.faults, "collectives", every, run.clock.step)
+        if not run.clock.sampled or (run.capturing is not None and run.captured()):
             return
-        begun = self._run.cost.begin()
-        attempt(self.faults, "parameters", self._parameters.look)
-        for listen in self._run.before_update:
-            attempt(self.faults, "before the update", listen, optimizer, self._parameters.of(optimizer), scale)
-        if len(self._run.optimizers) > 1:
-            self._run.clock.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
-        self._run.cost.end(begun)
+        begun = run.cost.begin()
+        if not self._parameters.looked:
+            attempt(self.faults, "parameters", self._parameters.look)
+        owned = self._parameters.of(optimizer)
+        for listen in run.before_update.all:
+            attempt(self.faults, "before the update", listen, optimizer, owned, scale)
+        if len(run.optimizers) > 1:
+            run.clock.updated.update(id(parameter.thing) for parameter in owned)
+        run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
@@ -251,19 +257,21 @@ class Session:
         if not self._watches(optimizer):
             return
         with self._at_work():
-            if self._run.clock.sampled:
+            if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
             self._outcome = outcome
             if self._turns.take(optimizer):
                 attempt(self.faults, "end of step", self._end)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        if self._run.captured():
+        run = self._run
+        if run.capturing is not None and run.captured():
             return
-        begun, self._run.clock.outcome = self._run.cost.begin(), outcome
-        for listen in self._run.after_update:
-            attempt(self.faults, "after the update", listen, optimizer, self._parameters.of(optimizer))
-        self._run.cost.end(begun)
+        begun, run.clock.outcome = run.cost.begin(), outcome
+        owned = self._parameters.of(optimizer)
+        for listen in run.after_update.all:
+            attempt(self.faults, "after the update", listen, optimizer, owned)
+        run.cost.end(begun)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -372,14 +380,14 @@ class Session:
         if sampled:
             attempt(self.faults, "end of step", self._finish)
         try:
-            attempt(self.faults, "schedule", self._schedule.ended, step, sampled)
-            attempt(self.faults, "cost", self._time, sampled, hooks, handing)
+            self._schedule.ended(step, sampled)
+            self._time(sampled, hooks, handing)
             self._turns.clear()
             self._succession.step_ended()
             self._parameters.looked = False
             run.clock.begin(step + 1, False)
-            if (between := self._between) is not None:
-                attempt(self.faults, "control", between, step + 1)
+            if self._between is not None and not self.settled:
+                attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
             self._own = time.perf_counter() - self._ended
@@ -393,9 +401,9 @@ class Session:
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""
-        captured = True
+        captured = self._run.capturing is not None
         try:
-            captured = self._run.captured()
+            captured = captured and self._run.captured()
         finally:
             if captured:
                 self._drop()
@@ -456,17 +464,17 @@ class Session:
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
-            beside = [each.drain() for each in run.collectors]
+            beside = [each.drain() for each in run.collectors.all]
         finally:
             self._drop()
-        self.last = (step, pending, run.settings.statistics)
+        self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
+            self._output.submit(FinishedStep(step, now, (pending, *beside), run.statistics, spent, outcome))
 
     def _drop(self) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""
-        for listen in self._run.step_ended:
+        for listen in self._run.step_ended.all:
             attempt(self.faults, "end of step", self._forget, listen)
         self._run.clock.updated.clear()
         self._run.recorder.clear()
@@ -497,7 +505,7 @@ class Session:
         alive by it, since the framework has it in a table."""
         session, method = weakref.ref(self), weakref.WeakMethod(listen)
 
-        def hook(optimizer: Optimizer) -> None:
+        def hook(optimizer: Optimizer, *_: object) -> None:
             here, known = session(), method()
             if here is not None and known is not None and not here._detached:
                 known(optimizer)
