@@ -3,6 +3,7 @@ sinks."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -105,7 +106,9 @@ class Writer:
             for due in self.past.release() if incident else ():
                 self._put(due)
             self.past.forget()
-        self._close(self._sinks)
+        while self._sinks:  # one whose end is interrupted stays
+            self._guarded(self._sinks[0], self._sinks[0].close)
+            self._sinks = self._sinks[1:]
 
     def _close(self, sinks: Iterable[Sink]) -> None:
         for sink in sinks:
@@ -118,7 +121,9 @@ class Writer:
     def _call(self, where: str, function: Callable[[], None]) -> bool:
         try:
             function()
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C; on another thread it is the function's own
             self._faults.note(where, error)
             return False
         return True
