@@ -308,7 +308,7 @@ class SentSwitch:
 
 
 class LoggedSwitch:
-    """Follower of the log that the first rank keeps beside the file, on another rank; of the file while there is no log.
+    """Follower of the log that the first rank keeps beside the file, on another rank; of the file if there is no log.
 
     Args:
         log: the announcements of the first rank.
