@@ -170,4 +170,3 @@ def test_a_process_that_is_terminated_while_it_ends_finishes_its_files(output_di
     assert ended.returncode == -signal.SIGTERM, ended.stderr
     assert "end_time" in manifest_of(output_dir)
     assert len(list(directory_of(output_dir).glob("grad_reduced_*.parquet"))) == 1
-

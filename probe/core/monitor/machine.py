@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Mapping
+from traceback import walk_tb
 
 LACKS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE}
@@ -20,7 +21,7 @@ def machine_failed(error: Exception, environ: Mapping[str, str]) -> bool:
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, RuntimeError):
-        return not _threads_start()
+        return _starting_thread(error)
     if not isinstance(error, OSError):
         return False
     if isinstance(error, FileNotFoundError) and not _has_folder():
@@ -28,17 +29,9 @@ def machine_failed(error: Exception, environ: Mapping[str, str]) -> bool:
     return error.errno in LACKS or (error.errno in DENIES and not environ.get("MONITOR_OUTPUT_DIR"))
 
 
-def _threads_start() -> bool:
-    """Return whether a thread can be started now."""
-    try:
-        threading.Thread(target=_nothing, name="probe-trial", daemon=True).start()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _nothing() -> None:
-    """Do nothing."""
+def _starting_thread(error: Exception) -> bool:
+    """Return whether ``error`` comes from the start of a thread. A trial would not show it: there may be room again."""
+    return any(frame.f_code is threading.Thread.start.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def _has_folder() -> bool:
