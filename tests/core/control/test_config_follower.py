@@ -293,8 +293,8 @@ WAYS: tuple[Callable[[Path, str, Random], None], ...] = (whole, whole, whole, ha
 @pytest.mark.usefixtures("dynamic")
 @pytest.mark.parametrize("seed", range(20))
 def test_edits_that_follow_each_other_hold_on_all_ranks_alike(tmp_path: Path, seed: int) -> None:
-    """Ranks of unlike speed read a file that is replaced, half written, spoilt and deleted at any moment; each takes the
-    same changes at the same steps."""
+    """Ranks of unlike speed follow a file that is replaced, half written, spoilt and deleted at any moment; each takes
+    the same changes at the same steps."""
     random, path = Random(seed), write(tmp_path / "monitor.json", OFF)
     ranks = [SharingRank(path, number, 3) for number in range(3)]
     for _ in range(400):
