@@ -112,7 +112,9 @@ class Writer:
             for due in self.past.release() if incident else ():
                 self._put(due)
             self.past.forget()
-        self._close(self._sinks)
+        while self._sinks:  # one whose end is interrupted stays
+            self._guarded(self._sinks[0], self._sinks[0].close)
+            self._sinks = self._sinks[1:]
 
     def _close(self, sinks: Iterable[Sink]) -> None:
         for sink in sinks:

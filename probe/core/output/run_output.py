@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -32,10 +35,23 @@ from probe.core.storage.manifest import identity
 
 FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
+CLOSE_SECONDS = 300.0
+"""Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler
+that has interrupted the holder of a lock waits in vain."""
 LAST_SECONDS = 1.0
 """Least number of seconds for the work that remains after that."""
 
 _log = logging.getLogger("probe")
+
+
+class _Last(NamedTuple):
+    """The end of a run, as it is known when its files are to be closed."""
+
+    faults: Faults
+    step: int
+    """The last step that has ended."""
+    incident: bool
+    """True if training ends by an exception."""
 
 
 class Output:
@@ -70,16 +86,18 @@ class Output:
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
         self._stages = Stages(attached.rank, self._resumed)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove)
             self._stages.choose(run.settings, self._context(run))
             self._remember()
             self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
-        except BaseException:
-            self._remove()
-            raise
+            undo.callback(self._writer.close)
+            self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+            undo.pop_all()
         self._overhead = Overhead(run.framework.clock)
-        self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._finishing, self._finished = threading.RLock(), False
+        """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
@@ -92,16 +110,20 @@ class Output:
         Raises:
             Exception: if a rule or sink cannot be made; then nothing changes.
         """
-        step = run.clock.step
+        at = {"step": run.clock.step, "plan": plan.name}
         if plan.purpose in ("rest", "count"):
-            self._note({"step": step, "collecting": False})
+            self._note({**at, "collecting": False})
         elif plan.origin == "finding":
-            self._note({"step": step, "collecting": True, "suspects": list(plan.suspects)})
+            self._note({**at, "collecting": True, "suspects": list(plan.suspects)})
         elif plan.purpose == "collect":
-            self._change(run)
+            self._change(run, plan.name)
             self._pace = plan.schedule.pace or self._pace
 
-    def _change(self, run: Run) -> None:
+    def begin(self, plan: Plan) -> None:
+        """Note that the output begins with ``plan``, while others are under way."""
+        self._note({"step": self._run.clock.step, "plan": plan.name, "collecting": True})
+
+    def _change(self, run: Run, plan: str) -> None:
         """Write the rows of ``run`` to the same directory. Keep rules and sinks whose configuration has not changed."""
         before, self._run = self._run, run
         try:
@@ -115,7 +137,7 @@ class Output:
         rules, sinks, past = self._stages.rules, self._stages.sinks, self._past()
         change = self._exchange.change(run, lambda: self._writer.change(rules, sinks, past))
         self._delivery.submit(change, must=True)
-        self._manifest.configured(run)
+        self._manifest.configured(run, plan)
         self._write_manifest()
 
     def succeed(self, run: Run) -> None:
@@ -221,22 +243,28 @@ class Output:
         self._remove()
 
     def close(self, incident: bool = False, seconds: float = FLUSH_SECONDS) -> None:
-        """Write all pending steps, and the end of the manifest.
+        """Write all pending steps, and the end of the manifest. The files are closed on the delivery thread, where
+        nothing interrupts that; this waits for it. A call after an interrupted one waits again.
 
         Args:
             incident: whether training ends by an exception.
             seconds: time limit for the pending steps; those not written by then are counted as lost.
         """
-        if self._delivery.here:
-            self._end_delivery(seconds)
-            self._finish(self._run.faults, incident)
+        if not self._delivery.here or self._finished:
+            return
+        deadline, last = time.monotonic() + seconds, self._last(incident)
+        self.flush(seconds)
+        self._exchange.end()
+        self._delivery.end_with(lambda: self._finish_here(last))
+        self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
+        self._wait_or_finish(last)
 
     def let_go(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
-        faults = self._run.faults
+        last = self._last(False)
         del self._run
         self._exchange.end()
-        self._delivery.end_with(lambda: self._finish_here(faults))
+        self._delivery.end_with(lambda: self._finish_here(last))
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
@@ -247,15 +275,41 @@ class Output:
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
-    def _finish_here(self, noted: Faults) -> None:
-        """Finish on the delivery thread."""
-        self._exchange.advance()
-        self._exchange.close()
-        self._finish(noted)
+    def _last(self, incident: bool) -> _Last:
+        return _Last(self._run.faults, self._run.clock.step - 1, incident)
 
-    def _finish(self, noted: Faults, incident: bool = False) -> None:
-        self._writer.close(incident)
-        faults, more = noted.counts, dict[str, object]()
+    def _finish_here(self, last: _Last) -> None:
+        """Finish on the delivery thread, unless that is done."""
+        self._exchange.advance()
+        self._finish_once(last)
+
+    def _wait_or_finish(self, last: _Last) -> None:
+        """Wait until the delivery thread has finished; finish here if it is stuck before that, or cannot run."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while not (self._finished or self._finish_once(last)):
+            if time.monotonic() > deadline:
+                last.faults.note("end of the run", TimeoutError(f"files not closed within {CLOSE_SECONDS:g} seconds"))
+                return
+            time.sleep(0.001)  # no lock: this may run inside a signal handler
+
+    def _finish_once(self, last: _Last) -> bool:
+        """Finish, unless that is done or another thread is at it; return true if it is done."""
+        if not self._finishing.acquire(blocking=False):
+            return False
+        try:
+            if not self._finished:
+                self._exchange.close(LAST_SECONDS)
+                self._finish(last)
+                self._finished = True
+        finally:
+            self._finishing.release()
+        return True
+
+    def _finish(self, last: _Last) -> None:
+        self._writer.close(last.incident)
+        faults, more = last.faults.counts, dict[str, object]()
+        if last.step >= self._attached.first:
+            more["last_step"] = last.step
         if self._pace is not None:
             more["pace"] = {"interval": self._pace.interval, "skipped": self._pace.skipped}
         if (past := self._held_back[1]) is not None:
@@ -265,7 +319,7 @@ class Output:
             "cost_seconds": self.cost,
             "findings": self._writer.found,
         }
-        self._write_manifest(more | {"faults": faults}, noted)
+        self._write_manifest(more | {"faults": faults}, last.faults)
         if faults:
             _log.warning("failed in places, training was not affected: %s", faults)
 

@@ -115,6 +115,7 @@ class Heartbeats:
         self._size, self._number, self._failures, self._singly = 0, 0, 0, 0
         self._not_before = 0.0
         self._deadline: float | None = None
+        self._closed = False
         self._late: deque[_Parcel] = deque()
         self._thread = threading.Thread(target=self._run, name="probe-heartbeats", daemon=True)
         self._thread.start()
@@ -138,15 +139,20 @@ class Heartbeats:
     def close(self, seconds: float) -> None:
         """Send the last message, and wait at most ``seconds`` until all are sent. The rest is kept in files if there is
         a folder for them, else dropped and counted."""
-        if os.getpid() != self._process or self._deadline is not None:
+        if os.getpid() != self._process or self._closed:
             return
+        if self._deadline is None:  # else an interrupted call has set it
+            self._end_sending(seconds)
+        self._thread.join(max(seconds, 0.0))
+        self._leave()
+        self._closed = True
+
+    def _end_sending(self, seconds: float) -> None:
         self.send("progress", ENDED, math.inf)
         with self._changed:
             self._deadline = time.monotonic() + max(seconds, 0.0)
             self._not_before = 0.0
             self._changed.notify_all()
-        self._thread.join(max(seconds, 0.0))
-        self._leave()
 
     def _put(self, kind: str, message: Mapping[str, object], promise: float | None) -> None:
         if kind not in KINDS:

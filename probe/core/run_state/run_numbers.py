@@ -267,8 +267,9 @@ class RunNumbers:
         Args:
             well: whether training has ended as it should.
         """
-        thread, self._thread, self._closed = self._thread, None, True
+        self._closed = True
         if self._marks is not None and well:
             self._marks.close()
-        if thread is not None:
+        if (thread := self._thread) is not None:
             thread.close(timeout, self._completion(thread), self._writer.close)
+            self._thread = None  # only now: a call after an interrupted one waits for the files

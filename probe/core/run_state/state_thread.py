@@ -73,8 +73,8 @@ class StateThread:
         """Wait until all queued steps and then ``complete`` are done; return False if that takes longer than
         ``timeout`` seconds."""
         if os.getpid() == self._process and self._thread.is_alive():
-            self._submitted += 1
             self._queue.put(complete)
+            self._submitted += 1  # only now: one that was interrupted before is not waited for
         deadline = time.monotonic() + timeout
         while os.getpid() == self._process and self._thread.is_alive() and self._done < self._submitted:
             if time.monotonic() > deadline:
