@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -15,7 +16,6 @@ from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep
-from probe.core.output.delivery import WAIT_SECONDS, Delivery
 from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
@@ -29,11 +29,12 @@ from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.files import replacing
 from probe.core.storage.manifest import identity
+from probe.core.worker import EXIT_SECONDS, LAST_SECONDS, Worker
 
 FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
-LAST_SECONDS = 1.0
-"""Least number of seconds for the work that remains after that."""
+DELIVERY = "delivery"
+"""Place under which failures of the thread that writes are counted."""
 
 _log = logging.getLogger("probe")
 
@@ -79,7 +80,7 @@ class Output:
             self._remove()
             raise
         self._overhead = Overhead(run.framework.clock)
-        self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
@@ -135,7 +136,7 @@ class Output:
 
     def write(self, file: TextFile) -> None:
         """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
-        self._delivery.wake(partial(write_text, file, self._run.faults))
+        self._delivery.submit(partial(write_text, file, self._run.faults), must=True)
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
@@ -236,14 +237,14 @@ class Output:
         faults = self._run.faults
         del self._run
         self._exchange.end()
-        self._delivery.end_with(lambda: self._finish_here(faults))
+        self._delivery.end(lambda: self._finish_here(faults), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + seconds
         self.flush(seconds)
         self._exchange.end()
-        self._delivery.wake(self._exchange.advance)
+        self._delivery.submit(self._exchange.advance, must=True)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
@@ -323,6 +324,11 @@ class Output:
             (faults or self._run.faults).note("manifest", error)
 
 
+def delivery(size: int, when_full: Literal["wait", "drop"], faults: Faults) -> Worker:
+    """Return the thread that writes, with a queue of ``size`` steps. Without a thread, training writes."""
+    return Worker("probe-delivery", DELIVERY, faults, room=size, when_full=when_full, inline=True)
+
+
 def write_text(file: TextFile, faults: Faults) -> None:
     """Write ``file`` atomically; count a failure under the file's ``where``."""
     try:
@@ -337,7 +343,7 @@ class StructureOutput:
     """Receiver of the one step of ``print_struct``, for which only a file is written.
 
     Training is stopped after that step, and its exit code depends on the file. So each call of :meth:`write` waits
-    until the file is written, or for at most ``WAIT_SECONDS``.
+    until the file is written, or for at most ``EXIT_SECONDS``.
     """
 
     delivers = True
@@ -352,11 +358,11 @@ class StructureOutput:
 
     def write(self, file: TextFile) -> None:
         """Write ``file`` on a separate thread and wait for it."""
-        delivery = Delivery(1, "wait", self._faults)
-        delivery.submit(partial(write_text, file, self._faults))
-        if not delivery.flush(WAIT_SECONDS):
-            self._faults.note(file.where, TimeoutError(f"not written within {WAIT_SECONDS:g} seconds"))
-        delivery.close(LAST_SECONDS)
+        worker = delivery(1, "wait", self._faults)
+        worker.submit(partial(write_text, file, self._faults))
+        if not worker.flush(EXIT_SECONDS):
+            self._faults.note(file.where, TimeoutError(f"not written within {EXIT_SECONDS:g} seconds"))
+        worker.close(LAST_SECONDS)
 
     def timed(self, seconds: float, own: float) -> None:
         """Do nothing: the cost is not written."""
