@@ -170,7 +170,7 @@ KIND = Addition(
     """
 from __future__ import annotations
 
-from probe.core.backend.patch import replace
+from probe.core.door import replace
 
 
 def knows(optimizer):

@@ -102,7 +102,7 @@ class MonitorManager:
             step_count: number of the step.
             cur_step_loss: loss of the step, a number on the host.
         """
-        recipients().guarded(lambda: self._judge(alert_address or self._address, step_count, cur_step_loss))
+        recipients().attempt(lambda: self._judge(alert_address or self._address, step_count, cur_step_loss))
 
     def monitor_exception(self, alert_address: str | None = None, excp_info: str | None = None) -> None:
         """Send an alert about an exception, with the last lines of its traceback. It is neither caught nor raised here.
@@ -115,7 +115,7 @@ class MonitorManager:
         text = str(excp_info) if excp_info is not None else traceback.format_exc() if sys.exc_info()[0] else ""
         if address := alert_address or self._address:
             known = recipients()
-            known.guarded(lambda: known.of(address).interrupted(text, known.step))
+            known.attempt(lambda: known.of(address).interrupted(text, known.step))
 
     def handle_sigterm(self, alert_address: str | None = None) -> None:
         """Send an alert at SIGTERM; then the handler before this one runs, or the process ends as without it.
@@ -174,10 +174,10 @@ class MonitorManager:
         known, tracker, address = recipients(), self._tracker, self._address
         self._tracker, self._address = None, None
         if tracker is not None:
-            known.guarded(tracker.stop)
+            known.attempt(tracker.stop)
         if address is not None and not self._interrupted:
             at = "without a step" if known.step is None else f"after step {known.step}"
-            known.guarded(lambda: self._send_from_first_rank(known.of(address), "end", f"training has ended {at}"))
+            known.attempt(lambda: self._send_from_first_rank(known.of(address), "end", f"training has ended {at}"))
         known.close()
 
     def _judge(self, address: str | None, step: int, loss: float) -> None:

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from probe.core.backend.patch import Undo, replace
+from probe.core.backend.patch import Undo
+from probe.core.door import replace
 
 
 class StepNotes:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from probe.core.backend.patch import Undo, replace
+from probe.core.backend.patch import Undo
+from probe.core.door import replace
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.environment import configuration

@@ -20,9 +20,10 @@ from mindspore import communication
 
 from probe.core.backend import collective_listeners
 from probe.core.backend.collective_listeners import Calls, CollectiveListeners, Handles, Transfer
-from probe.core.backend.patch import Undo, replace
+from probe.core.backend.patch import Undo
 from probe.core.backend.protocols import CollectiveListener, Remove
 from probe.core.backend.pytree import leaves
+from probe.core.door import replace
 from probe.mindspore import groups, tensors
 from probe.mindspore.collective_functions import FILLED, FUNCTIONS, HOMES, WORLD, Direction
 from probe.mindspore.tensors import Deferred
@@ -103,14 +104,14 @@ def _listening(function: Any, direction: Direction) -> Any:
             return function(*args, **kwargs)  # raises its own error
         calls: Calls = []
         outputs: list[Any] = []
-        _guarded(lambda: _begin(function.__name__, direction, bound, calls, outputs))
+        _attempt(lambda: _begin(function.__name__, direction, bound, calls, outputs))
         _inside.depth = 1
         try:
             results = function(*args, **kwargs)
         finally:
             _inside.depth = 0
         if calls:
-            _guarded(lambda: _issued(function.__name__, results, direction, calls, outputs))
+            _attempt(lambda: _issued(function.__name__, results, direction, calls, outputs))
         return results
 
     return transfer
@@ -165,15 +166,15 @@ def _caller() -> FrameType:
     return frame
 
 
-def _guarded(function: Callable[[], None]) -> None:
+def _attempt(function: Callable[[], None]) -> None:
     """Call ``function``; an earlier failure of training that is noticed while reading is raised as it was."""
     try:
-        _listeners.guarded(function)
+        _listeners.attempt(function)
     except Deferred as deferred:
         raise deferred.error from None
 
 
-_handles = Handles(_guarded)
+_handles = Handles(_attempt)
 
 
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:

@@ -13,8 +13,9 @@ from weakref import WeakSet
 
 from mindspore import nn
 
-from probe.core.backend.patch import Shared, Undo, replace, weakly
+from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
+from probe.core.door import count, replace, weakly
 from probe.mindspore.cell_hooks import surfacing
 
 Owned = Callable[[Any], Sequence[Any]]
@@ -109,7 +110,7 @@ def applied(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, liste
             _report_sums(pairs)
             _applied.update((id(parameter), value) for parameter, value in pairs)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            listener.failed("gradients given to the optimizer", error)
+            count(listener.faults, "gradients given to the optimizer", error)
     try:
         yield
     finally:
@@ -158,4 +159,4 @@ def _reducing(grads: Any) -> None:
                 _report_sums(list(zip(parameters, values, strict=True)))
                 return
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            listener.failed("gradients given to a reducer", error)
+            count(listener.faults, "gradients given to a reducer", error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import mindspore
@@ -14,6 +15,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, StepListener
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
+from probe.core.door import FaultCounter, attempt
 from probe.core.instrumentation.signals.sources import chosen
 from probe.mindspore import autograd, cell_hooks, compiled_steps, gradients, input_gradients, tensors
 from probe.mindspore import loss_scale as scaling
@@ -183,7 +185,7 @@ def may_rest() -> bool:
     return False
 
 
-def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
+def at_next_forward(model: Any, function: Callable[[], None], faults: FaultCounter) -> Remove:
     """Call ``function`` in the backward of each forward of ``model``: no hook of a cell runs there, so that hooks can
     be removed."""
 
@@ -192,16 +194,13 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
 
         def once(_: Any) -> None:
             if calls:
-                calls.pop()()
+                attempt(faults, "end of the run", calls.pop())
 
-        try:
-            for value in leaves(outputs):
-                if tensors.is_tensor(value) and differentiates():
-                    on_tensor_gradient(value, once)
-        except Exception:  # noqa: BLE001 - nothing of ours may raise into training
-            _log.debug("outputs that cannot be read: hooks stay until the process ends", exc_info=True)
+        for value in leaves(outputs):
+            if tensors.is_tensor(value) and differentiates():
+                on_tensor_gradient(value, once)
 
-    return cell_hooks.after(model, ended)
+    return cell_hooks.after(model, partial(attempt, faults, "end of the run", ended))
 
 
 def at_work() -> bool:

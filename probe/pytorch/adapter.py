@@ -8,7 +8,6 @@ from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
 from probe.pytorch import collectives, compiled, device_clock, groups, hooks, parallel, tensor_ops, tensors
 from probe.pytorch.engines.steps import on_every_step
-from probe.pytorch.flops import on_first_forward
 
 ADAPTER = FrameworkAdapter(
     name="pytorch",
@@ -23,7 +22,6 @@ ADAPTER = FrameworkAdapter(
     capturing=device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
     clock=device_clock if torch.backends.cuda.is_built() else None,
     on_every_step=on_every_step,
-    on_first_forward=on_first_forward,
 )
 
 

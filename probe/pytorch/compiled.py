@@ -15,20 +15,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd.function import FunctionCtx
 
+from probe.core import door
 from probe.core.backend.call_stack import callers
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least
 from probe.core.config.schema import Settings
+from probe.core.door import TracedHook
 from probe.pytorch.compiled_args import left_out, read, written
-from probe.pytorch.hook_handles import Own
 
 Waiting = tuple[int, int, int, int]
 """Place, site in the code, number of the tensor among the outputs, and the call of the compiled graph."""
@@ -156,7 +158,7 @@ def on_forward(
     number = next(_places)
     place = torch.tensor(number, dtype=torch.int64, device="cpu")
     gradients = gradients and GRADIENTS
-    began, ended = torch.compiler.disable(guard(before)), torch.compiler.disable(guard(after))
+    began, ended = guard(before), guard(after)
 
     def enter(_: torch.nn.Module, args: Any, kwargs: Any = None, place: torch.Tensor = place) -> None:
         kwargs = kwargs or {}
@@ -172,13 +174,11 @@ def on_forward(
             _trace(outputs, place, ended=True, gradients=gradients)
 
     _evaluate_while_tracing()
-    for hook in (enter, leave):
-        _never_alone(hook)
     with ExitStack() as placed:
         _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
         placed.callback(lambda _: _listeners.pop(number, None), listener)
-        placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
-        placed.callback(module.register_forward_hook(Own(leave)).remove)
+        placed.callback(module.register_forward_pre_hook(TracedHook(enter), with_kwargs=True).remove)
+        placed.callback(module.register_forward_hook(TracedHook(leave)).remove)
         return placed.pop_all().close
 
 
@@ -189,12 +189,18 @@ def _evaluate_while_tracing() -> None:
         torch.compiler.assume_constant_result(function)
 
 
-def _never_alone(hook: Any) -> None:
-    """Prevent compilation of ``hook`` as a graph of its own if its module is not compiled, such as the whole model
-    around compiled blocks."""
-    from torch._dynamo import decorators  # slow to import, and only needed where something is compiled
+def never_compiled(code: CodeType) -> None:
+    """Prevent compilation of a function by itself, where its caller is not compiled, and of all that it calls; it may
+    still become a part of a larger graph."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):  # torch 2.13
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    elif hasattr(frames, "skip_code"):  # torch 2.4: not what it calls
+        frames.skip_code(code)
 
-    decorators.skip_code(hook.__code__)  # type: ignore[attr-defined, unused-ignore]
+
+door.keep_compilers_out(torch.compiler.is_compiling, never_compiled)
 
 
 # The traced part: plain code that the compiler traces without breaking the graph.

@@ -12,6 +12,7 @@ import torch._dynamo
 from torch.optim import optimizer as base
 
 from probe.core.backend.protocols import Remove
+from probe.core.faults import Faults
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
@@ -92,7 +93,7 @@ def can_listen() -> bool:
 
 def on_every_step(ended: Callable[[Any], None]) -> Remove:
     """Call ``ended`` after each step of every optimizer."""
-    return every_step(lambda _: None, ended)
+    return every_step(lambda _: None, ended, Faults())
 
 
 FINDER = TorchFinder()

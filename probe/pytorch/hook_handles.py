@@ -1,36 +1,17 @@
-"""Hooks on tensors that are removed without a trace, and hooks on modules that copies do not inherit. Both can be taken
-out for a while."""
+"""Hooks on tensors and modules that are removed without a trace, and can be taken out for a while."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 
-from probe.core.backend.patch import weakly
+from probe.core.door import weakly
 
 Hook = Callable[..., None]
-
-
-class Own(partial[Any]):
-    """Hook that deep-copies and unpickles as a no-op, so that copies of a watched model are not watched. Local
-    functions cannot be pickled, and copies would share them."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return a callable that ignores its arguments, and can be unpickled without this package."""
-        return getattr, (nullcontext(), "__exit__")
-
-    @property
-    def __name__(self) -> str:
-        """Attribute that torch.jit.script reads to compile the hook."""
-        raise AttributeError(
-            "the model is watched by probe, whose hooks torch.jit.script cannot take: stop() the monitor"
-        )
 
 
 class PlacedHook:

@@ -20,11 +20,12 @@ from torch.autograd.function import FunctionCtx
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.config.schema import Settings
+from probe.core.door import FaultCounter, Hook
 from probe.pytorch import compiled, input_gradients
 from probe.pytorch import loss_scale as scaling
 from probe.pytorch.engines import names, native, pipelining, steps, table
 from probe.pytorch.engines.homes import home, ready
-from probe.pytorch.hook_handles import Own, PlacedHook, PlacedHooks
+from probe.pytorch.hook_handles import PlacedHook, PlacedHooks
 from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
@@ -32,7 +33,6 @@ check_optimizer, state, state_names, value = steps.check_optimizer, steps.state,
 held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 modules = names.modules
-is_compiling = torch.compiler.is_compiling
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 """Level of the active transformations of ``torch.func`` (``vmap``, ``grad``, ...), whose tensors have no numbers."""
@@ -155,10 +155,9 @@ def on_forward(
         after(outputs)
 
     with ExitStack() as placed:
-        pre_hook = Own(guard(enter, is_compiling))
-        entering = PlacedHook(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+        entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
         placed.callback(entering)
-        leaving = PlacedHook(module.register_forward_hook(Own(guard(leave, is_compiling))))
+        leaving = PlacedHook(module.register_forward_hook(guard(leave)))
         placed.pop_all()
         return PlacedHooks(entering, leaving)
 
@@ -169,14 +168,10 @@ def may_rest() -> bool:
     return compiler is None or bool(getattr(compiler, "FRAME_COUNTER", 1) == 0)  # torch 2.13
 
 
-def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
+def at_next_forward(model: torch.nn.Module, function: Callable[[], None], faults: FaultCounter) -> Remove:
     """Call ``function`` whenever ``model`` begins a forward, when hooks may be removed."""
 
-    def enter(*_: Any) -> None:
-        if not is_compiling():
-            function()
-
-    return model.register_forward_pre_hook(Own(enter)).remove
+    return model.register_forward_pre_hook(Hook(faults, "end of the run", lambda *_: function())).remove
 
 
 def at_work() -> bool:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from probe.core.backend.optimizer_kinds import shielded
-from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove, StepListener
+from probe.core.door import Around, FaultCounter, attempt, compiling, entrance, replace
 from probe.core.records import Outcome
 
 Method = Callable[..., Any]
@@ -28,7 +28,8 @@ class ScaledStepListener(Protocol):
 
     def scaled_began(self) -> None: ...
     def scaled_ended(self) -> None: ...
-    def failed(self, where: str, error: Exception) -> None: ...
+    @property
+    def faults(self) -> FaultCounter: ...
 
 
 class _Watched:
@@ -63,17 +64,15 @@ def on_own_scale(
         scale: returns the factor on losses and held gradients; :func:`loss_scale` calls it, too.
         outcome: returns the outcome of a step, from the result of the method.
     """
-    original = optimizer.step
 
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        listener.before(optimizer, shielded(listener, "loss scale", scale) if listener.sampled else None)
-        result = original(*args, **kwargs)
+    def before(*_: Any) -> None:
+        listener.before(optimizer, attempt(listener.faults, "loss scale", scale) if listener.sampled else None)
+
+    def after(result: Any) -> None:
         listener.after(optimizer, outcome(result))
-        return result
 
     with ExitStack() as placed:
-        placed.callback(replace(optimizer, "step", step))
+        placed.callback(replace(optimizer, "step", Around(optimizer, "step", listener.faults, before, after)))
         _others.add(scale)
         placed.callback(_others.discard, scale)
         return placed.pop_all().close
@@ -117,13 +116,12 @@ def _forget() -> None:
 
 
 def _scale(original: Method) -> Method:
+    @entrance
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        try:
-            _record_scaler(self)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        if not compiling():
             for entry in _watched:
-                entry.listener.failed("loss scale", error)
+                attempt(entry.listener.faults, "loss scale", _record_scaler, self)
         return result
 
     return scale
@@ -137,26 +135,31 @@ def _record_scaler(scaler: Any) -> None:
 
 
 def _step(original: Method) -> Method:
+    @entrance
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = [entry for entry in _watched if entry.optimizer is optimizer and entry not in _stepping]
-        for entry in listeners:
+        if compiling():
+            return original(self, optimizer, *args, **kwargs)
+        watched = [entry for entry in _watched if entry.optimizer is optimizer and entry not in _stepping]
+        for entry in watched:
             _stepping.append(entry)
-            entry.listener.scaled_began()
+            attempt(entry.listener.faults, "optimizer", entry.listener.scaled_began)
         try:
             result = original(self, optimizer, *args, **kwargs)
         finally:
-            for entry in listeners:
+            for entry in watched:
                 _stepping.remove(entry)
-        for entry in listeners:
-            entry.listener.scaled_ended()
+        for entry in watched:
+            attempt(entry.listener.faults, "optimizer", entry.listener.scaled_ended)
         return result
 
     return step
 
 
 def _update(original: Method) -> Method:
+    @entrance
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _forget()
+        if not compiling():
+            _forget()
         return original(self, *args, **kwargs)
 
     return update

@@ -16,7 +16,7 @@ from tests.matrix.models import SQUARE
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
 
 UNASKED = {
-    *("prepare", "on_first_forward", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
+    *("prepare", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
     *("hooks.runs", "on_every_step"),  # where targets are named; when it begins
     *("hooks.at_next_forward", "hooks.at_work"),  # when it ends
     "hooks.may_rest",  # between steps that are not sampled

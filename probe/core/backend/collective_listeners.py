@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from probe.core.backend.patch import Shared
 from probe.core.backend.protocols import CollectiveListener, Tensor
+from probe.core.door import compiling, count, entrance
 
 Calls = list[tuple[CollectiveListener, Any]]
 """Listeners to one call, each with the object by which it identifies the call."""
@@ -45,7 +46,7 @@ class CollectiveListeners(Shared[CollectiveListener]):
             if listener.listening and (call := listener.began(operation, ranks, inputs, site, again)) is not None:
                 yield listener, call
 
-    def guarded(self, function: Callable[[], None]) -> None:
+    def attempt(self, function: Callable[[], None]) -> None:
         """Call ``function``; if it raises, count the failure with every listener."""
         try:
             function()
@@ -55,7 +56,7 @@ class CollectiveListeners(Shared[CollectiveListener]):
     def failed(self, error: Exception) -> None:
         """Count a failure with every listener."""
         for listener in self:
-            listener.failed("collective", error)
+            count(listener.faults, "collective", error)
 
 
 def ended(calls: Calls, outputs: Sequence[Tensor]) -> None:
@@ -75,11 +76,11 @@ class Handles:
     handle.
 
     Args:
-        guarded: calls a function, none of whose exceptions reaches training.
+        attempt: calls a function, none of whose exceptions reaches training.
     """
 
-    def __init__(self, guarded: Callable[[Callable[[], None]], None]) -> None:
-        self._guarded = guarded
+    def __init__(self, attempt: Callable[[Callable[[], None]], None]) -> None:
+        self._attempt = attempt
         self._entries: dict[int, tuple[weakref.ref[Any], list[Transfer]]] = {}
         self.forget = self._entries.clear
 
@@ -101,11 +102,14 @@ class Handles:
         """Return a method of a handle by which training waits, to replace ``original``."""
 
         @functools.wraps(original)
+        @entrance
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(handle, *args, **kwargs)
+            if compiling():
+                return result
             entry = self._entries.pop(id(handle), None)
             if entry is not None:
-                self._guarded(lambda: _all_ended(entry[1]))
+                self._attempt(lambda: _all_ended(entry[1]))
             return result
 
         return wait

@@ -1,4 +1,4 @@
-"""Kinds of optimizers of a framework, the choice of the kind that knows an optimizer, and protection of their steps."""
+"""Kinds of optimizers of a framework, and the choice of the kind that knows an optimizer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from probe.core.backend.protocols import Adam, Optimizer, Parameter, Remove, Reports, Shard, StepListener, Tensor
-
-Result = TypeVar("Result")
+from probe.core.backend.protocols import Adam, Optimizer, Parameter, Remove, Shard, StepListener, Tensor
 
 
 class OptimizerKind(Protocol):
@@ -80,12 +78,3 @@ def evaluating(
             listener.searching(False)
 
     return evaluate
-
-
-def shielded(listener: Reports, where: str, function: Callable[..., Result], *args: object) -> Result | None:
-    """Return the result of ``function``; None if it raises, which ``listener`` counts under ``where``."""
-    try:
-        return function(*args)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        listener.failed(where, error)
-        return None

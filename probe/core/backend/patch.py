@@ -14,42 +14,6 @@ Listener = TypeVar("Listener")
 Undo = Callable[[], object]
 """Function that undoes one change; returns False if that is impossible now."""
 
-_ABSENT = object()
-
-
-def replace(owner: object, name: str, replacement: object) -> Remove:
-    """Set an attribute of an object or class.
-
-    Returns:
-        A function that restores the original object, or deletes the attribute if it was inherited; if other code has
-        replaced the attribute since, the function does nothing.
-    """
-    before = vars(owner).get(name, _ABSENT)
-    setattr(owner, name, replacement)
-
-    def restore() -> None:
-        if vars(owner).get(name) is not replacement:
-            return
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-    return restore
-
-
-def weakly(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``hook`` as long as another reference to it exists. The garbage collector does not
-    see some references from a tensor to its hooks (torch 2.13, MindSpore 2.10): a hook that refers to the tensor would
-    leak both."""
-    hook_ref = weakref.ref(hook)
-
-    def call(*args: Any) -> None:
-        if (hook := hook_ref()) is not None:
-            hook(*args)
-
-    return call
-
 
 class Shared(Generic[Listener]):
     """Changes of a framework that several listeners share: made for the first, undone after the last.

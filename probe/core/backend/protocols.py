@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
+from probe.core.door import FaultCounter
 from probe.core.records import Coverage, Outcome
 
 Tensor = Any
@@ -50,9 +51,8 @@ class Restful(Protocol):
 
 
 Listen = Callable[[Tensor], None]
-Guard = Callable[..., Callable[..., None]]
-"""Function that turns a function into a hook, which never raises and, on steps that are not sampled, returns at once.
-The hook first calls the optional second argument, a function; if that returns true, the hook does nothing."""
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+"""Function that turns a function into a hook, which never raises and has no effect in steps that are not sampled."""
 
 
 class Shard(NamedTuple):
@@ -139,14 +139,15 @@ class OutOfReach(Exception):  # noqa: N818 - no error
         self.rows = rows
 
 
-class Reports(Protocol):
-    """Counter of failures."""
+class Listener(Protocol):
+    """Listener that an adapter calls."""
 
-    def failed(self, where: str, error: Exception) -> None:
-        """Count a failure of the adapter itself, after which training continues."""
+    @property
+    def faults(self) -> FaultCounter:
+        """The counter of failures of the adapter itself, after which training continues."""
 
 
-class StepListener(Reports, Protocol):
+class StepListener(Listener, Protocol):
     """Listener that :meth:`Hooks.on_step` calls at every training step."""
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -154,6 +155,9 @@ class StepListener(Reports, Protocol):
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Receive the outcome of the update: ``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
+
+    def compiled(self, optimizer: Optimizer) -> None:
+        """Receive an optimizer whose update a compiler has traced: no further method is called for it there."""
 
     def searching(self, on: bool) -> None:
         """Receive True before a closure is evaluated again within an update, and False after it."""
@@ -279,9 +283,9 @@ class Hooks(Protocol):
     def may_rest(self) -> bool:
         """Return whether :class:`Restful` hooks may be taken out where no backward runs."""
 
-    def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
+    def at_next_forward(self, model: Module, function: Callable[[], None], faults: FaultCounter) -> Remove:
         """Call ``function`` at times when hooks may be removed: in every forward of ``model`` from now on, or its
-        backward, until the returned function is called."""
+        backward, until the returned function is called. ``faults`` counts what it raises."""
 
     def at_work(self) -> bool:
         """Return whether this thread is calling hooks in a way that prevents their removal now."""
@@ -366,7 +370,7 @@ class Parallel(Protocol):
         """
 
 
-class CollectiveListener(Reports, Protocol):
+class CollectiveListener(Listener, Protocol):
     """Listener that :meth:`Collectives.listen` calls at every transfer between ranks, on the calling thread."""
 
     @property
@@ -467,11 +471,6 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
-FlopCount = Callable[[], float]
-"""Function that counts the floating-point operations of a forward and its backward, on any thread; it raises if that is
-impossible."""
-
-
 class FrameworkAdapter(NamedTuple):
     """Framework as seen by core."""
 
@@ -492,9 +491,6 @@ class FrameworkAdapter(NamedTuple):
     """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
-    on_first_forward: Callable[[Module, Callable[[FlopCount], None]], Remove] | None = None
-    """Function that has its second argument called at the first forward of a model in training, to count operations;
-    None if they cannot be counted."""
-    on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005
+    on_every_step: Callable[[Listen, Listen, FaultCounter], Remove] = lambda began, ended, faults: lambda: None  # noqa: ARG005
     """Function that has its first argument called before, its second after each update of every visible optimizer of
     the process, with the optimizer; returns a function that ends this."""

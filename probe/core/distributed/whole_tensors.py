@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from probe.core.distributed.global_stats import GlobalStats
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.records import Batch
 from probe.core.worker import Worker
@@ -121,12 +122,11 @@ class Line:
             offer, act = self._places[0]
             if offer is not None and offer.result is None and self._steps <= WAITING and not self._ending:
                 return
-            try:
-                act(self._batches(offer))
-            except BaseException as error:  # noqa: BLE001 - later places have their turn nevertheless
-                self._faults.note("delivery", error)
-            self._steps -= offer is not None
-            self._places.popleft()
+            try:  # later places have their turn whatever is raised
+                attempt(self._faults, "delivery", act, self._batches(offer))
+            finally:
+                self._steps -= offer is not None
+                self._places.popleft()
 
     def end(self) -> None:
         """Stop waiting for other ranks; on any thread."""

@@ -21,6 +21,7 @@ from probe.core.backend.protocols import (
     Tensor,
 )
 from probe.core.config.schema import Settings
+from probe.core.door import StepHook, count
 from probe.core.faults import Faults
 from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
@@ -151,25 +152,6 @@ class Listeners(Generic[Each]):
         return len(self._added)
 
 
-def _guarded(run: Run, where: str, function: Callable[..., None], skip: Callable[[], bool] | None, *args: Any) -> None:
-    """Call ``function`` as a hook: see :meth:`Run.guard`."""
-    try:
-        if (skip is not None and skip()) or not run.clock.sampled or run.captured():
-            return
-        cost = run.cost
-        begun = cost.begin()
-        try:
-            function(*args)
-        finally:
-            cost.end(begun)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        faults = run.faults
-        try:
-            faults.note(where, error)
-        except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
-            faults.uncounted += 1
-
-
 @dataclass
 class Run:
     """The run, for sources: things to watch, the recorder, and the listeners of each moment.
@@ -267,7 +249,7 @@ class Run:
                 if (value := read(parameter)) is not None:
                     found.append((parameter.key, value))
             except Exception as error:  # noqa: BLE001 - training goes on after any error
-                self.faults.note(where.format(parameter.name), error)
+                count(self.faults, where.format(parameter.name), error)
         return found
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
@@ -303,23 +285,9 @@ class Run:
         self.faults.lost(CAPTURED, 1)
         return True
 
-    def guard(
-        self, where: str, function: Callable[..., None], skip: Callable[[], bool] | None = None
-    ) -> Callable[..., None]:
-        """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising.
-
-        Args:
-            skip: called first; if it returns true, the hook does nothing.
-        """
-        if skip is None:
-            return partial(
-                _guarded, self, where, function, None
-            )  # many are made in a step: two objects, a closure has ten
-
-        def hook(*args: Any) -> None:
-            _guarded(self, where, function, skip, *args)
-
-        return hook
+    def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
+        """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising."""
+        return StepHook(self, where, function)
 
     def on_forward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -11,6 +12,8 @@ from functools import partial
 from typing import Protocol
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor
+from probe.core.door import attempt
+from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
@@ -22,6 +25,9 @@ from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome, TextFile
 
 Between = Callable[[int], None]
+COMPILED = "optimizer: updates that were compiled, in which no hook runs"
+"""Kind of loss, counted once for each time that the update is compiled."""
+_log = logging.getLogger("probe")
 
 
 class RunListener(Protocol):
@@ -99,14 +105,14 @@ class Session:
     def at_once(self, act: Callable[[int], None]) -> None:
         """Call ``act``, which may :meth:`change` the run, with the number of the step in progress, if nothing of that
         step has been collected: between an update and the next forward."""
-        self._guarded("control", lambda: self._at_once(act))
+        attempt(self.faults, "control", self._at_once, act)
 
     def _at_once(self, act: Callable[[int], None]) -> None:
         run = self._run
         if self._detached or (run.clock.sampled and (self._parameters.looked or run.seen)):
             return
         step = run.clock.step
-        self._guarded("control", lambda: act(step))
+        attempt(self.faults, "control", act, step)
         self._begin(step)
 
     def _place(self, sources: Sequence[Source]) -> None:
@@ -135,7 +141,7 @@ class Session:
             for optimizer in self._run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
             began, ended = map(self._listening, (self._succession.began, self._succession.ended))
-            self._stack.callback(self._run.framework.on_every_step(began, ended))
+            self._stack.callback(self._run.framework.on_every_step(began, ended, self.faults))
         except BaseException:
             self._rest()
             self._stack.close()
@@ -172,8 +178,8 @@ class Session:
         if not self._leaving:
             self._leaving = True
             _, model = self._run.chunks[0]
-            close = partial(self._guarded, "end of the run", self._stack.close)
-            self._stack.callback(self._hooks.at_next_forward(model, close))
+            close = partial(attempt, self.faults, "end of the run", self._stack.close)
+            self._stack.callback(self._hooks.at_next_forward(model, close, self.faults))
 
     def retire(self, remove: Callable[[], None]) -> None:
         """Call ``remove`` at the next forward, where hooks can be removed safely: at the end of a step the framework
@@ -200,29 +206,29 @@ class Session:
         """Note that the update of ``optimizer`` begins: gradients are as they will be applied."""
         self._thread = threading.current_thread()
         if self._detached:  # or a wrapper holds the hook, so that it could not be removed
-            self._guarded("end of the run", self._leave)
+            attempt(self.faults, "end of the run", self._leave)
             return
         self._succession.updating = True
         with self._at_work():
-            self._guarded("before the update", partial(self._before, optimizer, scale))
+            attempt(self.faults, "before the update", self._before, optimizer, scale)
 
     def _before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         if not self._watches(optimizer):
-            self._guarded("optimizer", lambda: self._come_back(optimizer))
+            attempt(self.faults, "optimizer", self._come_back, optimizer)
             if not self._watches(optimizer):
                 return
         if self._turns.ends_by(optimizer):
-            self._guarded("end of step", self._end)
+            attempt(self.faults, "end of step", self._end)
         if self._run_state is not None:
-            self._guarded("run state", partial(self._run_state.updating, optimizer))
+            attempt(self.faults, "run state", self._run_state.updating, optimizer)
         for every in self._run.every_update:
-            self._guarded("collectives", partial(every, self._run.clock.step))
+            attempt(self.faults, "collectives", every, self._run.clock.step)
         if not self._run.clock.sampled or self._run.captured():
             return
         begun = self._run.cost.begin()
-        self._guarded("parameters", self._parameters.look)
+        attempt(self.faults, "parameters", self._parameters.look)
         for listen in self._run.before_update:
-            self._guarded("before the update", partial(listen, optimizer, self._parameters.of(optimizer), scale))
+            attempt(self.faults, "before the update", listen, optimizer, self._parameters.of(optimizer), scale)
         if len(self._run.optimizers) > 1:
             self._run.clock.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
         self._run.cost.end(begun)
@@ -236,17 +242,17 @@ class Session:
             return
         with self._at_work():
             if self._run.clock.sampled:
-                self._guarded("after the update", partial(self._after, optimizer, outcome))
+                attempt(self.faults, "after the update", self._after, optimizer, outcome)
             self._outcome = outcome
             if self._turns.take(optimizer):
-                self._guarded("end of step", self._end)
+                attempt(self.faults, "end of step", self._end)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         if self._run.captured():
             return
         begun, self._run.clock.outcome = self._run.cost.begin(), outcome
         for listen in self._run.after_update:
-            self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
+            attempt(self.faults, "after the update", listen, optimizer, self._parameters.of(optimizer))
         self._run.cost.end(begun)
 
     @contextmanager
@@ -296,13 +302,25 @@ class Session:
             self._run.clock.sampled = False
             self._drop()
 
+    def compiled(self, optimizer: Optimizer) -> None:
+        """Count and log an optimizer whose update is compiled: nothing of it is seen."""
+        if COMPILED not in self.faults.counts:
+            _log.warning(
+                "the update of %s is compiled by torch.compile, where no hook runs: its steps are not counted, and "
+                "neither gradients after reduction nor parameters and state are recorded; call optimizer.step() "
+                "outside of what is compiled",
+                type(optimizer).__name__,
+            )
+        self.faults.lost(COMPILED, 1)
+
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self._run.clock.searching = on and not self._detached
 
-    def failed(self, where: str, error: Exception) -> None:
-        """Count a failure inside the adapter."""
-        self._run.faults.note(where, error)
+    @property
+    def faults(self) -> Faults:
+        """The counter of failures."""
+        return self._run.faults
 
     @property
     def sampled(self) -> bool:
@@ -321,19 +339,19 @@ class Session:
         run, step = self._run, self._run.clock.step
         self.last = None
         if self._run_state is not None:
-            self._guarded("run state", partial(self._tell, self._run_state, step))
+            attempt(self.faults, "run state", self._tell, self._run_state, step)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
-            self._guarded("end of step", self._finish)
+            attempt(self.faults, "end of step", self._finish)
         try:
-            self._guarded("schedule", lambda: self._schedule.ended(step, sampled))
-            self._guarded("cost", lambda: self._time(sampled, hooks, handing))
+            attempt(self.faults, "schedule", self._schedule.ended, step, sampled)
+            attempt(self.faults, "cost", self._time, sampled, hooks, handing)
             self._turns.clear()
             self._succession.step_ended()
             self._parameters.looked = False
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
-                self._guarded("control", lambda: between(step + 1))
+                attempt(self.faults, "control", between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
             self._own = time.perf_counter() - self._ended
@@ -374,7 +392,7 @@ class Session:
     def _begin(self, step: int) -> None:
         """Begin ``step``, with the hooks that it needs."""
         sampled = self._samples(step)
-        self._guarded("hooks", lambda: self._move_hooks(step, sampled))
+        attempt(self.faults, "hooks", self._move_hooks, step, sampled)
         if sampled and self._run.idle.resting:
             sampled = False
             self._run.faults.lost(UNPLACED, 1)
@@ -403,7 +421,7 @@ class Session:
         """Deliver the rows of a step that will not end."""
         run = self._run
         if run.clock.sampled and run.seen:
-            self._guarded("end of step", lambda: self._hand_over("partial"))
+            attempt(self.faults, "end of step", self._hand_over, "partial")
 
     def _hand_over(self, outcome: Outcome) -> None:
         run, begun = self._run, self._run.cost.begin()
@@ -421,7 +439,7 @@ class Session:
     def _drop(self) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""
         for listen in self._run.step_ended:
-            self._guarded("end of step", partial(self._forget, listen))
+            attempt(self.faults, "end of step", self._forget, listen)
         self._run.clock.updated.clear()
         self._run.recorder.clear()
 
@@ -434,7 +452,7 @@ class Session:
         remove, self._retire_with = self._retire_with, None
         _, model = self._run.chunks[0]
         if remove is not None:
-            self._disarm = self._hooks.at_next_forward(model, partial(self._retire, remove))
+            self._disarm = self._hooks.at_next_forward(model, partial(self._retire, remove), self.faults)
             self._stack.callback(self._disarm)
 
     def _retire(self, remove: Callable[[], None]) -> None:
@@ -447,19 +465,13 @@ class Session:
                 self._retires = False
 
     def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Return a function that calls the method ``listen`` until the session detaches, and never raises. Keep no
-        session alive by it, since the framework has it in a table."""
+        """Return a function that calls the method ``listen`` until the session detaches. Keep no session
+        alive by it, since the framework has it in a table."""
         session, method = weakref.ref(self), weakref.WeakMethod(listen)
 
         def hook(optimizer: Optimizer) -> None:
             here, known = session(), method()
             if here is not None and known is not None and not here._detached:
-                here._guarded("optimizer", lambda: known(optimizer))
+                known(optimizer)
 
         return hook
-
-    def _guarded(self, where: str, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._run.faults.note(where, error)

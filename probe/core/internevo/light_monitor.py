@@ -119,4 +119,4 @@ def send_heartbeat(msg_type: str, msg: Mapping[str, object]) -> None:
     """
     current = _current
     if current is not None and current.process == os.getpid():
-        recipients().guarded(lambda: current.send(msg_type, msg))
+        recipients().attempt(lambda: current.send(msg_type, msg))

@@ -15,6 +15,7 @@ from probe.core.alerting.channels.address import AddressError, is_url
 from probe.core.alerting.channels.exchange import require_httpx
 from probe.core.alerting.redaction import register_address
 from probe.core.config import schema
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.internevo.losses import LossRatio
 from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
@@ -178,12 +179,9 @@ class Recipients:
         """True if SIGTERM is caught for these webhooks."""
         return self._endings is not None and self._endings.catches_sigterm
 
-    def guarded(self, work: Callable[[], object]) -> None:
+    def attempt(self, work: Callable[[], object]) -> None:
         """Do ``work``; an error in it is counted, since training has begun."""
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001
-            self.faults.note("monitor_manager", error)
+        attempt(self.faults, "monitor_manager", work)
 
     def close(self, tracked: bool = False) -> None:
         """Send all that waits within :data:`GRACE_SECONDS`, and forget the webhooks; those with a tracker only if
@@ -195,7 +193,7 @@ class Recipients:
             if not self._known:
                 endings, self._endings = self._endings, None
         if endings is not None:
-            self.guarded(endings.forget)
+            self.attempt(endings.forget)
         self._each(left, Recipient.close, GRACE_SECONDS)
 
     def _each(self, those: Iterable[Recipient], work: Callable[[Recipient, float], None], seconds: float) -> None:
@@ -203,12 +201,12 @@ class Recipients:
         deadline = time.monotonic() + seconds
         for each in those:
             left = max(0.0, deadline - time.monotonic())
-            self.guarded(partial(work, each, left))
+            self.attempt(partial(work, each, left))
 
     def _alert_sigterm(self) -> None:
         for each in self:
             if each.sigterm_wanted:
-                self.guarded(partial(each.terminated, self.step))
+                self.attempt(partial(each.terminated, self.step))
 
     def _ended(self, cause: Cause, error: BaseException | None) -> None:
         if cause == "sigterm":
@@ -216,7 +214,7 @@ class Recipients:
         elif cause == "exception" and error is not None:
             text = "".join(traceback.format_exception(error))
             for each in self:
-                self.guarded(partial(each.interrupted, text, self.step))
+                self.attempt(partial(each.interrupted, text, self.step))
         self.close(tracked=True)
 
     def _survived(self) -> None:

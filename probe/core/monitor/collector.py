@@ -144,7 +144,6 @@ class Collector:
         """A session whose hooks are still in place, without effect."""
         if self.numbers.active:
             session.inform(self.numbers)
-            self._try(self._count_operations, session)
         self._endings = Endings(self._process_ends, self._terminated)
         self._reporting.metrics.client_began = self._endings.renew
         self._reporting.begun()
@@ -190,16 +189,6 @@ class Collector:
         numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks)
         self._reporting.follow(numbers)
         return numbers
-
-    def _count_operations(self, session: Session) -> None:
-        """Count the operations of a step, of as many micro batches as were configured, at the first forward."""
-        listen, settings = self._subject.framework.on_first_forward, self.run.settings.run
-        if listen is None or settings.flops_per_step is not None or len(self.run.chunks) != 1:
-            return
-        (_, model), numbers = self.run.chunks[0], self.numbers
-        root = next((module for name, module in self._subject.framework.hooks.modules(model) if not name), model)
-        micro_batches = self._subject.attachment.grad_acc_steps
-        session.remove_at_end(listen(root, lambda count: numbers.count_operations(count, micro_batches)))
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
         """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their

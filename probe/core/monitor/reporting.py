@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.backend.protocols import Groups
 from probe.core.config.schema import Settings
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
@@ -25,6 +25,9 @@ from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.storage.run_directory import output_root
+
+WHERE = "reports of the run"
+"""Place of failures."""
 
 
 class Reporting:
@@ -72,7 +75,7 @@ class Reporting:
     def begun(self) -> None:
         """Report that the run has begun."""
         if self._alarms is not None:
-            self._try(self._alarms.begun)
+            attempt(self._faults, WHERE, self._alarms.begun)
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
         """Report the findings of a sampled step; called with every such step, on the delivery thread."""
@@ -84,15 +87,15 @@ class Reporting:
     def ended(self, cause: Cause, step: int, error: BaseException | None = None) -> None:
         """Report the end of the run and its cause."""
         if self._alarms is not None:  # to the disk first
-            self._try(partial(self._alarms.ended, cause, step, error))
+            attempt(self._faults, WHERE, self._alarms.ended, cause, step, error)
         if self._feed is not None and error is not None:
-            self._try(partial(self._feed.failed, error))
+            attempt(self._faults, WHERE, self._feed.failed, error)
 
     def close(self, deadline: float) -> None:
         """Send what is pending before ``deadline``, of the monotonic clock."""
         for sender in (self._alarms, self._feed, self.metrics):
             if sender is not None:
-                self._try(partial(sender.close, max(LAST_SECONDS, deadline - time.monotonic())))
+                attempt(self._faults, WHERE, sender.close, max(LAST_SECONDS, deadline - time.monotonic()))
 
     def _new_feed(self, first: int) -> HeartbeatFeed | None:
         run = self._settings.run
@@ -125,10 +128,3 @@ class Reporting:
 
     def _folder(self) -> Path:
         return progress_folder(self._job, self._root, self._ranks)
-
-    def _try(self, function: Callable[[], object]) -> None:
-        """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001
-            self._faults.note("reports of the run", error)

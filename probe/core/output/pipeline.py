@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from probe.core.config.schema import Settings
+from probe.core.door import attempt, succeeds
 from probe.core.faults import Faults
 from probe.core.output.history_buffer import Past
 from probe.core.output.resume import Resumed
@@ -70,7 +70,7 @@ class Writer:
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
         self._close(sink for sink in before if id(sink) not in kept)
         for sink in sinks:
-            if sink not in self._sinks and self._guarded(sink, sink.open):
+            if sink not in self._sinks and succeeds(self._faults, _place(sink), sink.open):
                 self._sinks = [*self._sinks, sink]
         self._rules = rules
 
@@ -83,11 +83,11 @@ class Writer:
         self.found += len(found)
         self.steps += 1
         if self._judged is not None:
-            self._call("alerts", partial(self._judged, snapshot.step, found))
+            attempt(self._faults, "alerts", self._judged, snapshot.step, found)
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for listener in self._listeners:
-            self._call("snapshot listener", partial(listener, snapshot))
+            attempt(self._faults, "snapshot listener", listener, snapshot)
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
 
@@ -97,7 +97,7 @@ class Writer:
 
     def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:
-            self._guarded(sink, partial(sink.write, snapshot))
+            attempt(self._faults, _place(sink), sink.write, snapshot)
 
     def close(self, incident: bool = False) -> None:
         """Close every sink; if training ends by an ``incident``, first write the steps held back."""
@@ -109,19 +109,12 @@ class Writer:
 
     def _close(self, sinks: Iterable[Sink]) -> None:
         for sink in sinks:
-            self._guarded(sink, sink.close)
+            attempt(self._faults, _place(sink), sink.close)
 
-    def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
-        """Call ``function`` and return true if it succeeds; the failure of one sink does not stop the others."""
-        return self._call(f"sink {type(sink).__name__}", function)
 
-    def _call(self, where: str, function: Callable[[], None]) -> bool:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001
-            self._faults.note(where, error)
-            return False
-        return True
+def _place(sink: Sink) -> str:
+    """Return the place under which failures of ``sink`` are counted."""
+    return f"sink {type(sink).__name__}"
 
 
 class Stages:

@@ -37,11 +37,11 @@ def _judge(rule: Rule, batches: Sequence[Batch], failed: Failed | None) -> list[
     """Findings of one rule: a list, or one for each batch."""
     together = getattr(rule, "judge_step", None)
     if together is None or len({batch.signal for batch in batches}) < len(batches):
-        return [_guarded(rule, partial(rule.judge, batch), failed) for batch in batches]
-    return [_guarded(rule, partial(together, batches), failed)]
+        return [_findings_of(rule, partial(rule.judge, batch), failed) for batch in batches]
+    return [_findings_of(rule, partial(together, batches), failed)]
 
 
-def _guarded(rule: Rule, judge: Callable[[], Iterable[Finding]], failed: Failed | None) -> list[Finding]:
+def _findings_of(rule: Rule, judge: Callable[[], Iterable[Finding]], failed: Failed | None) -> list[Finding]:
     try:
         return list(judge())
     except Exception as error:

@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer, Remove
+from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.naming import PHASE
 from probe.core.output.sinks import Sink, shows_numbers
@@ -106,7 +107,6 @@ class RunNumbers:
         self._ended_at = math.nan
         self._operations: float | None = settings.run.flops_per_step
         """Floating-point operations of a step."""
-        self._count: FlopCount | None = None
         self._judges = RunJudges(settings.run, faults)
         self._writer = RunWriter(settings, faults, files)
         self._worker: Worker | None = None
@@ -182,10 +182,6 @@ class RunNumbers:
 
         return remove
 
-    def count_operations(self, count: FlopCount, micro_batches: int) -> None:
-        """Call ``count`` on the thread; a step takes ``micro_batches`` times as many operations."""
-        self._count = lambda: count() * micro_batches
-
     # Called by the session, on the training thread.
 
     def updating(self, optimizer: Optimizer) -> None:
@@ -233,7 +229,7 @@ class RunNumbers:
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
         self._judges.judge(step)
         for listener in self.listeners:
-            self._guarded("listener of run steps", partial(listener, step))
+            attempt(self._faults, "listener of run steps", listener, step)
         self._writer.write(step)
 
     def _derived(self, ended: EndedStep, logged: Mapping[str, float]) -> dict[str, float]:
@@ -246,34 +242,16 @@ class RunNumbers:
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)
-            if (operations := self._operations_of_a_step()) is not None:
-                values["model_tflops"] = operations / ended.seconds / TERA
+            if self._operations is not None:
+                values["model_tflops"] = self._operations / ended.seconds / TERA
         if ended.outcome in ("applied", "skipped"):
             values["skipped"] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
 
-    def _operations_of_a_step(self) -> float | None:
-        """Return the configured number, else the counted one; None if it is unknown."""
-        count, self._count = self._count, None
-        if count is not None:
-            try:
-                self._operations = count()
-            except Exception as error:  # noqa: BLE001 - not every model runs without data
-                _log.info(
-                    "operations of a step are unknown, set run.flops_per_step: %s: %s", type(error).__name__, error
-                )
-        return self._operations
-
     def _look(self) -> float:
         for look in self.looks:
-            self._guarded("look at the run", look)
+            attempt(self._faults, "look at the run", look)
         return LOOK_SECONDS
-
-    def _guarded(self, where: str, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - the other functions are still to be called
-            self._faults.note(where, error)
 
     # State and the end.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
 from probe.core.config.schema import Settings
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.naming import RUN
 from probe.core.output.sinks import KEPT, Sink, factory
@@ -35,16 +35,16 @@ class RunWriter:
         """Write the numbers of ``step``."""
         if self._sinks is None:
             self._sinks = []
-            self._guarded("files of the run's numbers", self._open)
+            attempt(self._faults, "files of the run's numbers", self._open)
         if self._sinks and step.values:
             snapshot = Snapshot(step.step, self._rank, step.time, (self._batch(step),), (), outcome=step.outcome)
             for sink in self._sinks:
-                self._guarded(f"sink {type(sink).__name__} of the run's numbers", partial(sink.write, snapshot))
+                attempt(self._faults, _place(sink), sink.write, snapshot)
 
     def close(self) -> None:
         """Close every sink."""
         for sink in self._sinks or ():
-            self._guarded(f"sink {type(sink).__name__} of the run's numbers", sink.close)
+            attempt(self._faults, _place(sink), sink.close)
         self._sinks = []
 
     def _open(self) -> None:
@@ -75,8 +75,7 @@ class RunWriter:
             columns={VALUE: np.fromiter(step.values.values(), np.float64, len(names))},
         )
 
-    def _guarded(self, where: str, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - training and the other sinks go on
-            self._faults.note(where, error)
+
+def _place(sink: Sink) -> str:
+    """Return the place under which failures of ``sink`` are counted."""
+    return f"sink {type(sink).__name__} of the run's numbers"

@@ -6,9 +6,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
+from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
 from probe.core.trackers.tracker_budget import TrackerBudget
@@ -77,6 +77,8 @@ class TrackerThread:
     def ending(self) -> None:
         """Have what waits handed over, and the run ended; wait for neither."""
         self._ending = True
+        self._worker.submit(self._hand_over, must=True)
+        self._worker.submit(self._send_last, must=True)
         self._worker.end(self._end)
 
     def close(self, seconds: float) -> None:
@@ -89,15 +91,13 @@ class TrackerThread:
         if seconds > 0:
             self._lost(self._put - self._sent)
 
-    def _end(self) -> None:
-        self._hand_over()
-        if self._begun:
-            self._guarded(self._send_last)
-            self._guarded(self._tracker.end)
-
     def _send_last(self) -> None:
-        for item in self._last():
+        for item in self._last() if self._begun else ():
             self._send([item])
+
+    def _end(self) -> None:
+        if self._begun:
+            self._tracker.end()
 
     def _hand_over(self) -> float:
         """Hand over what waits; return the seconds until that is due again."""
@@ -107,9 +107,11 @@ class TrackerThread:
 
     def _take(self, items: Sequence[Item]) -> None:
         if not self._begun and not self._given_up:
-            self._begun = self._guarded(self._begin)
-            self._given_up = not self._begun
-            self._settled.set()
+            try:
+                self._begun = succeeds(self._faults, self._where, self._begin)
+            finally:  # a client may even want to end the process
+                self._given_up = not self._begun
+                self._settled.set()
         with self._budget.spending():
             self._send(merged(each for each in items if isinstance(each, TrackedRow)))
             for item in latest(items):
@@ -121,20 +123,15 @@ class TrackerThread:
         self._on_began()
 
     def _send(self, items: Sequence[Item]) -> None:
-        if self._given_up or (items and not self._guarded(partial(deliver, self._tracker, items))):
+        if self._given_up or (items and not succeeds(self._faults, self._where, self._deliver, items)):
             self._lost(len(items))
 
-    def _guarded(self, function: Callable[[], None]) -> bool:
+    def _deliver(self, items: Sequence[Item]) -> None:
         try:
-            function()
-        except TrackerEnded as ended:
+            deliver(self._tracker, items)
+        except TrackerEnded:
             self._given_up = True
-            self._faults.note(self._where, ended)
-            return False
-        except BaseException as error:  # noqa: BLE001 - training goes on, and the next rows may be taken
-            self._faults.note(self._where, error)
-            return False
-        return True
+            raise
 
     def _lost(self, number: int) -> None:
         if number:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.monitor.process_exit import Endings
 from probe.core.transformers.configuration import checked
@@ -126,20 +127,15 @@ class CallbackCore:
         """Log one number of the training state."""
         self.lines.info("%s", state_line(position, tag, value, self.presentation.log_style))
 
-    def guarded(self, where: str, work: Callable[[], object]) -> bool:
+    def attempt(self, where: str, work: Callable[[], object]) -> bool:
         """Do ``work`` and return true if it succeeds; count its failure."""
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._noted.note(where, error)
-            return False
-        return True
+        return succeeds(self._noted, where, work)
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         arrived = self._values is None or self._values.flush(timeout)
         if self._writer is not None:
-            self.guarded("event file", self._writer.flush)
+            self.attempt("event file", self._writer.flush)
         return arrived
 
     def close(self) -> None:
@@ -147,11 +143,11 @@ class CallbackCore:
         values, self._values = self._values, None
         endings, self._endings = self._endings, None
         if values is not None:
-            self.guarded("end of the run", lambda: values.close(FLUSH_SECONDS))
+            self.attempt("end of the run", lambda: values.close(FLUSH_SECONDS))
         if self._writer is not None:
-            self.guarded("event file", self._writer.flush)
+            self.attempt("event file", self._writer.flush)
         if endings is not None:
-            self.guarded("end of the run", endings.forget)
+            self.attempt("end of the run", endings.forget)
 
     def _ended(self, *_: object) -> None:
         self.close()

@@ -137,11 +137,11 @@ class LossMonitoring(CallbackCore):
             "overflow": overflow,
             BATCH: batch_size if batch_size is not None else self.section.global_batch_size or None,
         }
-        self.guarded("MFLossMonitor", lambda: self.hand_over(self.counter.step, seconds, values))
+        self.attempt("MFLossMonitor", lambda: self.hand_over(self.counter.step, seconds, values))
         if self.monitor is not None:
             logged = {name: value for name, value in values.items() if value is not None and name != "overflow"}
             log = self.monitor.log_ended
-            self.guarded("MFLossMonitor: monitor.log_ended", lambda: log(**logged, **more))
+            self.attempt("MFLossMonitor: monitor.log_ended", lambda: log(**logged, **more))
 
     def close(self) -> None:
         """Write what is left and end the thread. A further call does nothing; a further step begins another thread."""

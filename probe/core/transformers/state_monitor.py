@@ -176,11 +176,11 @@ class StateMonitoring(CallbackCore):
         """
         seconds = self.counter.end(step, several)
         if self.state.print_struct:
-            self.guarded("print_struct", self.log_structure)
+            self.attempt("print_struct", self.log_structure)
             self.stop_training()
             return
         before, self._submitted = self._submitted, self.counter.step
-        sent = self.guarded(
+        sent = self.attempt(
             "TrainingStateMonitor", lambda: self._submit(seconds, loss, grad_norm, local_loss, batch_size)
         )
         if self._check is not None and not sent:
@@ -255,7 +255,7 @@ class StateMonitoring(CallbackCore):
     def close(self) -> None:
         """End the thread and the monitor, and write what is left."""
         if self.monitor is not None:
-            self.guarded("end of the run", self.monitor.stop)
+            self.attempt("end of the run", self.monitor.stop)
         self._remove()
         super().close()
 

@@ -73,7 +73,7 @@ class MFLossMonitor(LossMonitoring, Callback):
         params = run_context.original_args()
         values = values_of(params.net_outputs)
         if "learning_rate" not in values and self.section.learning_rate is None:
-            self.guarded("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))
+            self.attempt("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))
         if not self.section.global_batch_size:
             values["batch_size"] = self._batch
         step = (self._before or 0) + int(params.cur_step_num)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mindspore import ParameterTuple, nn
 from mindspore.experimental import optim
 
-from probe.core.backend.optimizer_kinds import shielded
-from probe.core.backend.patch import Shared, replace
+from probe.core.backend.patch import Shared
 from probe.core.backend.protocols import Adam, Remove, StepListener
+from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction
@@ -62,7 +63,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with applied(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
-            scale = shielded(listener, "loss scale", held_scale, optimizer) if listener.sampled else None
+            scale = attempt(listener.faults, "loss scale", held_scale, optimizer) if listener.sampled else None
             listener.before(optimizer, scale)
 
     def leave(_: Any) -> None:
@@ -173,9 +174,10 @@ def _name(optimizer: Any, attribute: str) -> str:
     return ANY_CLASS.get(attribute, attribute)
 
 
-def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
+def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None], faults: FaultCounter) -> Remove:
     """Call ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
-    return _listening.listen((began, ended))
+    before, after = (surfacing(partial(attempt, faults, "optimizer", listen)) for listen in (began, ended))
+    return _listening.listen((before, after))
 
 
 def _listen_to(kind: Any) -> Remove:
@@ -183,10 +185,10 @@ def _listen_to(kind: Any) -> Remove:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         for began, _ in _listening:
-            surfacing(began)(self)
+            began(self)
         result = inherited(self, *args, **kwargs)
         for _, ended in _listening:
-            surfacing(ended)(self)
+            ended(self)
         return result
 
     return replace(kind, "__call__", call)

@@ -11,8 +11,8 @@ from typing import Any
 import mindspore
 
 from probe.core.backend.optimizer_kinds import evaluating
-from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
+from probe.core.door import replace
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from probe.core.backend import collective_listeners
-from probe.core.backend.patch import Undo, replace
+from probe.core.backend.patch import Undo
 from probe.core.backend.protocols import CollectiveListener
+from probe.core.door import replace
 from probe.pytorch import tensors
 
 API = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")

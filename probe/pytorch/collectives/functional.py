@@ -9,6 +9,7 @@ import torch
 
 from probe.core.backend.collective_listeners import Calls, abandoned, ended
 from probe.core.backend.protocols import CollectiveListener
+from probe.core.door import compiling, entrance
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
@@ -47,15 +48,16 @@ def listening(packet: Any) -> Callable[..., Any]:
     arguments = [argument.name for argument in packet.default._schema.arguments]
     at_once = "_dtensor" in str(packet)
 
+    @entrance
     def operator(*args: Any, **kwargs: Any) -> Any:
-        if not listeners.wanted():
+        if compiling() or not listeners.wanted():
             return original(*args, **kwargs)
         calls: Calls = []
         bound = dict(zip(arguments, args, strict=False)) | kwargs
-        listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, bound)))
+        listeners.attempt(lambda: calls.extend(_begin_functional(packet.__name__, bound)))
         results = original(*args, **kwargs)
         if calls:
-            listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _track(calls, flat(results)))
+            listeners.attempt(lambda: ended(calls, flat(results)) if at_once else _track(calls, flat(results)))
         return results
 
     return operator
@@ -95,10 +97,11 @@ def _abandon(address: int) -> None:
 
 
 def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @entrance
     def wait(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
-        if _in_flight:
-            listeners.guarded(lambda: _output_ended(tensor))
+        if not compiling() and _in_flight:
+            listeners.attempt(lambda: _output_ended(tensor))
         return tensor
 
     return wait

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from probe.core.backend.collective_listeners import Handles, Transfer
+from probe.core.door import compiling, entrance
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
@@ -81,13 +82,14 @@ def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[
     original = getattr(dist.ProcessGroup, name)
 
     @functools.wraps(original)
+    @entrance
     def transfer(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if not listeners.wanted():
+        if compiling() or not listeners.wanted():
             return original(group, *args, **kwargs)
         part = _begin_transfer(name, sides, group, args, kwargs)
         work = original(group, *args, **kwargs)
         if part.calls:
-            listeners.guarded(lambda: _issued(group, work, part))
+            listeners.attempt(lambda: _issued(group, work, part))
         return work
 
     return transfer
@@ -112,11 +114,11 @@ def _begin_transfer(
         if on_host and all(getattr(value, "asyncOp", True) for value in every):
             transfer.timed.extend(call for _, call in transfer.calls)
 
-    listeners.guarded(begin)
+    listeners.attempt(begin)
     return transfer
 
 
-handles = Handles(listeners.guarded)
+handles = Handles(listeners.attempt)
 _coalescing: dict[Any, list[Transfer]] = {}
 """Transfers that are issued when a process group ends coalescing, by group."""
 
@@ -147,9 +149,10 @@ def _time(work: Any, calls: list[Any]) -> None:
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
+    @entrance
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(group, *args, **kwargs)
-        if listeners.wanted():
+        if not compiling() and listeners.wanted():
             _coalescing[group] = []
         return result
 
@@ -158,11 +161,14 @@ def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
+    @entrance
     def end(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return original(group, *args, **kwargs)
         parts = _coalescing.pop(group, [])
         work = original(group, *args, **kwargs)
         if parts:
-            listeners.guarded(lambda: _expect(work, parts))
+            listeners.attempt(lambda: _expect(work, parts))
         return work
 
     return end

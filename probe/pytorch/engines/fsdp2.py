@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Guard, Remove
+from probe.core.door import compiling, entrance, replace
 from probe.pytorch.dtensor import add
 from probe.pytorch.engines.engine import Engine, Listen, Parameter
 from probe.pytorch.hook_handles import on_accumulated, on_own
@@ -112,8 +112,11 @@ class Stored:
         original = self._stored.to_unsharded
 
         @functools.wraps(original)
+        @entrance
         def to_unsharded() -> None:
             original()
+            if compiling():
+                return
             try:
                 there = bool(waiting) and place()
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training

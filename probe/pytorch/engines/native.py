@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.optimizer_kinds import evaluating, shielded
-from probe.core.backend.patch import replace
+from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
+from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt, replace
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.hook_handles import on_accumulated, on_own
@@ -88,14 +88,17 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Listen through torch's own step hooks or, without them, by wrapping ``step`` on this one object."""
-    steps = Steps(optimizer, listener)
+    steps, traced = Steps(optimizer, listener), Traced(partial(listener.compiled, optimizer))
     with ExitStack() as placed:
         if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            placed.callback(optimizer.register_step_pre_hook(steps.enter).remove)
-            placed.callback(optimizer.register_step_post_hook(steps.leave).remove)
+            hook = partial(Hook, listener.faults, "optimizer", traced=traced)
+            placed.callback(optimizer.register_step_pre_hook(hook(steps.enter)).remove)
+            placed.callback(optimizer.register_step_post_hook(hook(steps.leave)).remove)
         else:
-            placed.callback(_wrap(optimizer, steps))
+            around = Around(optimizer, "step", listener.faults, steps.entered, steps.leave, traced)
+            placed.callback(replace(optimizer, "step", around))
         placed.callback(on_scaled_step(optimizer, steps))
+        placed.callback(traced.end)
         return placed.pop_all().close
 
 
@@ -112,18 +115,19 @@ class Steps:
         """Listen before ``step``; a subclass that calls its parent's ``step`` calls this twice."""
         try:
             return self._enter(args, kwargs)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        except Exception:
             self._reported = True  # after the update, the values before it can no longer be read
-            self._listener.failed("optimizer", error)
-            return None
+            raise
 
-    def leave(self, *_: Any) -> None:
-        """Listen after ``step``."""
-        shielded(self._listener, "optimizer", self._leave)
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Listen before ``step`` of an object that offers no hooks; return other arguments if they change."""
+        changed = self.enter(self._optimizer, (self._optimizer, *args), kwargs)
+        return None if changed is None else (changed[0][1:], changed[1])
 
-    def failed(self, where: str, error: Exception) -> None:
-        """Count a failure around this optimizer."""
-        self._listener.failed(where, error)
+    @property
+    def faults(self) -> FaultCounter:
+        """The counter of failures around this optimizer."""
+        return self._listener.faults
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
@@ -133,14 +137,15 @@ class Steps:
             return None
         self._reported, self._outcome = False, "applied"
         if self._listener.sampled:
-            self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
+            self._outcome = attempt(self.faults, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             return self._with(closure, args, kwargs)
         self._report()
         return None
 
-    def _leave(self) -> None:
+    def leave(self, *_: Any) -> None:
+        """Listen after ``step``."""
         self._depth = max(self._depth - 1, 0)
         if self._depth:
             return
@@ -161,7 +166,7 @@ class Steps:
     def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return arguments with a closure that reports the gradients after its first evaluation; later evaluations are
         line search."""
-        report = functools.partial(shielded, self._listener, "optimizer", self._report)
+        report = partial(attempt, self.faults, "optimizer", self._report)
         evaluate = evaluating(closure, lambda: self._reported, report, self._listener)
         if len(args) > 1:
             return (args[0], evaluate, *args[2:]), kwargs
@@ -190,18 +195,3 @@ class Steps:
         """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
         return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
-
-
-def _wrap(optimizer: Any, steps: Steps) -> Remove:
-    """Replace ``step`` on an object that offers no hooks."""
-    original = optimizer.step
-
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        changed = steps.enter(optimizer, (optimizer, *args), kwargs)
-        args, kwargs = (changed[0][1:], changed[1]) if changed else (args, kwargs)
-        result = original(*args, **kwargs)
-        steps.leave()
-        return result
-
-    return replace(optimizer, "step", step)

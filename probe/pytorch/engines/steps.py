@@ -14,6 +14,7 @@ from torch.optim import optimizer as base
 
 from probe.core.backend.optimizer_kinds import chooser, dispatched
 from probe.core.backend.protocols import Remove
+from probe.core.door import FaultCounter, Hook
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
@@ -63,11 +64,13 @@ def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
     return {}
 
 
-def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
+def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None], faults: FaultCounter) -> Remove:
     """Call ``began`` before and ``ended`` after each ``step`` of every optimizer that inherits from torch's."""
+    enter = Hook(faults, "optimizer", lambda optimizer, *_: began(optimizer))
+    leave = Hook(faults, "optimizer", lambda optimizer, *_: ended(optimizer))
     with ExitStack() as placed:
-        placed.callback(base.register_optimizer_step_pre_hook(lambda optimizer, *_: began(optimizer)).remove)
-        placed.callback(base.register_optimizer_step_post_hook(lambda optimizer, *_: ended(optimizer)).remove)
+        placed.callback(base.register_optimizer_step_pre_hook(enter).remove)
+        placed.callback(base.register_optimizer_step_post_hook(leave).remove)
         return placed.pop_all().close
 
 

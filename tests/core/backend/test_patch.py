@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.patch import Shared, Undo
+from probe.core.door import replace
 
 
 class Framework:

@@ -58,7 +58,7 @@ class Listening:
         ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
         ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
-        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self.failed)
+        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, faults.note)
         self._lines, self._sites = LinePatterns(self._settings.cc_codeline), Sites()
         self._calls_log: CallLog | None = CallLog()
         self._step = CollectiveStep()
@@ -155,9 +155,10 @@ class Listening:
         except Exception as error:  # noqa: BLE001
             self._faults.note("collective", error)
 
-    def failed(self, where: str, error: Exception) -> None:
-        """Count a failure inside the adapter; training goes on."""
-        self._faults.note(where, error)
+    @property
+    def faults(self) -> Faults:
+        """The counter of failures."""
+        return self._faults
 
     # Called by the session.
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.output.metrics.board import Counts, MetricBoard
 from probe.core.output.metrics.catalogue import Series
@@ -77,11 +78,11 @@ class MetricsSender:
         self._worker = Worker("probe-metrics", WHERE, faults, look=self._look, due=every)
 
     def _look(self) -> float:
-        self._send(self.SECONDS)
+        attempt(self._faults, WHERE, self._send, self.SECONDS)  # the next sending may succeed
         return self._every
 
     def _send(self, seconds: float) -> None:
-        self._guarded(lambda: self._writer.send(*self._read(), seconds))
+        self._writer.send(*self._read(), seconds)
 
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``; with 0 seconds, only end."""
@@ -92,14 +93,8 @@ class MetricsSender:
 
     def _finish(self, deadline: float) -> None:
         half = max(0.1, (deadline - time.monotonic()) / 2)
-        self._send(half)
-        self._guarded(partial(self._writer.end, half))
-
-    def _guarded(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - training goes on, and the next sending may succeed
-            self._faults.note(WHERE, error)
+        attempt(self._faults, WHERE, self._send, half)
+        self._writer.end(half)
 
 
 class MetricsOutlet:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from probe.core.backend.patch import weakly
 from probe.core.backend.protocols import Guard, Remove, Shard
+from probe.core.door import weakly
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.engine import Listen, Parameter
 from probe.pytorch.hook_handles import TensorHook, on_own

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from probe.core.backend.optimizer_kinds import shielded
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
+from probe.core.door import attempt
 from probe.core.records import Outcome
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.deepspeed.zero import in_use, layout, layout_of, owned
@@ -96,7 +96,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     own (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160)."""
 
     def outcome(_: Any) -> Outcome:
-        overflow = shielded(listener, "optimizer", getattr, optimizer, "overflow", False)
+        overflow = attempt(listener.faults, "optimizer", getattr, optimizer, "overflow", False)
         return "skipped" if overflow else "applied"
 
     return on_own_scale(optimizer, listener, _Scale(optimizer), outcome)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Remove, Shard
+from probe.core.door import compiling, entrance, replace
 from probe.core.records import Coverage
 from probe.pytorch.engines.engine import Listen, Parameter
 from probe.pytorch.engines.megatron.groups import here, is_a, tensor_ranks
@@ -179,8 +180,10 @@ def _listen_to_reductions() -> Iterator[Undo]:
     inherited = buckets.start_grad_sync
 
     @functools.wraps(inherited)
+    @entrance
     def start_grad_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.grad_reduce_handle is None:  # else the reduction has begun, and this call does nothing
+        # with a handle, the reduction has begun, and this call does nothing
+        if not compiling() and self.grad_reduce_handle is None:
             for parameter in (parameter for bucket in self.buckets for parameter in bucket.params_list):
                 for listen in _listening.get(id(parameter), ()):
                     listen()

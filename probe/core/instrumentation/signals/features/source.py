@@ -135,16 +135,16 @@ class FeatureListener:
         if kind == "training" and not self._run.clock.searching:
             self.ran = True
             self._run.clock.forward_began(whole=False)
-            self._try(partial(self.entered, *inputs))
+            self._quietly(partial(self.entered, *inputs))
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
         """Read the outputs of a forward that has ended."""
         if kind == "training" and not self._run.clock.searching:
-            self._try(partial(self.left, outputs))
+            self._quietly(partial(self.left, outputs))
 
     def settle(self, *_: object) -> None:
         """Finish the step before the update."""
-        self._try(self.ending)
+        self._quietly(self.ending)
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read inputs."""
@@ -159,7 +159,7 @@ class FeatureListener:
         """Begin the next step."""
         self.ran = False
 
-    def _try(self, function: Callable[[], None]) -> None:
+    def _quietly(self, function: Callable[[], None]) -> None:
         try:
             with self._ops.quiet():
                 function()
