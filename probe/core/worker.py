@@ -83,7 +83,7 @@ class Worker:
         self._outstanding: deque[None] = deque()  # one entry a submitted work; a number would need a lock
         self._serving = threading.Lock()
         """Held by the thread, or by a caller that does the work; nobody waits for it but a new thread."""
-        self._woken = self._ended = self._stopped = False
+        self._woken = self._counted = self._ended = self._stopped = False
         self._retry_at = 0.0
         self.seconds = 0.0
         """Seconds of processor time of the work."""
@@ -143,7 +143,8 @@ class Worker:
     def close(self, seconds: float, last: Work | None = None) -> None:
         """Flush, do ``last`` and end the thread; count the works that are not done within ``seconds`` as lost."""
         deadline = time.monotonic() + seconds
-        if not self.flush(seconds) and not self._ended:
+        if not self.flush(seconds) and not self._counted:
+            self._counted = True
             waiting = len(self._outstanding) if self._room is None else self._size - self._room.qsize()
             self._lose("not written before the deadline", waiting)
         self.end(last)

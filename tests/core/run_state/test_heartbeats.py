@@ -276,7 +276,7 @@ def test_a_wrong_token_loses_nothing_silently(server: Served, caplog: pytest.Log
 def test_a_message_that_the_server_refuses_takes_no_other_with_it(server: Served) -> None:
     """It alone is dropped and counted."""
     with client(server.address, "refused") as (sender, faults):
-        with sender._changed:  # so that they travel together
+        with sender._lock:  # so that they travel together
             for step in range(5):
                 sender.send("train_metrics", {"step": step})
             sender._buffer[2] = sender._buffer[2]._replace(message=sender._buffer[2].message._replace(number=-1))
@@ -317,7 +317,7 @@ def test_a_forked_child_sends_nothing(server: Served) -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold(sender: Heartbeats) -> None:
-        with sender._changed:
+        with sender._lock:
             held.set()
             release.wait(LONG)
 
