@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Literal
 
 from probe.core.faults import Faults
 
@@ -66,7 +65,7 @@ class Worker:
         faults: Faults,
         *,
         room: int | None = None,
-        when_full: Literal["wait", "drop"] = "drop",
+        when_full: str = "drop",
         inline: bool = False,
         look: Callable[[], float | None] | None = None,
         due: float | None = None,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -324,7 +323,7 @@ class Output:
             (faults or self._run.faults).note("manifest", error)
 
 
-def delivery(size: int, when_full: Literal["wait", "drop"], faults: Faults) -> Worker:
+def delivery(size: int, when_full: str, faults: Faults) -> Worker:
     """Return the thread that writes, with a queue of ``size`` steps. Without a thread, training writes."""
     return Worker("probe-delivery", DELIVERY, faults, room=size, when_full=when_full, inline=True)
 
