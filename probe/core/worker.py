@@ -248,8 +248,8 @@ class Worker:
             work()
         except BaseException as error:
             self._faults.note(self._where, error)  # if the thread ended, training would wait for it forever
-            if self._thread is None and isinstance(error, KeyboardInterrupt):  # the user's, on the caller's thread
-                raise
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, or the exit of a signal handler, while a caller does the work
         finally:
             self.seconds += time.thread_time() - begin
 

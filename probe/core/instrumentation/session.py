@@ -163,6 +163,7 @@ class Session:
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
+        self._run.idle.remove()
         return True
 
     def _trains_elsewhere(self) -> bool:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,7 @@ from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
+from probe.core.monitor.run_end import RunEnd
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
@@ -72,11 +74,11 @@ class CollectiveWatch:
 
     def stop(self) -> None:
         """Stop listening until another run is attached."""
-        listening, self._listening = self._listening, None
+        if self._listening is not None:  # in an order that an interrupted call may repeat
+            self._listening.stop()
+            self._listening = None
         if self._dropped is not None:
             self._dropped.detach()
-        if listening is not None:
-            listening.stop()
 
 
 class Collector:
@@ -112,8 +114,9 @@ class Collector:
         self._ended_at: int | None = None
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
-        self._retired = False
-        """True once the files about tensors are closed, while steps are still counted."""
+        self._end: RunEnd | None = None
+        self._deadline = 0.0
+        """End of the time for the files, of the monotonic clock."""
         with ExitStack() as undo:
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
             undo.callback(self._reporting.close, 0.0)
@@ -298,8 +301,8 @@ class Collector:
     # The end.
 
     def end(self, cause: Cause = "exit", error: BaseException | None = None) -> None:
-        """Remove every hook, write all pending steps, close the files and send the last alerts. A further call does
-        nothing.
+        """Remove every hook, write all pending steps, close the files and send the last alerts. A call after an
+        interrupted one goes on with what is left, whatever its arguments; any further call does nothing.
 
         At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most; else the last alerts alone
         do. What could not be sent stays on disk.
@@ -307,39 +310,76 @@ class Collector:
         Args:
             error: the exception that has interrupted training; then the unfinished step is written, too.
         """
-        grace = self.run.settings.alert.grace_seconds
-        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else grace)
-        reporting = self._reporting if self.session is not None else None
-        if reporting is not None:  # first: the files may take all the time there is
-            reporting.ended(cause, self.run.clock.step, error)
-        self._end(error is not None, deadline, cause == "exit" and error is None)
-        if reporting is not None:
-            reporting.close(min(deadline, time.monotonic() + grace))
-
-    def _end(self, partial: bool, deadline: float, well: bool) -> None:
-        session, self.session = self.session, None
-        if session is None:
-            self._collectives.stop()
-            self.flush()  # a signal may come while the first call still waits for the files
-            put_back()
-            if self._leaving is not None:
-                self._try(self._detach, self._leaving)
+        self._deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self._grace)
+        if self._end is None:
+            self._end = RunEnd(self._parts_of_end(cause, error))
+        if not self._end.over:
+            self._end.go_on()
             return
-        self._ended_at = self.run.clock.step
-        if not partial and self._ended_at == self.first:
+        self._collectives.stop()
+        put_back()
+        self._try(self._detach)
+
+    @property
+    def ending(self) -> bool:
+        """True if the end was interrupted: parts of it are left."""
+        return self._end is not None and not self._end.over
+
+    @property
+    def _grace(self) -> float:
+        return self.run.settings.alert.grace_seconds
+
+    def _parts_of_end(self, cause: Cause, error: BaseException | None) -> list[Callable[[], object]]:
+        """Return the parts of the end, in order; a failure of one is counted."""
+        partial_step, well = error is not None, cause == "exit" and error is None
+        parts: list[Callable[[], object]] = [
+            partial(self._reporting.ended, cause, self.run.clock.step, error),  # files may take all the time there is
+            partial(self._end_session, partial_step),
+            self._detach,
+            self._collectives.stop,
+            self._close_inbox,
+            self._planner.close,
+            partial(self._close_numbers, well),
+            partial(self._close_output, partial_step),
+            self._close_reporting,
+            self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
+        ]
+        return [partial(self._try, part) for part in parts]
+
+    def _end_session(self, partial_step: bool) -> None:
+        """Stop collecting; write the rows of an unfinished step if ``partial_step``."""
+        if (session := self.session) is None:
+            return
+        self._leaving = session
+        if partial_step:
+            self._try(session.flush_partial)
+        elif self.run.clock.step == self.first:
             _log.warning(UNSTEPPED)
-        with ExitStack() as ending:  # each runs even if others fail
-            if self.output is not None and not self._retired:
-                ending.callback(self._try, self._close_output, partial, deadline)
-            ending.callback(self._try, self._close_numbers, deadline, well)
-            ending.callback(self._try, self._endings.forget)
-            ending.callback(self._try, self._planner.close)
-            if self._inbox is not None:
-                ending.callback(self._try, self._inbox.close)
-            ending.callback(self._try, self._collectives.stop)
-            ending.callback(self._try, self._detach, session)
-            if partial:
-                self._try(session.flush_partial)
+        self._ended_at = self.run.clock.step
+        self.session = None
+
+    def _detach(self) -> None:
+        if self._leaving is not None and self._leaving.detach():
+            self._leaving = None
+
+    def _close_inbox(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _close_numbers(self, well: bool) -> None:
+        self.numbers.close(self._remaining, well)
+
+    def _close_output(self, incident: bool) -> None:
+        if self.output is not None:
+            self.output.close(incident, self._remaining)
+
+    def _close_reporting(self) -> None:
+        self._reporting.close(min(self._deadline, time.monotonic() + self._grace))
+
+    @property
+    def _remaining(self) -> float:
+        """Seconds until the deadline of the end."""
+        return max(0.0, self._deadline - time.monotonic())
 
     def _retire(self) -> None:
         """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,
@@ -347,16 +387,10 @@ class Collector:
         if self.session is None or not self.numbers.active:
             self._process_ends("exit", None)
             return
-        self._retired = True
         self._try(self.session.count_only)
         self._try(self._collectives.stop)
         if self.output is not None:
             self._try(self.output.close, False)
-
-    def _detach(self, session: Session) -> None:
-        self._leaving = session
-        if session.detach():
-            self._leaving = None
 
     def _try(self, function: Callable[..., object], *args: object) -> None:
         """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
@@ -364,13 +398,6 @@ class Collector:
             function(*args)
         except Exception as error:  # noqa: BLE001
             self.faults.note("end of the run", error)
-
-    def _close_output(self, incident: bool, deadline: float) -> None:
-        if self.output is not None:
-            self.output.close(incident, max(0.0, deadline - time.monotonic()))
-
-    def _close_numbers(self, deadline: float, well: bool) -> None:
-        self.numbers.close(max(0.0, deadline - time.monotonic()), well)
 
     def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
         self._try(self.end, cause, error)
@@ -384,8 +411,10 @@ class Collector:
     def __del__(self) -> None:
         """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait
         for nothing, since this may run on any thread, even the delivery thread."""
-        session, output = getattr(self, "session", None), self.output
-        if session is None or (output is not None and not output.delivers):
+        session, output = getattr(self, "session", None) or getattr(self, "_leaving", None), self.output
+        if session is None and not self.ending:
+            return
+        if output is not None and not output.delivers:
             return
         self.session = None
         with ExitStack() as ending:
@@ -396,4 +425,5 @@ class Collector:
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
-            ending.callback(self._try, session.detach, True)
+            if session is not None:
+                ending.callback(self._try, session.detach, True)

@@ -17,7 +17,6 @@ from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
-from probe.core.output.run_output import LAST_SECONDS
 from probe.core.output.sinks import is_live
 from probe.core.records import Finding
 from probe.core.run_state.heartbeat_feed import HeartbeatFeed
@@ -25,6 +24,7 @@ from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.storage.run_directory import output_root
+from probe.core.worker import LAST_SECONDS
 
 WHERE = "reports of the run"
 """Place of failures."""

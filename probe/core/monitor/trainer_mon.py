@@ -116,6 +116,8 @@ class Monitor(Legacy):
         """
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
+        if self._collector is not None and self._collector.ending:
+            self._collector.end()
         subject = Subject.of(self.framework, attachment.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
             for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
@@ -225,7 +227,8 @@ class Monitor(Legacy):
     # The end.
 
     def stop(self) -> None:
-        """Remove every hook, write all pending steps and close the files. A further call does nothing.
+        """Remove every hook, write all pending steps and close the files. A further call does nothing; after one that
+        was interrupted (Ctrl-C), it goes on with what is left, as the end of the process does.
 
         If this is called while a backward or an update runs (MindSpore: a forward, too), from a hook or a signal
         handler, or on another thread than the one that trains, hooks without effect stay in place. They are removed at

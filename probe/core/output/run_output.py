@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -34,6 +35,9 @@ FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
 DELIVERY = "delivery"
 """Place under which failures of the thread that writes are counted."""
+CLOSE_SECONDS = 300.0
+"""Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler that
+has interrupted the holder of a lock waits in vain."""
 
 _log = logging.getLogger("probe")
 
@@ -80,6 +84,8 @@ class Output:
             raise
         self._overhead = Overhead(run.framework.clock)
         self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._finishing, self._finished = threading.RLock(), False
+        """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
@@ -221,15 +227,21 @@ class Output:
         self._remove()
 
     def close(self, incident: bool = False, seconds: float = FLUSH_SECONDS) -> None:
-        """Write all pending steps, and the end of the manifest.
+        """Write all pending steps, and the end of the manifest. The files are closed on the delivery thread, where
+        nothing interrupts that; this waits for it. A call after an interrupted one waits again.
 
         Args:
             incident: whether training ends by an exception.
             seconds: time limit for the pending steps; those not written by then are counted as lost.
         """
-        if self._delivery.here:
-            self._end_delivery(seconds)
-            self._finish(self._run.faults, incident)
+        if not self._delivery.here or self._finished:
+            return
+        deadline, faults = time.monotonic() + seconds, self._run.faults
+        self.flush(seconds)
+        self._exchange.end()
+        left = max(LAST_SECONDS, deadline - time.monotonic())
+        self._delivery.close(left, lambda: self._finish_here(faults, incident))
+        self._wait_or_finish(faults, incident)
 
     def let_go(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
@@ -247,11 +259,32 @@ class Output:
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
-    def _finish_here(self, noted: Faults) -> None:
-        """Finish on the delivery thread."""
+    def _finish_here(self, noted: Faults, incident: bool = False) -> None:
+        """Finish on the delivery thread, unless that is done."""
         self._exchange.advance()
-        self._exchange.close()
-        self._finish(noted)
+        self._finish_once(noted, incident)
+
+    def _wait_or_finish(self, noted: Faults, incident: bool) -> None:
+        """Wait until the delivery thread has finished; finish here if it is stuck before that, or cannot run."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while not (self._finished or self._finish_once(noted, incident)):
+            if time.monotonic() > deadline:
+                noted.note("end of the run", TimeoutError(f"files not closed within {CLOSE_SECONDS:g} seconds"))
+                return
+            time.sleep(0.001)  # no lock: this may run inside a signal handler
+
+    def _finish_once(self, noted: Faults, incident: bool) -> bool:
+        """Finish, unless that is done or another thread is at it; return true if it is done."""
+        if not self._finishing.acquire(blocking=False):
+            return False
+        try:
+            if not self._finished:
+                self._exchange.close(LAST_SECONDS)
+                self._finish(noted, incident)
+                self._finished = True
+        finally:
+            self._finishing.release()
+        return True
 
     def _finish(self, noted: Faults, incident: bool = False) -> None:
         self._writer.close(incident)

@@ -132,9 +132,9 @@ class MetricsOutlet:
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``."""
         deadline = time.monotonic() + seconds
-        for sender in self._senders:
-            sender.close(max(0.0, deadline - time.monotonic()))
-        self._senders.clear()
+        while self._senders:  # one whose end is interrupted stays
+            self._senders[0].close(max(0.0, deadline - time.monotonic()))
+            del self._senders[:1]
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -214,13 +214,14 @@ class MetricsHub:
         """Send once more and end, within ``seconds``. Outlets end side by side: one that hangs costs no other its last
         rows."""
         with self._lock:
-            outlets, self._closed = list(self._outlets.values()), True
-            self._outlets.clear()
+            self._closed = True
+            outlets = dict(self._outlets)
         deadline = time.monotonic() + seconds
-        for outlet in outlets:
+        for outlet in outlets.values():
             outlet.ending()
-        for outlet in outlets:
+        for name, outlet in outlets.items():
             outlet.close(max(LEAST_SECONDS, deadline - time.monotonic()) if seconds > 0 else 0.0)
+            self._outlets.pop(name, None)  # only now: a call after an interrupted one closes the others
 
 
 def started_ticks() -> int:
