@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from probe.core.alerting.dispatcher import COUNTED, Dispatcher, Flush, Omission, Resolution, Start, severity_of
+from probe.core.alerting.channels.message import sound
+from probe.core.alerting.dispatcher import COUNTED, Dispatcher, Flush, Omission, Resolution, Start
 from probe.core.alerting.matters import Matters, run_name
 from probe.core.alerting.outlet import opened
 from probe.core.alerting.spool import FOLDER
 from probe.core.config import schema
 from probe.core.faults import Faults
+from probe.core.messages import shortened, writable
 from probe.core.records import Alert
 
 MOST_QUEUED = 1000
@@ -81,10 +83,10 @@ class Alerts:
                 return
             waiting = self._queue.qsize()
             if waiting < MOST_QUEUED:
-                text = alert.text if len(alert.text) <= LONGEST else alert.text[:LONGEST]
-                self._queue.put(alert._replace(text=text, severity=severity_of(alert)))  # type: ignore[arg-type]
+                alert = sound(alert)
+                self._queue.put(alert._replace(text=shortened(alert.text, LONGEST)))
             elif waiting < MOST_COUNTED:
-                self._queue.put(Omission(severity_of(alert)))
+                self._queue.put(Omission(sound(alert).severity))
             else:
                 self._faults.lost(COUNTED, 1)
             self._start_thread()
@@ -95,7 +97,7 @@ class Alerts:
         """Queue the notice that a matter has ended; it is sent only by the rank that sent its alert."""
         try:
             if self._usable() and self._queue.qsize() < MOST_COUNTED:
-                self._queue.put(Resolution(str(key), str(text)[:LONGEST]))
+                self._queue.put(Resolution(writable(key), shortened(writable(text), LONGEST)))
                 self._start_thread()
         except Exception as error:  # noqa: BLE001 - as for send
             self._faults.note("alerts: send", error)

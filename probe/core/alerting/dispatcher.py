@@ -17,19 +17,21 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from probe.core.alerting.channels.exchange import NotReceived
+from probe.core.alerting.channels.message import heading
 from probe.core.alerting.matters import Matters, forget_old
 from probe.core.alerting.outlet import MOST_WAITING, SEND_SECONDS, Attempt, Outlet, queue_again
 from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
 from probe.core.faults import Faults
-from probe.core.records import SEVERITIES, Alert
+from probe.core.records import Alert
 
 CHECK_SECONDS = 5.0
 """Longest time in which an address is expected to answer when a run begins."""
 SPACING = 1.0
 """Least time between two messages of a run, whatever the time of grouping."""
 COUNTED = "alerts: counted, not sent one by one"
-"""Kind of loss that is counted."""
+GIVEN_UP = "alerts: refused by the receiver for good"
+"""Kinds of losses that are counted."""
 
 _log = logging.getLogger("probe.alerts")
 
@@ -86,7 +88,7 @@ class Dispatcher:
         self._group: list[SpooledAlert] = []
         self._omitted: Counter[str] = Counter()
         self._due: float | None = None
-        self._earliest = 0.0
+        self._earliest = self._renewed = 0.0
         self._spool = None if folder is None else Spool(folder, channels=channels)
         self._inherited: list[Spool] = []
         self._flushes: list[Flush] = []
@@ -120,6 +122,7 @@ class Dispatcher:
     def _pause(self, until: float | None) -> float | None:
         times = [self._due, until, *(outlet.next_time() for outlet in self._outlets)]
         times += [each.deadline for each in self._flushes]
+        times.append(self._renewal())
         known = [at for at in times if at is not None]
         return max(0.01, min(known) - time.monotonic()) if known else None
 
@@ -127,10 +130,14 @@ class Dispatcher:
         if alert.resolved:
             return self._resolve(Resolution(alert.key, alert.text))
         alert = without_secrets(alert._replace(labels={**self._labels, **alert.labels}))
+        if alert.repeated:
+            return self._matters.take_over(alert)
         if self._matters.is_open(alert.key):
             return None
         if sum(each.alert.severity == alert.severity for each in self._group) >= MOST_WAITING:
             return self._omit(Omission(alert.severity))
+        if alert.lasting and not self._matters.lasts:
+            self._renewed = time.monotonic()
         return self._add(alert) if self._matters.open(alert) else None
 
     def _resolve(self, resolution: Resolution) -> None:
@@ -164,6 +171,8 @@ class Dispatcher:
     def _advance(self, now: float) -> None:
         if self._due is not None and (now >= self._due or self._flushes):
             self._distribute(now)
+        if (due := self._renewal()) is not None and now >= due:
+            self._renew(now)
         for outlet in self._outlets:
             if (failure := outlet.expire(now)) is not None:
                 self._note(outlet, failure)
@@ -171,6 +180,18 @@ class Dispatcher:
         for flush in [*self._flushes]:
             if self._settled() or now >= flush.deadline:
                 self._release(flush)
+
+    def _renewal(self) -> float | None:
+        """Return the time (monotonic) at which lasting alerts are sent again; None if no receiver needs that."""
+        periods = [period for outlet in self._outlets if (period := outlet.renewal_seconds) is not None]
+        return self._renewed + min(periods) if periods and self._matters.lasts else None
+
+    def _renew(self, now: float) -> None:
+        self._renewed = now
+        for alert in self._matters.lasting():
+            for outlet in self._outlets:
+                if outlet.renewal_seconds is not None:
+                    outlet.renew(alert)
 
     def _seconds(self, now: float) -> float:
         """Return the time of an attempt that begins now: what is left if somebody waits for it."""
@@ -196,11 +217,19 @@ class Dispatcher:
         if attempt.outlet not in self._outlets or (attempt not in (attempt.outlet.attempt, attempt.outlet.late)):
             self._checked(attempt)
             return
-        accepted, failure = attempt.outlet.end(attempt, time.monotonic())
-        for entry in accepted:
+        ended = attempt.outlet.end(attempt, time.monotonic())
+        for entry in ended.accepted:
             self._accept(entry, attempt.outlet)
-        if failure is not None:
-            self._note(attempt.outlet, failure)
+        for entry in ended.given_up:
+            self._give_up(entry, attempt.outlet, ended.failure)
+        if ended.failure is not None:
+            self._note(attempt.outlet, ended.failure)
+
+    def _give_up(self, entry: SpooledAlert, outlet: Outlet, failure: NotReceived | None) -> None:
+        """Count and log an alert that a receiver refuses for good, and keep it for this channel no longer."""
+        self._faults.lost(GIVEN_UP, 1)
+        _log.error("alerts: %s refuses an alert for good, %s: %s", outlet.label, failure, heading(entry.alert))
+        self._accept(entry, outlet)
 
     def _accept(self, entry: SpooledAlert, outlet: Outlet) -> None:
         try:
@@ -257,11 +286,6 @@ class Dispatcher:
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
-
-
-def severity_of(alert: Alert) -> str:
-    """Return the severity of an alert; ``critical`` for an unknown one."""
-    return alert.severity if alert.severity in SEVERITIES else "critical"
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:

@@ -147,6 +147,8 @@ class NodeWatcher:
         self._clock = RunningClock(settings.poll_seconds, time.monotonic_ns())
         self._file = EpisodeFile(folder)
         self._hang: HangEpisode | None = self._file.active
+        if self._file.alert is not None:
+            alerts.send(self._file.alert._replace(repeated=True))
         self._excused_until = 0.0
         self._lost: tuple[int, float] | None = None
         self._ended_by_us: set[int] = set()
@@ -261,7 +263,9 @@ class NodeWatcher:
             each.rank.stand_still()
         self._hang = self._file.begin(step, longest.rank.row.phase, stuck)
         where = self._write(views, running, verdict)
-        self.alerts.send(self._alert(self._hang, views, verdict, longest, where))
+        alert = self._alert(self._hang, views, verdict, longest, where)
+        self._file.keep(alert)
+        self.alerts.send(alert)
         if self.settings.on_hang == "end":
             self._end(running)
 
@@ -289,9 +293,8 @@ class NodeWatcher:
             phase=row.phase,
             seconds=f"{seconds:.0f}",
         )
-        return self._made(
-            hang.key, "hang", "critical", f"{self.settings.job} stands still: {verdict.line}", text, labels
-        )
+        title = f"{self.settings.job} stands still: {verdict.line}"
+        return self._made(hang.key, "hang", "critical", title, text, labels)._replace(lasting=True)
 
     def _labels(self, **labels: str) -> Mapping[str, str]:
         return {"job": self.settings.job, "host": self.host, **labels}
