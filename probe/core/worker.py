@@ -204,7 +204,8 @@ class Worker:
             self._thread.start()
         except (RuntimeError, MemoryError) as error:
             self._thread, self._retry_at = None, time.monotonic() + RETRY_SECONDS
-            self._faults.note(self._where, error)
+            if not self._inline or threading.main_thread().is_alive():  # at the end of the interpreter, none is needed
+                self._faults.note(self._where, error)
             return False
         return True
 

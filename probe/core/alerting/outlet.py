@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probe.core.alerting.channels import CHANNELS, Channel, RenewingChannel
 from probe.core.alerting.channels.address import AddressError
@@ -36,37 +34,30 @@ _random = secrets.SystemRandom()  # the generators of the training run stay as t
 
 
 class Attempt:
-    """Call of a channel on a thread of its own, since no call for a name's address and no mail client can be ended from
-    outside. Its end is put into a queue.
+    """Call of a channel.
 
     Args:
         outlet: outlet that it belongs to.
-        call: function that is called with the seconds left.
+        call: function that is called with ``seconds``, the longest time of the attempt.
     """
 
-    def __init__(self, outlet: Outlet, entries: Sequence[SpooledAlert], call: Callable[[float], None]) -> None:
-        self.outlet, self.entries, self._call = outlet, tuple(entries), call
+    def __init__(
+        self, outlet: Outlet, entries: Sequence[SpooledAlert], call: Callable[[float], None], seconds: float
+    ) -> None:
+        self.outlet, self.entries, self._call, self._seconds = outlet, tuple(entries), call, seconds
         self.omitted: Counter[str] = Counter()
         self.error: BaseException | None = None
-        self.deadline = 0.0
-
-    def start(self, seconds: float, ended: SimpleQueue[Any]) -> None:
-        """Start the thread; where none can be started, as at the end of the interpreter, call here."""
         self.deadline = time.monotonic() + seconds
-        thread = threading.Thread(target=self._run, args=(seconds, ended), name="probe alert", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._run(seconds, ended)
 
-    def _run(self, seconds: float, ended: SimpleQueue[Any]) -> None:
+    def run(self, ended: Callable[[Attempt], None]) -> None:
+        """Make the attempt, and pass it to ``ended`` with its error."""
         failure: BaseException | None = None
         try:
-            self._call(seconds)
+            self._call(self._seconds)
         except BaseException as error:  # noqa: BLE001 - whatever a channel raises is its failure
             failure = error
         self.error = failure
-        ended.put(self)
+        ended(self)
 
 
 class Ended(NamedTuple):
@@ -162,10 +153,11 @@ class Outlet:
         times += [self.retry_at] if self.omitted or self._joint() else []
         return max(min(times), self.held_until)
 
-    def begin(self, now: float, seconds: float, ended: SimpleQueue[Any]) -> None:
-        """Start an attempt if there is something to send and none is in progress."""
+    def begin(self, now: float, seconds: float) -> Attempt | None:
+        """Return an attempt of ``seconds`` that is in progress from now on; None if there is nothing to send, or
+        another is in progress."""
         if self.idle or self.attempt is not None or self.late is not None or now < self.held_until:
-            return
+            return None
         joint = self._joint()
         if now >= self.retry_at and (joint or self.omitted):
             entries, omitted = joint[: self._most], self.omitted.copy()
@@ -173,12 +165,12 @@ class Outlet:
             entries = [entry for entry, isolation in self._isolated.items() if now >= self._time_of(isolation)][:1]
             omitted = Counter()
         if not entries and not omitted:
-            return
+            return None
         alerts = [*(entry.alert for entry in entries), *omission(omitted)]
-        attempt = Attempt(self, entries, lambda left: self.channel.send(alerts, left))
+        attempt = Attempt(self, entries, lambda left: self.channel.send(alerts, left), seconds)
         attempt.omitted = omitted
         self.attempt = attempt
-        attempt.start(seconds, ended)
+        return attempt
 
     def expire(self, now: float) -> NotReceived | None:
         """Give up an attempt whose time is over; return its failure."""

@@ -190,7 +190,8 @@ class _Deadline:
         self._timer.daemon = True
 
     def __enter__(self) -> _Deadline:
-        self._timer.start()
+        with suppress(RuntimeError):  # without a thread, the limits of single reads remain
+            self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
