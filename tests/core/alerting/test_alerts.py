@@ -382,7 +382,7 @@ class Interrupting(Receiver):
 
     def answer(self, request: object) -> Answer:
         if not self.interrupted.is_set():
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         self.interrupted.wait()
         return ACCEPTED
 
