@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.alerting.channels import AlertSender
+from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.records import Alert, Severity
 from probe.core.run_state.budget import Budget, Stretches, stretches
 from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, ProgressRow
 from probe.core.run_state.watcher_process import WatcherSettings
+from probe.core.worker import Worker
 from probe.services.watcher.episode import EpisodeFile, HangEpisode
 from probe.services.watcher.processes import Death, RankProcess
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
@@ -382,7 +383,7 @@ def _write_all(folder: Path, texts: Mapping[str, str]) -> None:
 
 def within(seconds: float, act: Callable[[], None]) -> bool:
     """Call ``act`` on a thread of its own; return whether it came to its end within ``seconds``."""
-    done = threading.Event()
+    done: list[bool] = []
 
     def run() -> None:
         try:
@@ -390,11 +391,9 @@ def within(seconds: float, act: Callable[[], None]) -> bool:
         except OSError as error:
             _log.warning("stacks could not be written: %s", error)
         else:
-            done.set()
-        finally:
-            over.set()
+            done.append(True)
 
-    over = threading.Event()
-    threading.Thread(target=run, daemon=True, name="probe-hang-files").start()
-    over.wait(seconds)
-    return done.is_set()
+    worker = Worker("probe-hang-files", "stacks", Faults("the watcher goes on"))
+    worker.end(run)
+    worker.join(seconds)
+    return bool(done)
