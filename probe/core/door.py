@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,6 +39,11 @@ class FaultCounter(Protocol):
 class Meter(Protocol):
     """Measurement of the work in hooks."""
 
+    clock: Any
+    """Clock of a device; None if there is none: then only ``hooks`` counts."""
+    hooks: float
+    """Seconds on the host so far."""
+
     def begin(self) -> Any:
         """Begin a piece of work; return its beginning."""
 
@@ -45,7 +51,7 @@ class Meter(Protocol):
         """End a piece of work."""
 
 
-class Gate(Protocol):
+class SampledStep(Protocol):
     """State of the step in progress, which a :class:`StepHook` reads first."""
 
     sampled: bool
@@ -244,14 +250,19 @@ class StepHook(Placed):
             return
         room = self._room
         try:
-            if not room.clock.sampled or self._process != _process or room.captured():
+            if room.look is not None and self._process == _process:
+                room.look()
+            if not room.clock.sampled or self._process != _process or (room.capturing is not None and room.captured()):
                 return
             cost = room.cost
-            begun = cost.begin()
+            begun = time.perf_counter() if cost.clock is None else cost.begin()
             try:
                 self._function(*args, **kwargs)
             finally:
-                cost.end(begun)
+                if cost.clock is None:
+                    cost.hooks += time.perf_counter() - begun
+                else:
+                    cost.end(begun)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training; it is counted
             count(room.faults, self._where, error)
 
@@ -260,7 +271,11 @@ class Room(Protocol):
     """Run behind a :class:`StepHook`."""
 
     @property
-    def clock(self) -> Gate:
+    def look(self) -> Callable[[], object] | None:
+        """Function that is called first, in steps that are not sampled, too; None if there is nothing to look for."""
+
+    @property
+    def clock(self) -> SampledStep:
         """The step in progress."""
 
     @property
@@ -270,6 +285,10 @@ class Room(Protocol):
     @property
     def faults(self) -> FaultCounter:
         """The counter of failures."""
+
+    @property
+    def capturing(self) -> Callable[[], bool] | None:
+        """None if :meth:`captured` is never true."""
 
     def captured(self) -> bool:
         """Return whether nothing can be read now."""
