@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from probe.core.internevo.recipients import LOSS_RATIO, Recipient, recipients
+from probe.core.run_state.budget import Budget, OwnBudget
 
 INTERVAL_SECONDS = 300
 """Default of the interval within which a step is expected."""
@@ -36,7 +37,8 @@ class MonitorTracker:
     """Tracker of the steps and losses that :meth:`MonitorManager.monitor_loss_spike` receives.
 
     Training that reports no step within ``check_interval`` is stuck, also before the first step: one alert is sent, and
-    one notice when it goes on. Losses are judged as they come, each against the one before.
+    one notice when it goes on. Where steps have taken a third of the interval or more, the time grows with them, by the
+    budget that the watcher of a node has. Losses are judged as they come, each against the one before.
 
     Args:
         alert_address: Feishu webhook; empty or None: nothing is tracked.
@@ -86,22 +88,25 @@ class MonitorTracker:
         return found
 
     def _track(self, recipient: Recipient, stopped: threading.Event) -> None:
-        reports, since, stuck = self._recipients.reports, time.monotonic(), False
+        progress, budgets = self._recipients.progress, Budget(self._interval, self._interval)
+        budget, stuck_at = OwnBudget(progress, budgets, time.monotonic_ns()), -1
         while True:
-            pause = RECOVERY_SECONDS if stuck else max(0.0, since + self._interval - time.monotonic())
+            _, left = budget.look(time.monotonic_ns())
+            pause = RECOVERY_SECONDS if stuck_at >= 0 else max(0.0, left)
             due = time.monotonic() + pause
             if stopped.wait(pause):
                 return
-            now, at = time.monotonic(), self._recipients.step
-            if self._recipients.reports != reports:
-                reports, since = self._recipients.reports, self._recipients.reported_at
-                if stuck:
-                    stuck = False
+            row, left = budget.look(time.monotonic_ns())
+            at = self._recipients.step
+            if stuck_at >= 0:
+                if row.time != stuck_at:
+                    stuck_at = -1
                     recipient.resolve(STUCK, f"training goes on at step {at}")
-            elif now > due + LATENESS:  # this process was suspended, and so was training
-                since = now
-            elif not stuck and now >= since + self._interval:
-                stuck = True
+            elif time.monotonic() > due + LATENESS:  # this process was suspended, and so was training
+                budget = OwnBudget(progress, budgets, time.monotonic_ns())
+            elif left <= 0:
+                stuck_at = row.time
                 after = "before the first step" if at is None else f"after step {at}"
-                text = f"no step for {now - since:.4g} s; it may be saving, evaluating or compiling"
+                seconds = (time.monotonic_ns() - row.time) / 1e9
+                text = f"no step for {seconds:.4g} s; it may be saving, evaluating or compiling"
                 recipient.send(STUCK, "hang", "critical", f"training may be stuck {after}", text, at)
