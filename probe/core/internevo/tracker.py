@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from probe.core.internevo.recipients import LOSS_RATIO, Recipient, Recipients, recipients
+from probe.core.run_state.budget import Budget, OwnBudget
 from probe.core.worker import Worker
 
 INTERVAL_SECONDS = 300
@@ -36,7 +37,8 @@ class MonitorTracker:
     """Tracker of the steps and losses that :meth:`MonitorManager.monitor_loss_spike` receives.
 
     Training that reports no step within ``check_interval`` is stuck, also before the first step: one alert is sent, and
-    one notice when it goes on. Losses are judged as they come, each against the one before.
+    one notice when it goes on. Where steps have taken a third of the interval or more, the time grows with them, by the
+    budget that the watcher of a node has. Losses are judged as they come, each against the one before.
 
     Args:
         alert_address: Feishu webhook; empty or None: nothing is tracked.
@@ -65,7 +67,7 @@ class MonitorTracker:
         recipient.sigterm_wanted = True
         recipient.tracked = True
         watch, faults = _StepWatch(self._recipients, recipient, self._interval), self._recipients.faults
-        self._worker = Worker("probe tracker", "steps of the run", faults, look=watch.look, due=self._interval)
+        self._worker = Worker("probe tracker", "steps of the run", faults, look=watch.look, due=watch.pause())
 
     def stop(self) -> None:
         """End the thread, at once."""
@@ -87,24 +89,33 @@ class _StepWatch:
 
     def __init__(self, recipients: Recipients, recipient: Recipient, interval: float) -> None:
         self._recipients, self._recipient, self._interval = recipients, recipient, interval
-        self._reports, self._since, self._stuck = recipients.reports, time.monotonic(), False
-        self._due = self._since + interval
+        self._budget, self._stuck_at, self._due = self._new_budget(), -1, 0.0
+
+    def _new_budget(self) -> OwnBudget:
+        budget = Budget(self._interval, self._interval)
+        return OwnBudget(self._recipients.progress, budget, time.monotonic_ns())
 
     def look(self) -> float:
         """Judge the time since the last step; return the seconds until the next look."""
-        now, step = time.monotonic(), self._recipients.step
-        if self._recipients.reports != self._reports:
-            self._reports, self._since = self._recipients.reports, self._recipients.reported_at
-            if self._stuck:
-                self._stuck = False
+        row, left = self._budget.look(time.monotonic_ns())
+        step = self._recipients.step
+        if self._stuck_at >= 0:
+            if row.time != self._stuck_at:
+                self._stuck_at = -1
                 self._recipient.resolve(STUCK, f"training goes on at step {step}")
-        elif now > self._due + LATENESS:  # this process was suspended, and so was training
-            self._since = now
-        elif not self._stuck and now >= self._since + self._interval:
-            self._stuck = True
+        elif time.monotonic() > self._due + LATENESS:  # this process was suspended, and so was training
+            self._budget = self._new_budget()
+        elif left <= 0:
+            self._stuck_at = row.time
             after = "before the first step" if step is None else f"after step {step}"
-            text = f"no step for {now - self._since:.4g} s; it may be saving, evaluating or compiling"
+            seconds = (time.monotonic_ns() - row.time) / 1e9
+            text = f"no step for {seconds:.4g} s; it may be saving, evaluating or compiling"
             self._recipient.send(STUCK, "hang", "critical", f"training may be stuck {after}", text, step)
-        pause = RECOVERY_SECONDS if self._stuck else max(0.0, self._since + self._interval - time.monotonic())
+        return self.pause()
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        _, left = self._budget.look(time.monotonic_ns())
+        pause = RECOVERY_SECONDS if self._stuck_at >= 0 else max(0.0, left)
         self._due = time.monotonic() + pause
         return pause

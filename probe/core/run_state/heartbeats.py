@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from probe.core.door import attempt, succeeds
 from probe.core.faults import Faults
+from probe.core.messages import writable
 from probe.core.run_state.deadline_client import Answer, DeadlineClient, Unanswered, checked_address
 from probe.core.run_state.heartbeat_messages import (
     ENDED,
@@ -107,7 +108,7 @@ class Heartbeats:
         self._headers = {"Content-Type": "application/json", **_authorization(token)}
         self._client = DeadlineClient("Sending heartbeats", self._address.startswith("https"))
         run = unique_name()
-        name, launch = job[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
+        name, launch = writable(job)[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
         self._origin = Origin(name, max(rank, 0), max(world_size, 1), run, launch)
         self._faults, self._random = faults, Random()  # noqa: S311 - spreads attempts
         self._spool = None if spool is None else HeartbeatSpool(spool, self._origin.job, rank, faults)

@@ -18,6 +18,7 @@ from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.messages import writable
 from probe.core.naming import PHASE
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
@@ -165,12 +166,15 @@ class RunNumbers:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""
         self.begin()
-        return self._phases.phase(str(name))
+        return self._phases.phase(writable(name))
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""
         if self._marks is not None:
-            self._marks.promise(float(seconds))
+            try:
+                self._marks.promise(float(seconds))
+            except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
+                self._faults.note("promise", error)
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""

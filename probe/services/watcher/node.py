@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.records import Alert, Severity
-from probe.core.run_state.budget import Budget, Stretches, stretches
+from probe.core.run_state.budget import Budget, RankBudget
 from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, ProgressRow
 from probe.core.run_state.watcher_process import WatcherSettings
 from probe.core.worker import Worker
@@ -40,16 +39,14 @@ _log = logging.getLogger("probe.hang")
 class WatchedRank:
     """Rank of this node: its file and its process."""
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    def __init__(self, path: Path, budgets: Budget) -> None:
         self.reader = ProgressReader(path)
         self.header = self.reader.header
         self.process = RankProcess(self.header.pid, self.header.started)
-        self.budget = budget
+        self.budget = RankBudget(self.reader, budgets)
         self.row: ProgressRow = self._row()
         self.over_since = 0.0
         """Time at which the budget was first seen to be over; 0 if it is not."""
-        self._frozen: tuple[str, Sequence[int]] | None = None
-        self._pardoned: dict[str, Counter[int]] = {}
 
     def _row(self) -> ProgressRow:
         row = self.reader.row()
@@ -59,27 +56,6 @@ class WatchedRank:
 
     def read(self) -> None:
         self.row = self._row()
-
-    @property
-    def past(self) -> Stretches:
-        """Stretches of the present phase, without those that seemed to be standstills."""
-        pardoned = self._pardoned.get(self.row.phase, Counter())
-        counts = self.reader.counts(self.row.phase)
-        return stretches([count - pardoned[bucket] for bucket, count in enumerate(counts)] if pardoned else counts)
-
-    def stand_still(self) -> None:
-        """Remember the stretches before a standstill."""
-        self._frozen = self.row.phase, self.reader.counts(self.row.phase)
-
-    def go_on(self, phase: str, seconds: float) -> None:
-        """Learn from a standstill of ``seconds`` that has ended: not as from an ordinary stretch."""
-        phase, before = self._frozen or (phase, None)
-        self._frozen = None
-        self.budget.survive(phase, seconds)
-        if before is not None:
-            now = self.reader.counts(phase)
-            grown = [bucket for bucket, count in enumerate(now) if count > before[bucket]]
-            self._pardoned.setdefault(phase, Counter()).update(grown[-1:])
 
     @property
     def subject(self) -> StackSubject:
@@ -216,10 +192,10 @@ class NodeWatcher:
         for rank in running:
             excused = self._clock.excused(rank.row.time, now)
             young = now - excused - rank.row.time < self.settings.floor_seconds * 1e9 and not rank.row.until
-            past = Stretches(0, 0, 0, 0) if young else rank.past
-            if not young and rank.budget.left(rank.row, past, now - excused) < 0:
+            if not young and rank.budget.left(rank.row, now - excused) < 0:
                 rank.over_since = rank.over_since or now / 1e9
-                over.append(_Over(rank, rank.budget.seconds(rank.row.phase, past)))
+                seconds = rank.budget.budget.seconds(rank.row.phase, rank.budget.past(rank.row.phase))
+                over.append(_Over(rank, seconds))
             else:
                 rank.over_since = 0.0
                 if rank.row.phase != "step" or rank.row.until:
@@ -261,7 +237,7 @@ class NodeWatcher:
         stuck = {each.rank.reader.path.name: each.rank.row.time for each in over}
         longest = max(over, key=lambda each: self._seconds(each.rank))
         for each in over:
-            each.rank.stand_still()
+            each.rank.budget.stand_still(each.rank.row.phase)
         self._hang = self._file.begin(step, longest.rank.row.phase, stuck)
         where = self._write(views, running, verdict)
         alert = self._alert(self._hang, views, verdict, longest, where)
@@ -324,7 +300,7 @@ class NodeWatcher:
         still = [name for name, time in hang.stuck.items() if name in ranks and ranks[name].row.time == time]
         for name, rank in ranks.items():
             if name in hang.stuck and name not in still:
-                rank.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
+                rank.budget.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
         if still or any(each.rank.reader.path.name not in hang.stuck for each in over):
             return
         if ranks:

@@ -403,7 +403,8 @@ def test_messages_are_bounded_before_they_are_sent() -> None:
     assert flattened(deep) == ({}, 1)
     values, lost = flattened({str(n): n for n in range(300)})
     assert (len(values), lost) == (256, 44)
-    assert flattened({"x" * 300: "y" * 10_000}) == ({"x" * 200: "y" * 8192}, 0)
+    ((name, text),) = flattened({"x" * 300: "y" * 10_000 + "end"})[0].items()
+    assert (name, text[:100], text[-100:], len(text) <= 8192) == ("x" * 200, "y" * 100, "y" * 97 + "end", True)
 
 
 def test_faults_are_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:
