@@ -98,7 +98,7 @@ _skip: Callable[[CodeType], object] = _never_skipped
 _entrances: list[CodeType] = []
 """Code of the functions through which frameworks enter."""
 _numbers = itertools.count(1)
-_reports: dict[int, Callable[[], object]] = {}
+_reports: weakref.WeakValueDictionary[int, Traced] = weakref.WeakValueDictionary()
 
 
 def _renew() -> None:
@@ -144,20 +144,16 @@ class Traced:
     """
 
     def __init__(self, report: Callable[[], object]) -> None:
-        self.number = next(_numbers)
-        _reports[self.number] = report
-
-    def end(self) -> None:
-        """Call ``report`` no more."""
-        _reports.pop(self.number, None)
+        self.number, self.report = next(_numbers), report
+        _reports[self.number] = self
 
 
 def note_tracing(number: int) -> int:
     """Call the :class:`Traced` of this number. A compiler evaluates this function while it traces, and keeps the
     result as a constant."""
-    report = _reports.get(number)
-    if report is not None:
-        report()
+    traced = _reports.get(number)
+    if traced is not None:
+        traced.report()
     return number
 
 
@@ -208,20 +204,20 @@ class Hook(Placed):
         traced: is called if a compiler traces the hook.
     """
 
-    __slots__ = ("__weakref__", "_faults", "_function", "_process", "_traced", "_where")
+    __slots__ = ("__weakref__", "_faults", "_function", "_process", "_traced", "_traced_number", "_where")
 
     def __init__(
         self, faults: FaultCounter, where: str, function: Callable[..., Any], traced: Traced | None = None
     ) -> None:
-        self._faults, self._where, self._function = faults, where, function
-        self._traced = 0 if traced is None else traced.number
+        self._faults, self._where, self._function, self._traced = faults, where, function, traced
+        self._traced_number = 0 if traced is None else traced.number
         self._process = _process
 
     @entrance
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            if self._traced:
-                note_tracing(self._traced)
+            if self._traced_number:
+                note_tracing(self._traced_number)
             return None
         if self._process != _process:
             return None
@@ -259,7 +255,7 @@ class StepHook(Placed):
             try:
                 self._function(*args, **kwargs)
             finally:
-                if cost.clock is None:
+                if type(begun) is float:
                     cost.hooks += time.perf_counter() - begun
                 else:
                     cost.end(begun)
@@ -334,8 +330,8 @@ class Around:
         traced: Traced | None = None,
     ) -> None:
         self._owner, self._attribute, self._faults = owner, name, faults
-        self._before, self._after = before, after
-        self._traced = 0 if traced is None else traced.number
+        self._before, self._after, self._traced = before, after, traced
+        self._traced_number = 0 if traced is None else traced.number
         self._process = _process
         self._replaced = vars(owner).get(name, _ABSENT)
         self._original: Callable[..., Any] = getattr(owner, name)
@@ -344,8 +340,8 @@ class Around:
     @entrance
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            if self._traced:
-                note_tracing(self._traced)
+            if self._traced_number:
+                note_tracing(self._traced_number)
             return self._original(*args, **kwargs)
         if self._process != _process:
             return self._original(*args, **kwargs)

@@ -472,6 +472,11 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+def _no_step(_began: Callable[..., None], _ended: Callable[..., None], _faults: FaultCounter) -> Remove:
+    """Listen to nothing: no optimizer of the process is visible."""
+    return lambda: None
+
+
 class FrameworkAdapter(NamedTuple):
     """Framework as seen by core."""
 
@@ -493,8 +498,6 @@ class FrameworkAdapter(NamedTuple):
     Python; None if none ever is."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
-    on_every_step: Callable[[Callable[..., None], Callable[..., None], FaultCounter], Remove] = (
-        lambda began, ended, faults: lambda: None
-    )  # noqa: ARG005
+    on_every_step: Callable[[Callable[..., None], Callable[..., None], FaultCounter], Remove] = _no_step
     """Function that has its first argument called before, its second after each update of every visible optimizer of
     the process, with the optimizer first; returns a function that ends this."""

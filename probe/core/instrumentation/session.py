@@ -238,9 +238,12 @@ class Session:
         run = self._run
         for every in run.every_update.all:
             attempt(self.faults, "collectives", every, run.clock.step)
-        if not run.clock.sampled or (run.capturing is not None and run.captured()):
-            return
-        begun = run.cost.begin()
+        if run.clock.sampled and not (run.capturing is not None and run.captured()):
+            self._read(run, optimizer, scale)
+
+    def _read(self, run: Run, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Call the listeners of a sampled step before the update of ``optimizer``."""
+        begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         if not self._parameters.looked:
             attempt(self.faults, "parameters", self._parameters.look)
         owned = self._parameters.of(optimizer)
@@ -461,7 +464,8 @@ class Session:
             attempt(self.faults, "end of step", self._hand_over, "partial")
 
     def _hand_over(self, outcome: Outcome) -> None:
-        run, begun = self._run, self._run.cost.begin()
+        run = self._run
+        begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()

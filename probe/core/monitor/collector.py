@@ -248,8 +248,16 @@ class Collector:
 
     def _between(self, step: int) -> None:
         """Apply every plan that takes effect with ``step``, which is about to begin."""
-        if self.session is not None:
-            self.session.settled = True  # first: the program may assign values meanwhile, on another thread
+        if self.session is None:
+            return
+        self.session.settled = True  # first: the program may assign values meanwhile, on another thread
+        try:
+            self._apply_plans(step)
+        finally:
+            if self.session is not None and not self._planner.settled:
+                self.session.settled = False
+
+    def _apply_plans(self, step: int) -> None:
         if self.session is not None and self._narrowed is not None:
             before, self._subject, self._narrowed = self._subject, self._narrowed, None
             kept = {id(optimizer) for optimizer in self._subject.optimizers}
@@ -258,8 +266,6 @@ class Collector:
         if self.session is not None:
             for plan in self._planner.plans(step, None if self.output is None else self.output.news):
                 self._apply(plan, step)
-        if self.session is not None and not self._planner.settled:
-            self.session.settled = False
 
     def _of_program(self, step: int) -> None:
         for plan in self._planner.of_program(self.output is not None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def check_again(parameter: torch.nn.Parameter) -> None:
     Raises:
         ValueError: with the remedy.
     """
-    if fsdp1.CLASS[0] in sys.modules and home(parameter) is None:
+    if getattr(parameter, "_fsdp_flattened", False) and home(parameter) is None:
         fsdp1.check_unwrapped(parameter)
 
 
@@ -50,7 +49,7 @@ def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     """Return ``tensor``, which has the layout of ``parameter``, with its coverage; None for None."""
     found = _homes.get(parameter) if _homes.data else None
     if found is None:
-        if fsdp1.CLASS[0] in sys.modules:
+        if getattr(parameter, "_fsdp_flattened", False):
             fsdp1.check_unwrapped(parameter)
         return tensor
     return None if tensor is None else found.piece(parameter, tensor)

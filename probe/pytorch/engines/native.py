@@ -99,7 +99,6 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
             around = Around(optimizer, "step", listener.faults, steps.entered, steps.leave, traced)
             placed.callback(replace(optimizer, "step", around))
         placed.callback(on_scaled_step(optimizer, steps))
-        placed.callback(traced.end)
         return placed.pop_all().close
 
 
