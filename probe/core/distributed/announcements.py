@@ -72,14 +72,31 @@ class FolderNotices:
             raise ValueError(f"{path}: expected a JSON object; there is {type(message).__name__}")
         return message
 
+    def exists(self) -> bool:
+        """Return true if the folder is there."""
+        return self._folder.is_dir()
+
+    def begin(self) -> None:
+        """Make the folder, and try whether messages can be written there.
+
+        Raises:
+            OSError: if they cannot.
+        """
+        trial = self._folder / f".{self._rank}.{os.getpid()}.trial"
+        self._put({}, trial)
+        trial.unlink()
+
     def give(self, about: Mapping[str, Any]) -> None:
         """Write the next message as a whole, unless it is there."""
+        self._put(about, self._folder / f"{self._next}.json")
+
+    def _put(self, about: Mapping[str, Any], path: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{self._rank}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
         try:
             with suppress(FileExistsError):
-                os.link(temporary, self._folder / f"{self._next}.json")
+                os.link(temporary, path)
         finally:
             temporary.unlink()
 

@@ -114,9 +114,7 @@ class Collector:
         self._ended_at: int | None = None
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
-        self._end: RunEnd | None = None
-        self._deadline = 0.0
-        """End of the time for the files, of the monotonic clock."""
+        self._end = RunEnd()
         with ExitStack() as undo:
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
             undo.callback(self._reporting.close, 0.0)
@@ -282,6 +280,7 @@ class Collector:
             self.output.follow(run, plan)
         elif plan.writes:  # module_ranks has changed
             self.output = self._new_output(run, plan, step)
+            self.output.begin(plan)
         self._planner.accept(plan)
         if plan.restarts or not plan.listens:
             self._collectives.stop()
@@ -323,11 +322,10 @@ class Collector:
         Args:
             error: the exception that has interrupted training; then the unfinished step is written, too.
         """
-        self._deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self._grace)
-        if self._end is None:
-            self._end = RunEnd(self._parts_of_end(cause, error))
-        if not self._end.over:
-            self._end.go_on()
+        if not self._end.begun:
+            self._end.begin(self._parts_of_end(cause, error))
+        if self._end.interrupted:
+            self._end.go_on(FLUSH_SECONDS if cause == "exit" else self._grace)
             return
         self._collectives.stop()
         put_back()
@@ -336,7 +334,7 @@ class Collector:
     @property
     def ending(self) -> bool:
         """True if the end was interrupted: parts of it are left."""
-        return self._end is not None and not self._end.over
+        return self._end.interrupted
 
     @property
     def _grace(self) -> float:
@@ -380,19 +378,14 @@ class Collector:
             self._inbox.close()
 
     def _close_numbers(self, well: bool) -> None:
-        self.numbers.close(self._remaining, well)
+        self.numbers.close(self._end.remaining, well)
 
     def _close_output(self, incident: bool) -> None:
         if self.output is not None:
-            self.output.close(incident, self._remaining)
+            self.output.close(incident, self._end.remaining)
 
     def _close_reporting(self) -> None:
-        self._reporting.close(min(self._deadline, time.monotonic() + self._grace))
-
-    @property
-    def _remaining(self) -> float:
-        """Seconds until the deadline of the end."""
-        return max(0.0, self._deadline - time.monotonic())
+        self._reporting.close(time.monotonic() + min(self._end.remaining, self._grace))
 
     def _retire(self) -> None:
         """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,

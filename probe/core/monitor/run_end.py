@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 
 class RunEnd:
     """The parts of an end that are left. One that is interrupted (Ctrl-C, a signal handler that raises) is called again
-    by the next :meth:`go_on`: each part can be called twice.
+    by the next :meth:`go_on`, so each part can be called twice."""
 
-    Args:
-        parts: raise no ``Exception``.
-    """
-
-    def __init__(self, parts: Iterable[Callable[[], object]]) -> None:
-        self._left = deque(parts)
+    def __init__(self) -> None:
+        self._left: deque[Callable[[], object]] | None = None
+        self._deadline = 0.0
 
     @property
-    def over(self) -> bool:
-        """True if every part is done."""
-        return not self._left
+    def begun(self) -> bool:
+        """True if the end has parts, done or not."""
+        return self._left is not None
 
-    def go_on(self) -> None:
+    @property
+    def interrupted(self) -> bool:
+        """True if parts are left."""
+        return bool(self._left)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline of the latest :meth:`go_on`."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def begin(self, parts: Iterable[Callable[[], object]]) -> None:
+        """Set the parts, which raise no ``Exception``."""
+        self._left = deque(parts)
+
+    def go_on(self, seconds: float) -> None:
         """Do the parts that are left. Callable inside a signal handler that has interrupted it.
+
+        Args:
+            seconds: time that they have.
 
         Raises:
             BaseException: what has interrupted a part; it and those after it are left.
         """
+        self._deadline = time.monotonic() + seconds
         while self._left:
             part = self._left[0]
             part()

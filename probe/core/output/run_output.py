@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -36,10 +37,20 @@ FLUSH_SECONDS = 30.0
 DELIVERY = "delivery"
 """Place under which failures of the thread that writes are counted."""
 CLOSE_SECONDS = 300.0
-"""Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler that
-has interrupted the holder of a lock waits in vain."""
+"""Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler
+that has interrupted the holder of a lock waits in vain."""
 
 _log = logging.getLogger("probe")
+
+
+class _Last(NamedTuple):
+    """The end of a run, as it is known when its files are to be closed."""
+
+    faults: Faults
+    step: int
+    """The last step that has ended."""
+    incident: bool
+    """True if training ends by an exception."""
 
 
 class Output:
@@ -98,16 +109,20 @@ class Output:
         Raises:
             Exception: if a rule or sink cannot be made; then nothing changes.
         """
-        step = run.clock.step
+        at = {"step": run.clock.step, "plan": plan.name}
         if plan.purpose in ("rest", "count"):
-            self._note({"step": step, "collecting": False})
+            self._note({**at, "collecting": False})
         elif plan.origin == "finding":
-            self._note({"step": step, "collecting": True, "suspects": list(plan.suspects)})
+            self._note({**at, "collecting": True, "suspects": list(plan.suspects)})
         elif plan.purpose == "collect":
-            self._change(run)
+            self._change(run, plan.name)
             self._pace = plan.schedule.pace or self._pace
 
-    def _change(self, run: Run) -> None:
+    def begin(self, plan: Plan) -> None:
+        """Note that the output begins with ``plan``, while others are under way."""
+        self._note({"step": self._run.clock.step, "plan": plan.name, "collecting": True})
+
+    def _change(self, run: Run, plan: str) -> None:
         """Write the rows of ``run`` to the same directory. Keep rules and sinks whose configuration has not changed."""
         before, self._run = self._run, run
         try:
@@ -121,7 +136,7 @@ class Output:
         rules, sinks, past = self._stages.rules, self._stages.sinks, self._past()
         change = self._exchange.change(run, lambda: self._writer.change(rules, sinks, past))
         self._delivery.submit(change, must=True)
-        self._manifest.configured(run)
+        self._manifest.configured(run, plan)
         self._write_manifest()
 
     def succeed(self, run: Run) -> None:
@@ -236,19 +251,19 @@ class Output:
         """
         if not self._delivery.here or self._finished:
             return
-        deadline, faults = time.monotonic() + seconds, self._run.faults
+        deadline, last = time.monotonic() + seconds, self._last(incident)
         self.flush(seconds)
         self._exchange.end()
         left = max(LAST_SECONDS, deadline - time.monotonic())
-        self._delivery.close(left, lambda: self._finish_here(faults, incident))
-        self._wait_or_finish(faults, incident)
+        self._delivery.close(left, lambda: self._finish_here(last))
+        self._wait_or_finish(last)
 
     def let_go(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
-        faults = self._run.faults
+        last = self._last(False)
         del self._run
         self._exchange.end()
-        self._delivery.end(lambda: self._finish_here(faults), awaited=True)
+        self._delivery.end(lambda: self._finish_here(last), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
@@ -259,36 +274,41 @@ class Output:
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
-    def _finish_here(self, noted: Faults, incident: bool = False) -> None:
+    def _last(self, incident: bool) -> _Last:
+        return _Last(self._run.faults, self._run.clock.step - 1, incident)
+
+    def _finish_here(self, last: _Last) -> None:
         """Finish on the delivery thread, unless that is done."""
         self._exchange.advance()
-        self._finish_once(noted, incident)
+        self._finish_once(last)
 
-    def _wait_or_finish(self, noted: Faults, incident: bool) -> None:
+    def _wait_or_finish(self, last: _Last) -> None:
         """Wait until the delivery thread has finished; finish here if it is stuck before that, or cannot run."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        while not (self._finished or self._finish_once(noted, incident)):
+        while not (self._finished or self._finish_once(last)):
             if time.monotonic() > deadline:
-                noted.note("end of the run", TimeoutError(f"files not closed within {CLOSE_SECONDS:g} seconds"))
+                last.faults.note("end of the run", TimeoutError(f"files not closed within {CLOSE_SECONDS:g} seconds"))
                 return
             time.sleep(0.001)  # no lock: this may run inside a signal handler
 
-    def _finish_once(self, noted: Faults, incident: bool) -> bool:
+    def _finish_once(self, last: _Last) -> bool:
         """Finish, unless that is done or another thread is at it; return true if it is done."""
         if not self._finishing.acquire(blocking=False):
             return False
         try:
             if not self._finished:
                 self._exchange.close(LAST_SECONDS)
-                self._finish(noted, incident)
+                self._finish(last)
                 self._finished = True
         finally:
             self._finishing.release()
         return True
 
-    def _finish(self, noted: Faults, incident: bool = False) -> None:
-        self._writer.close(incident)
-        faults, more = noted.counts, dict[str, object]()
+    def _finish(self, last: _Last) -> None:
+        self._writer.close(last.incident)
+        faults, more = last.faults.counts, dict[str, object]()
+        if last.step >= self._attached.first:
+            more["last_step"] = last.step
         if self._pace is not None:
             more["pace"] = {"interval": self._pace.interval, "skipped": self._pace.skipped}
         if (past := self._held_back[1]) is not None:
@@ -298,7 +318,7 @@ class Output:
             "cost_seconds": self.cost,
             "findings": self._writer.found,
         }
-        self._write_manifest(more | {"faults": faults}, noted)
+        self._write_manifest(more | {"faults": faults}, last.faults)
         if faults:
             _log.warning("failed in places, training was not affected: %s", faults)
 
