@@ -65,8 +65,8 @@ class Wholes:
         if self._taken - self._done > MOST_BYTES:
             self._stats.give_up(BufferError(f"more than {MOST_BYTES >> 20} MiB wait for ranks that are late"))
         if not self._worker.submit(partial(self._exchange, offer)):  # training must not wait for other ranks
-            self._stats.give_up(RuntimeError("there is no thread that could wait for other ranks"))
             offer.result = offer.without()
+            self._stats.give_up(RuntimeError("there is no thread that could wait for other ranks"))
         return offer
 
     def close(self, timeout: float = 0.0) -> None:

@@ -186,6 +186,26 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     writing.end()
 
 
+def test_without_a_thread_no_rank_is_waited_for(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started every step is written without the numbers of whole tensors, and that is counted."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writing = Writing(other)
+    for step in range(2):
+        writing.submit(step)
+    writing.end()
+    assert writing.written == [(0, "missing"), (1, "none")]
+    assert not other.awaited.is_set()
+    assert writing.faults.counts == {
+        "delivery: RuntimeError": 1,
+        "global statistics: RuntimeError": 2,  # the thread, and the end of the exchange
+        "global statistics: steps of this rank dropped because no thread could be started": 2,
+    }
+
+
 def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
     """Waiting steps are written as they are."""
     writing = Writing(other)

@@ -21,6 +21,7 @@ import pytest
 from probe.core.faults import Faults
 from probe.core.run_state import heartbeats
 from probe.core.run_state.heartbeat_messages import flattened, launch_name
+from probe.core.run_state.heartbeat_spool import HeartbeatSpool
 from probe.core.run_state.heartbeats import Heartbeats
 from tests.required import require
 from tests.services.server_process import Served, serving, wait_for
@@ -310,6 +311,47 @@ def test_unsent_messages_are_kept_for_the_next_process(
     assert late[0]["values"] == {"step": 0, "loss": "NaN"}
     assert {row["run"] for row in late}.isdisjoint({row["run"] for row in rows if not row["late"]})
     assert faults.counts == {}
+
+
+def test_without_a_thread_messages_are_kept_for_the_next_process(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread can be started nobody waits for the server; the next process of the rank sends them."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with client(server.address, "full", spool=tmp_path / "spool") as (sender, faults):
+            sender.send("progress", {"step": 1})
+            sender.close(LONG)
+    assert faults.counts == {"heartbeats: RuntimeError": 1}
+    with client(server.address, "full", spool=tmp_path / "spool") as (sender, _):
+        wait_for(lambda: not list((tmp_path / "spool").iterdir()))
+        sender.close(LONG)
+    assert [row["values"] for row in server.stored("full") if row["late"]] == [{"step": 1}, {"state": "ended"}]
+
+
+def test_an_interrupted_close_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Ctrl-C while a server is waited for: a further close keeps the messages, each once."""
+    accepted = threading.Event()
+
+    def interrupt() -> None:
+        silent.accept()
+        accepted.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with client(f"http://127.0.0.1:{silent.getsockname()[1]}", "kept", spool=tmp_path / "spool") as (sender, _):
+            with pytest.raises(KeyboardInterrupt):
+                sender.close(LONG)
+            sender.close(0)
+            sender.close(0)
+    assert accepted.is_set()
+    (kept,) = HeartbeatSpool(tmp_path / "spool", "kept", 0, Faults()).waiting()
+    assert len(kept.messages) == 1
 
 
 def test_a_forked_child_sends_nothing(server: Served) -> None:
