@@ -110,6 +110,8 @@ class WatcherProcess:
         if time.monotonic() < self._next or os.getpid() != self._owner:
             return
         self._next = time.monotonic() + SECONDS
+        if not self._folder.exists():
+            return  # removed: the progress of this rank makes it again
         try:
             if pid := watcher_pid(self._folder):
                 self._attempts = 0
