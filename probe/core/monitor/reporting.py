@@ -64,10 +64,10 @@ class Reporting:
 
     def follow(self, numbers: RunNumbers) -> None:
         """Report the ``numbers`` of every step, and what rules find in them."""
-        if self.marks is not None:
-            numbers.looks.append(self.marks.renew)
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
+        elif self.marks is not None:
+            numbers.looks.append(self.marks.renew)
         if self._feed is not None and self.marks is not None:
             hang = self._settings.run.hang
             self._feed.judge_by(OwnBudget(self.marks, Budget(hang.floor_seconds, hang.startup_seconds)))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from probe.core.launch import launch_names
 from probe.core.messages import printable, printable_lines, shortened, writable
+from probe.core.times import sound_time
 
 PATHS = {"heartbeats": "/v1/heartbeats", "findings": "/v1/findings", "exceptions": "/v1/exceptions"}
 """Addresses of the server's endpoints, by name."""
@@ -194,6 +195,14 @@ def parsed(data: bytes, path: str) -> HeartbeatBatch:
     kinds = tuple(kind for kind, place in KINDS.items() if place == path)
     found = tuple(_message(each, f"messages[{place}]", kinds) for place, each in enumerate(messages))
     return HeartbeatBatch(origin, found, fields.get("late") is True)
+
+
+def dated(batch: HeartbeatBatch, now: float) -> tuple[HeartbeatBatch, int]:
+    """Return ``batch`` with ``now`` in place of each time that is none, such as one in milliseconds, and the number of
+    those: what a message says is worth more than when it was made."""
+    messages = tuple(message._replace(time=sound_time(message.time, now)) for message in batch.messages)
+    wrong = sum(new.time != old.time for new, old in zip(messages, batch.messages, strict=True))
+    return batch._replace(messages=messages), wrong
 
 
 def _message(entry: object, where: str, kinds: Sequence[str]) -> HeartbeatMessage:

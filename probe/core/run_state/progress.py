@@ -298,6 +298,17 @@ def _mapped(path: Path, header: ProgressHeader) -> mmap.mmap:
     return mapped
 
 
+def renew_progress(folder: Path) -> None:
+    """Make the files of this process in ``folder`` again if they were removed.
+
+    Raises:
+        OSError: if they cannot be made.
+    """
+    for progress in [*_live]:
+        if progress.path is not None and progress.path.parent == folder:
+            progress.renew()
+
+
 def _after_fork() -> None:
     for progress in list(_live):
         progress._forget()

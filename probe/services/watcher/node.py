@@ -115,10 +115,18 @@ class NodeWatcher:
         folder: folder of the ranks of this node.
         settings: configuration.
         alerts: queue of alerts.
+        replaced: function that returns true once another watcher has taken this one's place.
     """
 
-    def __init__(self, folder: Path, settings: WatcherSettings, alerts: AlertSender) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: WatcherSettings,
+        alerts: AlertSender,
+        replaced: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.folder, self.settings, self.alerts = folder, settings, alerts
+        self._replaced = replaced
         self.host = socket.gethostname()
         self._ranks: dict[str, WatchedRank] = {}
         self._clock = RunningClock(settings.poll_seconds, time.monotonic_ns())
@@ -137,6 +145,9 @@ class NodeWatcher:
         self.look()
         while self._ranks or time.monotonic() - self._alone_since < self.settings.linger_seconds:
             self._wait()
+            if self._replaced():
+                _log.warning("%s was made anew: another watcher watches it", self.folder)
+                return
             self.look()
         if self._hang:
             self._resolve(f"the ranks of {self.host} have ended")
@@ -168,10 +179,12 @@ class NodeWatcher:
             self._examine(running, over)
 
     def _find(self) -> None:
-        """Notice new files, also one that replaces another of its name."""
-        with os.scandir(self.folder) as entries:
-            there = {entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."}
-        for name, entry in there.items():
+        """Notice new files, also one that replaces another of its name. Those that were removed are still open here:
+        without the folder their ranks are watched on."""
+        found: dict[str, os.DirEntry[str]] = {}
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            found = {entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."}
+        for name, entry in found.items():
             known = self._ranks.get(name)
             if known is None or known.reader.inode != entry.inode():
                 budget = Budget(self.settings.floor_seconds, self.settings.startup_seconds)
