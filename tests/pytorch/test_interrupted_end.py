@@ -88,7 +88,7 @@ def traced(function: Callable[[], None], visit: Callable[[Place], None]) -> None
 def test_an_end_goes_on_wherever_it_was_interrupted() -> None:
     """A Ctrl-C at the beginning of any function of the end leaves nothing undone after the next ``stop()``."""
     places = dict[Place, None]()
-    traced(Trained().monitor.stop, lambda place: places.setdefault(place))
+    traced(Trained().monitor.stop, places.setdefault)
     assert len(places) > 30
     undone = {}
     for place in places:
@@ -170,4 +170,3 @@ def test_a_process_that_is_terminated_while_it_ends_finishes_its_files(output_di
     assert ended.returncode == -signal.SIGTERM, ended.stderr
     assert "end_time" in manifest_of(output_dir)
     assert len(list(directory_of(output_dir).glob("grad_reduced_*.parquet"))) == 1
-

@@ -174,7 +174,11 @@ class Collector:
         if self.session is None:
             return None
         if not self.numbers.active:
-            self.numbers.begin(self.step - 1 if self.step > self.first else None)
+            try:
+                self.numbers.begin(self.step - 1 if self.step > self.first else None)
+            except RuntimeError as error:  # no thread can be started
+                self.faults.note("numbers of the run", error)
+                return None
             if self.numbers.active:
                 self.session.inform(self.numbers)
         return self.numbers
@@ -228,7 +232,11 @@ class Collector:
         if self.session is None:
             return []
         if self._inbox is None:
-            self._inbox = self._planner.command_inbox(self.first, self._began)
+            try:
+                self._inbox = self._planner.command_inbox(self.first, self._began)
+            except RuntimeError as error:  # no thread can be started
+                self.faults.note("commands", error)
+                return []
         if self._inbox is None:
             if not self._warned_of_commands:
                 self._warned_of_commands = True

@@ -18,6 +18,7 @@ from probe.core.instrumentation.context import Listeners
 from probe.core.monitor import attachment
 from probe.core.monitor.collector import CollectiveWatch, Collector
 from probe.core.monitor.legacy import Legacy, main_grad_of
+from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import put_back
 from probe.core.monitor.readback import Metrics, gradients_of, values_of
 from probe.core.monitor.subject import Subject, ranks_of
@@ -65,6 +66,8 @@ class Monitor(Legacy):
         self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
         self._collector: Collector | None = None
         """The latest attachment."""
+        self._unwatched = False
+        """True if the machine failed when the monitor was to be attached: its methods have no effect."""
         self._listeners: Listeners[SnapshotListener] = Listeners()
         self._models: list[weakref.ref[Any]] = []
         self.automatic = False
@@ -113,6 +116,10 @@ class Monitor(Legacy):
         Raises:
             RuntimeError: if this monitor is attached already; ``stop()`` it first.
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
+            OSError: if the output folder that MONITOR_OUTPUT_DIR names cannot be used.
+
+        If the machine fails instead (the current folder is gone, the disk is full), that is
+        logged and counted in ``faults``, and training goes on without the monitor.
         """
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
@@ -122,9 +129,17 @@ class Monitor(Legacy):
         if not self.automatic:
             for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
                 other.stop()
-        self._collector = Collector(
-            self._configuration, subject, self._collectives, self._process_group, self._listeners
-        )
+        try:
+            self._collector = Collector(
+                self._configuration, subject, self._collectives, self._process_group, self._listeners
+            )
+        except Exception as error:
+            if not machine_failed(error, os.environ):
+                raise
+            self._collector, self._unwatched = None, True
+            self._faults.note("set_monitor", error)
+            return
+        self._unwatched = False
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
 
@@ -167,6 +182,8 @@ class Monitor(Legacy):
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
         """
+        if self._unwatched:
+            return
         if self._collector is None:
             _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._collector.listening_numbers()) is not None:
@@ -210,6 +227,8 @@ class Monitor(Legacy):
         Raises:
             RuntimeError: if no model is watched.
         """
+        if self._unwatched:
+            return lambda: None
         numbers = self._collector.listening_numbers() if self._collector is not None else None
         if numbers is None:
             raise RuntimeError("on_run_step: no model is watched; call set_monitor first")

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -85,16 +86,16 @@ class Output:
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
         self._stages = Stages(attached.rank, self._resumed)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove)
             self._stages.choose(run.settings, self._context(run))
             self._remember()
             self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
-        except BaseException:
-            self._remove()
-            raise
+            undo.callback(self._writer.close)
+            self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+            undo.pop_all()
         self._overhead = Overhead(run.framework.clock)
-        self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
         self._finishing, self._finished = threading.RLock(), False
         """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
