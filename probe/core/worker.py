@@ -128,7 +128,11 @@ class Worker:
             return False
         if not self._woken:
             self._woken = True
-            self._put(None)
+            try:
+                self._put(None)
+            except BaseException:  # an interrupt by the user: the next call puts it
+                self._woken = False
+                raise
         return True
 
     def flush(self, seconds: float) -> bool:
