@@ -117,6 +117,11 @@ class Alert(NamedTuple):
     """Seconds since the epoch."""
     resolved: bool = False
     """True if the matter has ended."""
+    lasting: bool = False
+    """True if the matter is a state that is resolved when it ends: until then the alert is sent again to receivers that
+    forget what is not."""
+    repeated: bool = False
+    """True if an earlier process has sent the alert, and its matter goes on: only those receivers get it again."""
 
 
 class Finding(NamedTuple):

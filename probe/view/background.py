@@ -18,14 +18,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from probe.core.door import attempt
+from probe.core.faults import Faults
 from probe.core.storage.files import MOST_JSON
 from probe.core.storage.layout import MICRO_STEP
+from probe.core.worker import Worker
 
 State = Literal["running", "done", "failed"]
 MOST_WAITING = 100
 """Tasks that wait at most; the oldest is dropped."""
 MOST_KEPT = 200
 """Results that are kept at most; the oldest is dropped."""
+WHERE = "tasks"
+"""Place under which failures are counted."""
+UNDONE = "its process could not be started or read: see the log of the view"
 NICE = 15
 """Priority of a task: beside a program that takes all of a processor it gets about 3 % of it."""
 MEMORY = "256MB"
@@ -56,17 +62,17 @@ class BackgroundTasks:
 
     def __init__(self, changed: Callable[[Hashable], None]) -> None:
         self._changed = changed
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="probe-view-tasks", daemon=True)
-        self._thread.start()
+        self._faults = Faults("the view goes on")
+        self._worker = Worker("probe-view-tasks", WHERE, self._faults, look=self._look)
 
     def result(self, key: Hashable) -> TaskResult | None:
         """Return the result of a task; None if it was not asked for."""
-        with self._condition:
+        with self._lock:
             return self._results.get(key)
 
     def ask(self, key: Hashable, arguments: Sequence[str], version: Hashable) -> TaskResult:
@@ -77,7 +83,7 @@ class BackgroundTasks:
         Returns:
             What there is of it.
         """
-        with self._condition:
+        with self._lock:
             found = self._results.get(key)
             if found is not None and (found.version == version or found.state == "running"):
                 return found
@@ -93,50 +99,48 @@ class BackgroundTasks:
                 dropped = next(iter(self._waiting))
                 del self._waiting[dropped]
                 self._results.pop(dropped, None)
-            self._condition.notify()
+            self._worker.wake()
             return found
 
     def close(self) -> None:
         """End the process that runs."""
-        with self._condition:
+        with self._lock:
             self._ended = True
             self._waiting.clear()
             if self._process is not None:
                 with suppress(OSError):
                     self._process.kill()
-            self._condition.notify()
-        self._thread.join(5)
+        self._worker.end()
+        self._worker.join(5)
 
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._waiting and not self._ended:
-                    self._condition.wait()
-                if self._ended:
-                    return
-                key = next(reversed(self._waiting))
-                arguments, version = self._waiting.pop(key)
-                found = self._results.setdefault(key, TaskResult("running"))
-            began = time.monotonic()
-            answer, error = self._answer(arguments)
-            with self._condition:
-                found.state = "failed" if error else "done"
-                found.answer = found.answer if error else answer
-                found.error, found.version, found.began, found.ended = error, version, began, time.monotonic()
-                if self._ended:
-                    return
-            self._changed(key)
+    def _look(self) -> float | None:
+        """Do the newest task that waits; return 0 seconds if there was one."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            key = next(reversed(self._waiting))
+            arguments, version = self._waiting.pop(key)
+            found = self._results.setdefault(key, TaskResult("running"))
+        began = time.monotonic()
+        answer, error = attempt(self._faults, WHERE, self._answer, arguments) or (None, UNDONE)
+        with self._lock:
+            found.state = "failed" if error else "done"
+            found.answer = found.answer if error else answer
+            found.error, found.version, found.began, found.ended = error, version, began, time.monotonic()
+        if not self._ended:
+            attempt(self._faults, WHERE, self._changed, key)
+        return 0.0
 
     def _answer(self, arguments: Sequence[str]) -> tuple[Any, str]:
         """Run a task; return what it printed, or its error."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as wrong:
             command = [sys.executable, "-m", "probe.view.background", *arguments]
-            with self._condition:
+            with self._lock:
                 if self._ended:
                     return None, "ended"
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
             code = self._process.wait()
-            with self._condition:
+            with self._lock:
                 self._process = None
             out.seek(0)
             data = out.read(MOST_JSON + 1)

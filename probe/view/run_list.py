@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probe.core.door import attempt
+from probe.core.faults import Faults
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed_run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_name
+from probe.core.worker import Worker
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
 from probe.view.run_files import GrowingFiles, RunGone
@@ -25,6 +28,8 @@ from probe.view.viewed_run import ViewedRun
 
 _log = logging.getLogger("probe.view")
 
+WHERE = "list of runs"
+"""Place under which failures are counted."""
 DEEPEST = 4
 """Levels of folders in which runs are looked for."""
 MOST_RUNS = 100_000
@@ -89,19 +94,22 @@ class RunList:
         self._files: OrderedDict[int, GrowingFiles] = OrderedDict()
         self._ended = threading.Event()
         self.tasks = BackgroundTasks(self._task_ended)
-        self._thread = threading.Thread(target=self._follow, name="probe-view-runs", daemon=True)
+        self._faults, self._again_at = Faults("the view goes on"), 0.0
+        self._worker: Worker | None = None
 
     def start(self) -> None:
         """Find the runs, and follow them on a thread."""
         self._search()
-        self._thread.start()
+        self._again_at = time.monotonic() + SEARCH_SECONDS
+        self._worker = Worker("probe-view-runs", WHERE, self._faults, look=self._look, due=0.0)
 
     def close(self) -> None:
         """End the thread, and release all resources."""
         self._ended.set()
         self.tasks.close()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        if self._worker is not None:
+            self._worker.end()
+            self._worker.join(5)
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -243,22 +251,19 @@ class RunList:
                 for name in names:
                     self._known[place, name] = one
 
-    def _follow(self) -> None:
-        """Read summaries: those of runs that were never read first, then those of runs that go on."""
-        again = time.monotonic() + SEARCH_SECONDS
-        while not self._ended.is_set():
-            began, new = time.monotonic(), False
-            for run in sorted(self.runs, key=lambda run: run.summary is not None):
-                if self._ended.is_set():
-                    return
-                if run.summary is None or run.summary.alive:
-                    new |= run.summary is None
-                    self.read(run)
-                    self._ended.wait(PAUSE_SECONDS)
-            if (now := time.monotonic()) >= again:
-                self._search()
-                again = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
-            self._ended.wait(1.0 if new else max(1.0, SHARE * (time.monotonic() - began)))
+    def _look(self) -> float:
+        """Read summaries: those of runs that were never read first, then those of runs that go on. Return the seconds
+        until that is due again."""
+        began, new = time.monotonic(), False
+        for run in sorted(self.runs, key=lambda run: run.summary is not None):
+            if not self._ended.is_set() and (run.summary is None or run.summary.alive):
+                new |= run.summary is None
+                attempt(self._faults, WHERE, self.read, run)
+                self._ended.wait(PAUSE_SECONDS)
+        if (now := time.monotonic()) >= self._again_at:
+            self._search()
+            self._again_at = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
+        return 1.0 if new else max(1.0, SHARE * (time.monotonic() - began))
 
 
 def _roots(folder: Place, depth: int) -> Iterator[Place]:

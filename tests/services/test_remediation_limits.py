@@ -273,3 +273,29 @@ def test_the_history_is_bounded(tmp_path: Path) -> None:
         assert (len(entries), entries[0]["id"]) == (100, number)
         assert service.send(acted) == (200, {"actions": [], "known": 1})
         assert (tmp_path / "history.sqlite").stat().st_size < 1 << 20
+
+
+def test_what_the_limits_count_is_not_removed_from_the_history(tmp_path: Path) -> None:
+    """However many refused alerts come within the hour, an action beyond the limit stays refused."""
+    path = program(tmp_path / "nothing", f'echo "$1" >> {tmp_path}/calls')
+    configuration = configured(
+        tmp_path, {"act": runs(path, "Act", per_hour=1)}, programs=[str(path)], limits={"history": 100}
+    )
+    with remediating(configuration) as service:
+        assert service.outcome(alert("Act", gpu_id="1"))["state"] == "done"
+        service.send(*(alert("Act", gpu_id="2", instance="elsewhere", number=str(number)) for number in range(150)))
+        assert len(service.get("/history")) == 100
+        assert service.outcome(alert("Act", gpu_id="3"))["state"] == "refused"
+    assert lines_of(tmp_path / "calls") == ["1"]
+
+
+def test_the_history_has_every_time_that_an_alert_can_have(tmp_path: Path) -> None:
+    """At either end of the calendar the offset leads out of it; also after a restart."""
+    path = program(tmp_path / "nothing")
+    configuration = configured(tmp_path, {"act": runs(path, "Act")}, programs=[str(path)])
+    texts = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.9Z"]
+    with remediating(configuration) as service:
+        assert service.send(*({**alert("Nothing", n=text), "startsAt": text} for text in texts))[0] in (200, 202)
+        assert len(service.get("/history")) == 4
+    with remediating(configuration) as service:
+        assert {entry["starts_at"][:10] for entry in service.get("/history")} == {"0001-01-01", "9999-12-31"}

@@ -118,7 +118,7 @@ class Monitor(Legacy):
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
             OSError: if the output folder that MONITOR_OUTPUT_DIR names cannot be used.
 
-        If the machine fails instead (no thread can be started, the current folder is gone, the disk is full), that is
+        If the machine fails instead (the current folder is gone, the disk is full), that is
         logged and counted in ``faults``, and training goes on without the monitor.
         """
         if self._attached:

@@ -18,7 +18,6 @@ from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep
-from probe.core.output.delivery import WAIT_SECONDS, Delivery
 from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
@@ -32,14 +31,15 @@ from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.files import replacing
 from probe.core.storage.manifest import identity
+from probe.core.worker import EXIT_SECONDS, LAST_SECONDS, Worker
 
 FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
+DELIVERY = "delivery"
+"""Place under which failures of the thread that writes are counted."""
 CLOSE_SECONDS = 300.0
 """Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler
 that has interrupted the holder of a lock waits in vain."""
-LAST_SECONDS = 1.0
-"""Least number of seconds for the work that remains after that."""
 
 _log = logging.getLogger("probe")
 
@@ -93,7 +93,7 @@ class Output:
             self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
             undo.callback(self._writer.close)
-            self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+            self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
             undo.pop_all()
         self._overhead = Overhead(run.framework.clock)
         self._finishing, self._finished = threading.RLock(), False
@@ -157,7 +157,7 @@ class Output:
 
     def write(self, file: TextFile) -> None:
         """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
-        self._delivery.wake(partial(write_text, file, self._run.faults))
+        self._delivery.submit(partial(write_text, file, self._run.faults), must=True)
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
@@ -255,8 +255,8 @@ class Output:
         deadline, last = time.monotonic() + seconds, self._last(incident)
         self.flush(seconds)
         self._exchange.end()
-        self._delivery.end_with(lambda: self._finish_here(last))
-        self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
+        left = max(LAST_SECONDS, deadline - time.monotonic())
+        self._delivery.close(left, lambda: self._finish_here(last))
         self._wait_or_finish(last)
 
     def let_go(self) -> None:
@@ -264,14 +264,14 @@ class Output:
         last = self._last(False)
         del self._run
         self._exchange.end()
-        self._delivery.end_with(lambda: self._finish_here(last))
+        self._delivery.end(lambda: self._finish_here(last), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + seconds
         self.flush(seconds)
         self._exchange.end()
-        self._delivery.wake(self._exchange.advance)
+        self._delivery.submit(self._exchange.advance, must=True)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
@@ -377,6 +377,11 @@ class Output:
             (faults or self._run.faults).note("manifest", error)
 
 
+def delivery(size: int, when_full: str, faults: Faults) -> Worker:
+    """Return the thread that writes, with a queue of ``size`` steps. Without a thread, training writes."""
+    return Worker("probe-delivery", DELIVERY, faults, room=size, when_full=when_full, inline=True)
+
+
 def write_text(file: TextFile, faults: Faults) -> None:
     """Write ``file`` atomically; count a failure under the file's ``where``."""
     try:
@@ -391,7 +396,7 @@ class StructureOutput:
     """Receiver of the one step of ``print_struct``, for which only a file is written.
 
     Training is stopped after that step, and its exit code depends on the file. So each call of :meth:`write` waits
-    until the file is written, or for at most ``WAIT_SECONDS``.
+    until the file is written, or for at most ``EXIT_SECONDS``.
     """
 
     delivers = True
@@ -406,11 +411,11 @@ class StructureOutput:
 
     def write(self, file: TextFile) -> None:
         """Write ``file`` on a separate thread and wait for it."""
-        delivery = Delivery(1, "wait", self._faults)
-        delivery.submit(partial(write_text, file, self._faults))
-        if not delivery.flush(WAIT_SECONDS):
-            self._faults.note(file.where, TimeoutError(f"not written within {WAIT_SECONDS:g} seconds"))
-        delivery.close(LAST_SECONDS)
+        worker = delivery(1, "wait", self._faults)
+        worker.submit(partial(write_text, file, self._faults))
+        if not worker.flush(EXIT_SECONDS):
+            self._faults.note(file.where, TimeoutError(f"not written within {EXIT_SECONDS:g} seconds"))
+        worker.close(LAST_SECONDS)
 
     def timed(self, seconds: float, own: float) -> None:
         """Do nothing: the cost is not written."""

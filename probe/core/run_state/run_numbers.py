@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.messages import writable
 from probe.core.naming import PHASE
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
@@ -26,15 +28,39 @@ from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
-from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
+from probe.core.worker import Worker
 
 RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
 """Numbers a second, by the number of which they are the rate."""
 TERA = 1e12
+MOST_WAITING = 10_000
+"""Steps that may wait for the thread; later ones are dropped and counted."""
+LOOK_SECONDS = 1.0
+"""Time between two looks around."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
+
+
+class EndedStep(NamedTuple):
+    """A step as the training thread hands it over."""
+
+    step: int
+    time: float
+    """Seconds since the epoch at its end."""
+    seconds: float
+    """Time since the end of the step before; NaN for the first one."""
+    outcome: Outcome
+    logged: LoggedNumbers
+    phases: Mapping[str, float]
+    """Seconds by phase."""
+    waited: float | None
+    """Seconds within collectives; None if unknown."""
+    late: LoggedNumbers
+    """Numbers of the step before, logged after its end."""
+    waits: bool
+    """True if more numbers of this step may be logged after its end."""
 
 
 class ProgressMarks(PhaseMarks, Protocol):
@@ -84,7 +110,7 @@ class RunNumbers:
         """Floating-point operations of a step."""
         self._judges = RunJudges(settings.run, faults)
         self._writer = RunWriter(settings, faults, files)
-        self._thread: StateThread | None = None
+        self._worker: Worker | None = None
         self._closed = False
         self.listeners: list[Listener] = []
         """Functions that receive every step, on the thread."""
@@ -97,7 +123,7 @@ class RunNumbers:
     @property
     def active(self) -> bool:
         """True if numbers are recorded."""
-        return self._thread is not None
+        return self._worker is not None
 
     def begin(self, last: int | None = None) -> None:
         """Record numbers from now on, unless the configuration forbids it or the run has ended.
@@ -106,12 +132,20 @@ class RunNumbers:
             last: the step that ended last, if any has.
         """
         if (
-            self._thread is None
+            self._worker is None
             and not self._closed
             and (self._settings.enable is not False or self._marks is not None)
         ):
             self._last = last
-            self._thread = StateThread(self._take, self._look, self._faults)
+            self._worker = Worker(
+                "probe-run-state",
+                "run state",
+                self._faults,
+                room=MOST_WAITING,
+                inline=True,
+                look=self._look,
+                due=LOOK_SECONDS,
+            )
 
     # Called by the program, on the training thread.
 
@@ -119,7 +153,7 @@ class RunNumbers:
         """Record ``values`` for the step in progress, or for ``step``, if that is the one that ended last. Never wait
         for a device, and never raise."""
         self.begin()
-        if self._thread is None or os.getpid() != self._process:
+        if self._worker is None or os.getpid() != self._process:
             return
         if step is None or self._last is None or step == self._last + 1:
             self._log.put(values)
@@ -132,12 +166,15 @@ class RunNumbers:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""
         self.begin()
-        return self._phases.phase(str(name))
+        return self._phases.phase(writable(name))
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""
         if self._marks is not None:
-            self._marks.promise(float(seconds))
+            try:
+                self._marks.promise(float(seconds))
+            except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
+                self._faults.note("promise", error)
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""
@@ -153,7 +190,7 @@ class RunNumbers:
 
     def updating(self, optimizer: Optimizer) -> None:
         """Read the learning rate and the loss scale with which ``optimizer``, the first of a step, will update."""
-        if self._thread is None or self._read:
+        if self._worker is None or self._read:
             return
         hooks = self._framework.hooks
         self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
@@ -163,13 +200,14 @@ class RunNumbers:
         """Hand the numbers of ``step``, which has ended, to the thread."""
         if self._marks is not None:
             self._marks.step(step)
-        if self._thread is None:
+        if self._worker is None:
             return
         now, self._read = time.perf_counter(), {}
         seconds, self._ended_at = now - self._ended_at, now
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
-        self._thread.put(EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, late, self._has_late))
+        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, late, self._has_late)
+        self._worker.submit(partial(self._take, ended))
 
     # On the thread.
 
@@ -214,9 +252,10 @@ class RunNumbers:
             values["skipped"] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
 
-    def _look(self) -> None:
+    def _look(self) -> float:
         for look in self.looks:
             attempt(self._faults, "look at the run", look)
+        return LOOK_SECONDS
 
     # State and the end.
 
@@ -234,32 +273,21 @@ class RunNumbers:
 
     def flush(self, timeout: float) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self._thread.flush(timeout, self._completion(self._thread)) if self._thread is not None else True
+        if self._worker is None:
+            return True
+        self._worker.submit(self._completion(), must=True)
+        return self._worker.flush(timeout)
 
-    def _completion(self, thread: StateThread) -> Callable[[], None]:
+    def _completion(self) -> Callable[[], None]:
         """Return work for the thread that processes a waiting step."""
-        late, step = self._late.take(), -1 if self._last is None else self._last
-
-        def complete() -> None:
-            try:
-                self._complete(late, step)
-            finally:
-                thread.done()
-
-        return complete
+        return partial(self._complete, self._late.take(), -1 if self._last is None else self._last)
 
     def let_go(self) -> None:
         """End the thread after the finished steps without waiting for it."""
-        thread, self._thread, self._closed = self._thread, None, True
-        if thread is not None:
-            complete = self._completion(thread)
-            thread.end_with(lambda: self._end(complete))
-
-    def _end(self, complete: Callable[[], None]) -> None:
-        try:
-            complete()
-        finally:
-            self._writer.close()
+        worker, self._worker, self._closed = self._worker, None, True
+        if worker is not None:
+            worker.submit(self._completion(), must=True)
+            worker.end(self._writer.close, awaited=True)
 
     def close(self, timeout: float, well: bool = True) -> None:
         """Write all finished steps and end the thread; steps not written within ``timeout`` seconds are counted.
@@ -267,9 +295,10 @@ class RunNumbers:
         Args:
             well: whether training has ended as it should.
         """
-        self._closed = True
+        worker, self._closed = self._worker, True
         if self._marks is not None and well:
             self._marks.close()
-        if (thread := self._thread) is not None:
-            thread.close(timeout, self._completion(thread), self._writer.close)
-            self._thread = None  # only now: a call after an interrupted one waits for the files
+        if worker is not None:
+            worker.submit(self._completion(), must=True)
+            worker.close(timeout, self._writer.close)
+        self._worker = None  # only now: an interrupt of the wait leaves the end to a later call

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import probe
 from probe.core.faults import Faults
+from probe.core.run_state.progress import renew_progress
 
 if TYPE_CHECKING:  # the watcher reads this module before it needs the configuration
     from probe.core.config.schema import Settings
@@ -106,11 +107,13 @@ class WatcherProcess:
         self._started: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Start the watcher if none lives. Most calls only compare two times; none raises."""
+        """Start the watcher if none lives, and make the files of this rank again if they were removed. Most calls only
+        compare two times; none raises."""
         if time.monotonic() < self._next or os.getpid() != self._owner:
             return
         self._next = time.monotonic() + SECONDS
         try:
+            renew_progress(self._folder)
             if pid := watcher_pid(self._folder):
                 self._attempts = 0
                 self._allow_tracing(pid)

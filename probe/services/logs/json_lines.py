@@ -14,11 +14,11 @@ import re
 import socket
 import traceback
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from probe.core.alerting.redaction import redact
+from probe.core.times import utc_text
 from probe.core.messages import printable_json
 
 LONGEST = 32_768
@@ -46,7 +46,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as JSON, without the end of the line."""
         fields: dict[str, Any] = {
-            "@timestamp": _utc(record.created),
+            "@timestamp": utc_text(record.created),
             "log.level": record.levelname.lower(),
             "message": _message(record),
             "ecs.version": ECS,
@@ -218,10 +218,6 @@ def _message(record: logging.LogRecord) -> str:
 
 def _name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _notice(number: int) -> logging.LogRecord:

@@ -9,11 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from probe.core.alerting.redaction import redact
 from probe.core.messages import printable
+from probe.core.times import utc_text
 from probe.services.remediation.child_process import kill_left_over
 from probe.services.remediation.planned_action import FiringAlert, RefusedAlertError, shown
 from probe.services.remediation.settings import ConfiguredAction, ServiceOptions
@@ -131,7 +131,7 @@ class RemediationService:
                         row, task = self._plan(admission, alert, action)
                         rows.append(row)
                         queued += [] if task is None else [task]
-            admission.prune(self._limits.history)
+            admission.prune(self._limits.history, time.time())
         return _Admitted(rows, queued, known, left_out)
 
     def _is_known(self, admission: Admission, alert: FiringAlert, action: str) -> bool:
@@ -264,4 +264,4 @@ def _text(text: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return utc_text(seconds).replace("Z", "+00:00")

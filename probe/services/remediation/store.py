@@ -35,6 +35,8 @@ ActionState = Literal["ignored", "planned", "refused", "started", "done", "faile
 """``ignored``: no action is configured for the alert; ``interrupted``: the service ended before the action did."""
 ACTION_STATES: tuple[str, ...] = get_args(ActionState)
 _UNFINISHED = "state IN ('planned', 'started')"
+_COUNTED = "state NOT IN ('ignored', 'refused')"
+"""Entries that the limits count."""
 
 TABLES = f"""
 CREATE TABLE actions (
@@ -120,7 +122,7 @@ class Admission:
 
     def recent(self, now: float, dry_run: bool, action: str | None = None, target: str | None = None) -> int:
         """Return the number of actions within the last hour: all, those of one name, or those of it on one target."""
-        condition, values = "time > ? AND dry_run = ? AND state NOT IN ('ignored', 'refused')", [now - HOUR, dry_run]
+        condition, values = f"time > ? AND dry_run = ? AND {_COUNTED}", [now - HOUR, dry_run]
         for name, value in (("action", action), ("target", target)):
             if value is not None:
                 condition += f" AND {name} = ?"
@@ -143,14 +145,15 @@ class Admission:
         assert self._cursor.lastrowid is not None
         return ActionRow(self._cursor.lastrowid, *row, None, ended, "")
 
-    def prune(self, most: int) -> None:
-        """Remove the entries beyond ``most``: those without an action first, then the oldest."""
+    def prune(self, most: int, now: float) -> None:
+        """Remove the entries beyond ``most``: those without an action first, then refused ones, then the oldest. What
+        the limits of the last hour count stays, however many others come."""
         (number,) = self._cursor.execute("SELECT count(*) FROM actions").fetchone()
         if number > most:
             self._cursor.execute(
                 f"DELETE FROM actions WHERE id IN (SELECT id FROM actions WHERE NOT {_UNFINISHED} "  # noqa: S608
-                "ORDER BY state != 'ignored', id LIMIT ?)",
-                (number - most,),
+                f"AND NOT (time > ? AND {_COUNTED}) ORDER BY state != 'ignored', state != 'refused', id LIMIT ?)",
+                (now - HOUR, number - most),
             )
 
 

@@ -17,6 +17,10 @@ MOST_RANKS = 20_000
 """Most processes of all jobs at one time."""
 POINTS = 300
 """Points of a curve."""
+MOST_FORGOTTEN = 256
+"""Most silent processes that make room at one time."""
+FULL_SECONDS = 1.0
+"""Time after a search for room in vain in which there is none again: each looks at every process."""
 LIVE = ("alive", "waiting")
 """States in which a rank is judged by its promise."""
 
@@ -55,6 +59,8 @@ class RankSummary:
     deadline: float = math.inf
     """Time by the same clock at which it is silent if no message has come."""
     state: Liveness = "alive"
+    number: int = -1
+    """Highest number of its messages so far: an older one that comes again is no sign of life once it has ended."""
     step: float = math.nan
     phase: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -98,7 +104,7 @@ class RunBoard:
     def __init__(self, keep_seconds: float) -> None:
         self._keep_seconds = keep_seconds
         self._jobs: dict[tuple[str, str], JobView] = {}
-        self._number, self._swept = 0, -math.inf
+        self._number, self._swept, self._full_until = 0, -math.inf, -math.inf
 
     @property
     def jobs(self) -> Iterable[JobView]:
@@ -119,15 +125,15 @@ class RunBoard:
         return self._jobs.get((origin.job, origin.launch))
 
     def admit(self, origin: Origin, now: float, late: bool = False) -> RankSummary | None:
-        """Return the state of a process, made if it is new; None if there are too many. A new process takes the place
-        of others with its rank, unless it is ``late``, which means ended."""
+        """Return the state of a process, made if it is new; None if there are too many that live. A new process takes
+        the place of others with its rank, unless it is ``late``, which means ended."""
         job = self._jobs.get((origin.job, origin.launch))
         key = (origin.rank, origin.run)
         if job is not None and (rank := job.ranks.get(key)) is not None:
             return rank
-        if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
-            self.sweep(now, every=1.0, ended=True)
-            if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
+        if self._is_full(job):
+            self._make_room(job, now)
+            if self._is_full(job):
                 return None
         if job is None:
             identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
@@ -142,9 +148,14 @@ class RunBoard:
         return rank
 
     def receive(self, rank: RankSummary, batch: HeartbeatBatch, now: float) -> None:
-        """Note that a process lives, before anything is stored: a full disk here is no silence there."""
+        """Note that a process lives, before anything is stored: a full disk here is no silence there. Of one that has
+        ended or was replaced only a message that is newer than all before is a sign of life."""
+        newest = max(message.number for message in batch.messages)
+        is_new, rank.number = newest > rank.number, max(newest, rank.number)
         if batch.late:
             rank.state, rank.deadline = "ended", math.inf
+            return
+        if rank.state in ("ended", "replaced") and not is_new:
             return
         promises = [message.promise for message in batch.messages if message.promise is not None]
         rank.promise = promises[-1] if promises else rank.promise
@@ -179,27 +190,58 @@ class RunBoard:
         return True
 
     def restore(self, origin: Origin, message: HeartbeatMessage, late: bool, now: float) -> None:
-        """Take over a message of the time before this server started: its rank gets all of its promise again."""
-        if (rank := self.admit(origin, now, late)) is None:
+        """Take over a message of the time before this server started: its rank gets all of its promise again. Where
+        there is no room, the oldest give way."""
+        rank = self.admit(origin, now, late)
+        if rank is None:
+            job = self.view_of(origin)
+            self._forget_silent([other for other in self._jobs.values() if other is not job], "waiting")
+            rank = self.admit(origin, now, late)
+        if rank is None:
             return
         self.receive(rank, HeartbeatBatch(origin, (message,), late), now)
         rank.state = "waiting" if rank.state == "alive" else rank.state
         self.apply(rank, message)
 
-    def sweep(self, now: float, every: float = 60.0, ended: bool = False) -> None:
-        """Forget processes without messages for long; with ``ended`` also those that have ended."""
+    def sweep(self, now: float, every: float = 60.0) -> None:
+        """Forget processes without messages for long."""
         if now - self._swept < every:
             return
         self._swept = now
-        for place, job in list(self._jobs.items()):
-            for key, rank in list(job.ranks.items()):
-                gone = ended and rank.state in ("ended", "replaced")
-                if gone or now - rank.received > self._keep_seconds:
-                    del job.ranks[key]
-                    job.runs[key[0]].remove(key[1])
-                    self._number -= 1
+        old = [rank for rank in self.each_rank() if now - rank.received > self._keep_seconds]
+        self._forget(old)
+
+    def _is_full(self, job: JobView | None) -> bool:
+        return self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS)
+
+    def _make_room(self, job: JobView | None, now: float) -> None:
+        """Forget processes that have ended; if there are none, the longest silent ones of launches of which nothing
+        lives: a launch that was killed must not hold the places of the next."""
+        if now < self._full_until:
+            return
+        self._forget([rank for rank in self.each_rank() if rank.state in ("ended", "replaced")])
+        if self._is_full(job):
+            self._forget_silent([other for other in self._jobs.values() if not other.of(*LIVE)], "silent")
+        if self._is_full(job):
+            self._full_until = now + FULL_SECONDS
+
+    def _forget_silent(self, jobs: Iterable[JobView], state: Liveness) -> None:
+        """Forget the processes of ``jobs`` in a state that were heard of first, those of a launch together."""
+        dead = sorted(
+            (rank for job in jobs for rank in job.of(state)),
+            key=lambda rank: (rank.received, rank.origin.job, rank.origin.launch),
+        )
+        self._forget(dead[:MOST_FORGOTTEN])
+
+    def _forget(self, ranks: Iterable[RankSummary]) -> None:
+        for rank in ranks:
+            origin = rank.origin
+            job = self._jobs[origin.job, origin.launch]
+            del job.ranks[origin.rank, origin.run]
+            job.runs[origin.rank].remove(origin.run)
+            self._number -= 1
             if not job.ranks:
-                del self._jobs[place]
+                del self._jobs[origin.job, origin.launch]
 
     def each_rank(self) -> Iterator[RankSummary]:
         """Yield every process."""

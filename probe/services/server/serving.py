@@ -131,7 +131,9 @@ class SilentSender:
     """Sender for servers without channels: their page shows everything."""
 
     def send(self, alert: Alert) -> None:
-        """Log the title of ``alert``."""
+        """Log the title of ``alert``, unless an earlier process has."""
+        if alert.repeated:
+            return
         _log.warning("no channel is configured: %s", alert.title)
 
     def resolve(self, key: str, text: str) -> None:  # noqa: ARG002 - the interface of senders

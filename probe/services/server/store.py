@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from probe.core.records import Alert
 from probe.core.run_state.heartbeat_messages import (
     EVENTS,
     HeartbeatBatch,
@@ -62,7 +63,7 @@ CREATE TABLE messages (
 );
 CREATE UNIQUE INDEX once ON messages (source, number);
 CREATE INDEX events ON messages (id) WHERE kind IN {_EVENTS};
-CREATE TABLE matters (key TEXT PRIMARY KEY, time REAL NOT NULL);
+CREATE TABLE matters (key TEXT PRIMARY KEY, time REAL NOT NULL, alert TEXT);
 CREATE TABLE pulse (id INTEGER PRIMARY KEY CHECK (id = 0), time REAL NOT NULL);
 """
 
@@ -154,12 +155,17 @@ class HeartbeatStore:
             self._changed.notify()
         return True
 
-    def remember(self, key: str, present: bool) -> None:
-        """Store that the matter ``key`` of an alert is open, or is no longer."""
-        statement = "INSERT OR REPLACE INTO matters (time, key) VALUES (?, ?)"
-        if not present:
-            statement = "DELETE FROM matters WHERE time <= ? AND key = ?"
-        self.run(lambda cursor: cursor.execute(statement, (time.time(), key)), None)
+    def remember(self, key: str, alert: Alert | None) -> None:
+        """Store the alert of the open matter ``key``; None if it has ended."""
+
+        def insert(cursor: sqlite3.Cursor) -> None:
+            values = (key, time.time(), json.dumps(alert))
+            cursor.execute("INSERT OR REPLACE INTO matters (key, time, alert) VALUES (?, ?, ?)", values)
+
+        def delete(cursor: sqlite3.Cursor) -> None:
+            cursor.execute("DELETE FROM matters WHERE key = ?", (key,))
+
+        self.run(delete if alert is None else insert, None)
 
     @staticmethod
     def pulse(cursor: sqlite3.Cursor) -> None:
@@ -309,8 +315,9 @@ class HeartbeatStore:
         )
         self._sources.clear()
 
-    def restored(self) -> tuple[list[StoredMessage], list[str]]:
-        """Read the last messages of every source in their order, and the keys of open matters."""
+    def restored(self) -> tuple[list[StoredMessage], dict[str, Alert | None]]:
+        """Read the last messages of every source in their order, and the open matters by their keys, each with its
+        alert; None if an earlier version has stored it."""
         with closing(_reader(self.path)) as connection:
             sources = connection.execute("SELECT id FROM sources").fetchall()
             rows = [
@@ -318,8 +325,9 @@ class HeartbeatStore:
                 for (source,) in sources
                 for row in _rows(connection, "source = ? ORDER BY number DESC LIMIT ?", (source, LAST_MESSAGES))
             ]
-            keys = [key for (key,) in connection.execute("SELECT key FROM matters")]
-        return sorted(rows, key=lambda row: row.id), keys
+            matters = connection.execute("SELECT key, alert FROM matters").fetchall()
+        alerts = {key: None if alert is None else Alert(*json.loads(alert)) for key, alert in matters}
+        return sorted(rows, key=lambda row: row.id), alerts
 
     def messages(self, after: int, most: int, job: str | None = None, events: bool = False) -> list[StoredMessage]:
         """Read messages after the id ``after``, or the newest findings and exceptions, newest first."""
@@ -400,6 +408,9 @@ def _opened(path: Path) -> sqlite3.Connection:
             )
         elif (version, application) != (VERSION, APPLICATION):
             raise StoreError(f"{path}: expected a database of this server, version {VERSION}; choose another file")
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(matters)")]
+        if "alert" not in columns:  # an earlier server made the table, and can still use it
+            connection.execute("ALTER TABLE matters ADD COLUMN alert TEXT")
         HeartbeatStore.pulse(connection.cursor())
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path}: expected a database that can be written: {error}") from None
