@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from probe.core.child_process import python_module
 from probe.core.storage.files import MOST_JSON
 from probe.core.storage.layout import MICRO_STEP
 
@@ -130,7 +131,7 @@ class BackgroundTasks:
     def _answer(self, arguments: Sequence[str]) -> tuple[Any, str]:
         """Run a task; return what it printed, or its error."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as wrong:
-            command = [sys.executable, "-m", "probe.view.background", *arguments]
+            command = python_module("probe.view.background", *arguments)
             with self._condition:
                 if self._ended:
                     return None, "ended"
