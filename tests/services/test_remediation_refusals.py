@@ -88,8 +88,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remediating]:
     actions["free"] = {"alerts": ["Free"], "do": "run_program", "args": {"argv": [str(called), "free"]}}
     path = configured(folder, actions, token_file=str(token), programs=[str(called)])
     prelude = (
-        "import probe.services.remediation.app as app, probe.services.remediation.serving as serving\n"
-        "app.BODY_SECONDS = serving.HEADER_SECONDS = 0.15"
+        "import probe.services.web.body as body, probe.services.web.connections as connections\n"
+        "body.BODY_SECONDS = connections.HEADER_SECONDS = 0.15"
     )
     with remediating(path, token=TOKEN, prelude=prelude) as started:
         yield started
