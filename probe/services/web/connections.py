@@ -96,7 +96,8 @@ class BoundedConnection(H11Protocol):
         if state is h11.SEND_BODY:
             return REST_SECONDS, False
         if state is h11.IDLE:
-            return HEADER_SECONDS, self.timeout_keep_alive_task is not None
+            begun, _ = self.conn.trailing_data
+            return HEADER_SECONDS, self.timeout_keep_alive_task is not None and not begun
         return None, False
 
     def _expire(self) -> None:
