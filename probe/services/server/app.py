@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import anyio
+import anyio.to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +25,8 @@ MOST_READING = 64 << 20
 """Most bytes of all bodies that are read at one time."""
 MOST_ROWS = 1_000
 """Most messages that one request reads."""
+MOST_READERS = 4
+"""Most requests that read messages at one time."""
 EVENTS_SHOWN = 100
 PUBLIC = ("/", "/health", "/static/page.js", "/static/page.css")
 """Paths without data of a run: no token is needed."""
@@ -65,6 +67,7 @@ class Endpoints:
     def __init__(self, service: HeartbeatService) -> None:
         self._service = service
         self._bodies = BodyReader(MOST_BYTES, MOST_READING)
+        self._readers = anyio.CapacityLimiter(MOST_READERS)
 
     async def receive(self, request: Request) -> Response:
         """Store messages."""
@@ -87,18 +90,23 @@ class Endpoints:
 
     async def events(self, request: Request) -> Response:
         """Return the newest findings and exceptions."""
-        job, store = request.query_params.get("job"), self._service.store
-        found = await run_in_threadpool(store.messages, 0, EVENTS_SHOWN, job, True)
-        return json_answer(200, {"messages": page.rows(found)})
+        return await self._stored(0, EVENTS_SHOWN, request.query_params.get("job"), events=True)
 
     async def messages(self, request: Request) -> Response:
         """Return stored messages in their order, from one id on."""
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 18:
             return json_answer(400, {"error": "after: expected the id of a message"})
-        job, store = request.query_params.get("job"), self._service.store
-        found = await run_in_threadpool(store.messages, int(after), MOST_ROWS, job)
-        return json_answer(200, {"messages": page.rows(found)})
+        return await self._stored(int(after), MOST_ROWS, request.query_params.get("job"), events=False)
+
+    async def _stored(self, after: int, most: int, job: str | None, events: bool) -> Response:
+        """Return messages in an answer that is made on a thread."""
+
+        def answer() -> Response:
+            found = self._service.store.messages(after, most, job, events)
+            return json_answer(200, {"messages": page.rows(found)})
+
+        return await anyio.to_thread.run_sync(answer, limiter=self._readers)
 
     async def metrics(self, _: Request) -> Response:
         """Return the state for Prometheus."""
