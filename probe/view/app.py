@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
 from probe.view.binary import packed
 from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
-from probe.view.findings import chosen, short_text
+from probe.view.findings import chosen, health_of, short_text
 from probe.view.heatmap import Span
 from probe.view.located_row import located_row
 from probe.view.run_files import RunGone
@@ -117,6 +118,7 @@ class ViewEndpoints:
                 "total": len(every),
                 "known": known,
                 "cursor": str(self._log.cursor),
+                "problem": self._runs.problem,
             }
         )
 
@@ -134,12 +136,12 @@ class ViewEndpoints:
         fields: dict[str, Any] = {"number": run.number, "name": run.name, "location": run.place}
         if summary is None:
             nothing = dict.fromkeys((*RunSummary._fields, "steps"))
-            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none"}
+            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none", "analysis_error": ""}
         analysis = self._runs.tasks.result(("analysis", run.place, run.directory))
         findings, cause = summary.findings, summary.first_cause
         if analysis is not None and analysis.answer is not None:
             answer = analysis.answer
-            findings = answer["findings"] + len(answer["run_numbers"])
+            findings = answer["findings"] + len(answer["run_numbers"]) or findings
             cause = short_text(answer["diagnosis"]) if answer["diagnosis"] else None
         return {
             **fields,
@@ -149,6 +151,7 @@ class ViewEndpoints:
             "first_cause": cause,
             "steps": max(summary.last_step - summary.first_step + 1, 0),
             "analysis": "none" if analysis is None else analysis.state,
+            "analysis_error": "" if analysis is None else analysis.error,
         }
 
     def _answer(self, read: Callable[[ViewedRun, ListedRun, AddressParameters], Response]) -> Callable[[Request], Any]:
@@ -180,8 +183,12 @@ class ViewEndpoints:
     def _run(self, viewed: ViewedRun, run: ListedRun, _: AddressParameters) -> Response:
         about = viewed.about()
         self._runs.read(run)
-        diagnosis, state = viewed.diagnosis()
-        fields = {**self._listed(run), **about, **shown_findings(diagnosis), "analysis": state}
+        diagnosis, analysis = viewed.diagnosis()
+        fields = {**self._listed(run), **about, **shown_findings(diagnosis)}
+        recorded = None if run.summary is None else run.summary.findings
+        fields["health"] = health_of(analysis.state, analysis.answer, fields["finding_total"], recorded)
+        fields |= {"analysis": analysis.state, "analysis_error": analysis.error, "recorded_findings": recorded}
+        fields["analysis_command"] = f"probe anomalies {shlex.quote(run.place)}"
         fields["problems"] = list(dict.fromkeys([*viewed.reader.problems(), *fields["problems"]]))
         return page_data(fields)
 
@@ -255,9 +262,9 @@ class ViewEndpoints:
         sides = [(run.place, run.directory) for run in (one, other)]
         versions = [version_of(self._runs.viewed(run.number).reader.listing()) for run in (one, other)]
         found = self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), tuple(versions))
-        if found.answer is not None:
-            return {"state": "done", **found.answer}
-        return {"state": "failed", "error": found.error} if found.state == "failed" else {"state": "running"}
+        if found.state == "failed":
+            return {"state": "failed", "error": found.error}
+        return {"state": "running"} if found.answer is None else {"state": "done", **found.answer}
 
     async def events(self, request: Request) -> Response:
         """Return the stream of changes."""

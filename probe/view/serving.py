@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from probe.core.errors import missing
 from probe.core.language import message
-from probe.core.storage.location import located
+from probe.core.storage.confinement import confine
+from probe.core.storage.location import MARK, located
 from probe.services.web.hosts import is_local_name, is_loopback, is_own_name
 from probe.services.web.listening import ServerError, bound
 
@@ -62,7 +63,9 @@ def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> No
         cache = cache_folder(os.environ)
         trim(cache, MOST_CACHE)
         log = ChangeLog()
-        runs = RunList(places, cache, log.changed)
+        folders = [place for place in places if MARK not in place]
+        confine(map(Path, folders))
+        runs = RunList(places, cache, log.changed, folders)
         stack.callback(runs.close)
         runs.start()
         endpoints, token = ViewEndpoints(runs, log), secrets.token_urlsafe(32)
