@@ -216,7 +216,7 @@ class RunList:
             if MARK in text and time.monotonic() < self._again.get(text, 0.0):
                 continue
             self._again[text] = time.monotonic() + REMOTE_SECONDS
-            for root in self._roots(located(text).expanduser().absolute()):
+            for root in self._rank_folders(located(text).expanduser().absolute()):
                 if self._ended.is_set() or len(self._runs) >= MOST_RUNS:
                     return
                 place, changed = str(root), _modified(root)
@@ -291,7 +291,7 @@ class RunList:
             self._search_time = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
         return 1.0 if new else max(1.0, SHARE * (time.monotonic() - began))
 
-    def _roots(self, folder: Place, depth: int = 0) -> Iterator[Place]:
+    def _rank_folders(self, folder: Place, depth: int = 0) -> Iterator[Place]:
         """Yield the folders in which ranks have written: ``folder``, or those in it."""
         if isinstance(folder, Path) and leads_out(folder):
             if folder not in self._outside:
@@ -307,7 +307,7 @@ class RunList:
         elif depth < DEEPEST:
             for name in names:
                 if not name.startswith("."):
-                    yield from self._roots(folder / name, depth + 1)
+                    yield from self._rank_folders(folder / name, depth + 1)
 
 
 def _names(folder: Place) -> list[str]:
