@@ -349,8 +349,8 @@ def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     if fields["schema"] > SCHEMA:
         raise ValueError(f"schema {fields['schema']} is of a newer version; this one reads up to {SCHEMA}")
     index = PackedIndex(root, fields)
-    for signal in index.signals.values() if isinstance(root, Path) else ():
-        for block in signal.blocks:
+    if isinstance(root, Path):
+        for block in (block for signal in index.signals.values() for block in signal.blocks):
             confinement.check(root / block.path)
     return index
 

@@ -123,8 +123,8 @@ def copied(
 def _on_disk(path: Place) -> Iterator[Path]:
     """Return ``path``, or a copy of the database and its journals if it is an object, for the time of the block."""
     if not isinstance(path, Location):
-        for part in (path, *_journals(path)):
-            confinement.check(part)
+        for file in (path, *_journals(path)):
+            confinement.check(file)
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
