@@ -1,12 +1,15 @@
 """Analyses and comparisons, each in a process of its own, of low priority.
 
-python -m probe.view.background analyse PLACE DIRECTORY
-python -m probe.view.background compare PLACE DIRECTORY PLACE DIRECTORY
+python -m probe.view.background FOLDERS analyse PLACE DIRECTORY
+python -m probe.view.background FOLDERS compare PLACE DIRECTORY PLACE DIRECTORY
+
+FOLDERS is a JSON list of the folders out of which no link is followed; an empty one for all.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,14 +19,26 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from probe.core.alerting.redaction import describe_error
+from probe.core.child_process import python_module
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.language import message
+from probe.core.storage.confinement import confine
 from probe.core.storage.files import MOST_JSON
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.worker import Worker
 
+_log = logging.getLogger("probe.view")
+
+MODULE = "probe.view.background"
+PAUSE_SECONDS = 1.0
+"""Pause after a failure of our own."""
+MOST_ERROR = 4096
+"""Bytes at the end of what a process writes to standard error, of which the last line is its error."""
 State = Literal["running", "done", "failed"]
 MOST_WAITING = 100
 """Tasks that wait at most; the oldest is dropped."""
@@ -58,10 +73,11 @@ class BackgroundTasks:
 
     Args:
         changed: called with the key of a task that has ended, on the thread of the tasks.
+        folders: folders out of which tasks follow no link; none: they follow all.
     """
 
-    def __init__(self, changed: Callable[[Hashable], None]) -> None:
-        self._changed = changed
+    def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = ()) -> None:
+        self._changed, self._folders = changed, json.dumps(list(folders))
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
@@ -114,42 +130,65 @@ class BackgroundTasks:
         self._worker.join(5)
 
     def _look(self) -> float | None:
-        """Do the newest task that waits; return 0 seconds if there was one."""
+        """Do the newest task that waits, and keep its result; return 0 seconds if there was one."""
         with self._lock:
             if not self._waiting:
                 return None
             key = next(reversed(self._waiting))
             arguments, version = self._waiting.pop(key)
-            found = self._results.setdefault(key, TaskResult("running"))
+            result = self._results.setdefault(key, TaskResult("running"))
         began = time.monotonic()
-        answer, error = attempt(self._faults, WHERE, self._answer, arguments) or (None, UNDONE)
+        answer, error, again = self._tried(arguments)
         with self._lock:
-            found.state = "failed" if error else "done"
-            found.answer = found.answer if error else answer
-            found.error, found.version, found.began, found.ended = error, version, began, time.monotonic()
+            result.state = "failed" if error else "done"
+            result.answer = result.answer if error else answer
+            result.error, result.version = error, None if again else version
+            result.began, result.ended = began, time.monotonic()
         if not self._ended:
             attempt(self._faults, WHERE, self._changed, key)
         return 0.0
 
+    def _tried(self, arguments: Sequence[str]) -> tuple[Any, str, bool]:
+        """Run a task; return what it printed or its error, and whether it is worth another attempt as it is."""
+        try:
+            return *self._answer(arguments), False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            _log.warning("a task of the page could not be run", exc_info=True)
+            return None, message("it could not be run: {reason}", reason=describe_error(error)), True
+
     def _answer(self, arguments: Sequence[str]) -> tuple[Any, str]:
-        """Run a task; return what it printed, or its error."""
+        """Run a task in a process; return what that printed, or its error.
+
+        Raises:
+            OSError: if there is no memory for a process, or no room for its output.
+        """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as wrong:
-            command = [sys.executable, "-m", "probe.view.background", *arguments]
+            command = python_module(MODULE, self._folders, *arguments)
             with self._lock:
                 if self._ended:
                     return None, "ended"
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
-            code = self._process.wait()
-            with self._lock:
-                self._process = None
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
+                self._process = process
+            try:
+                code = process.wait()
+            finally:
+                with self._lock:
+                    self._process = None
             out.seek(0)
             data = out.read(MOST_JSON + 1)
             if code == 0 and len(data) <= MOST_JSON:
                 with suppress(ValueError):
                     return json.loads(data), ""
-            wrong.seek(0)
-            text = wrong.read(4096).decode("utf-8", "replace").strip()
-            return None, (text.splitlines() or [f"the process ended with code {code}"])[-1]
+            wrong.seek(max(0, wrong.seek(0, os.SEEK_END) - MOST_ERROR))
+            text = wrong.read().decode("utf-8", "replace").strip()
+            return None, (text.splitlines() or [_end_of(code)])[-1]
+
+
+def _end_of(code: int) -> str:
+    """Return how a process without a last word has ended."""
+    if code >= 0:
+        return message("the process ended with code {code}", code=code)
+    return message("the process was ended by signal {number}, as for lack of memory", number=-code)
 
 
 def analysis_arguments(place: str, directory: str) -> list[str]:
@@ -165,7 +204,9 @@ def comparison_arguments(one: tuple[str, str], other: tuple[str, str]) -> list[s
 def main(arguments: Sequence[str]) -> None:
     """Do a task and print its result as JSON."""
     _yield_processor()
-    kind, *names = arguments
+    folders, kind, *names = arguments
+    if permitted := json.loads(folders):
+        confine(map(Path, permitted))
     if kind == "analyse":
         print(json.dumps(_analysed(*names), allow_nan=False))  # noqa: T201 - its parent reads it
     else:

@@ -299,3 +299,36 @@ def test_the_history_has_every_time_that_an_alert_can_have(tmp_path: Path) -> No
         assert len(service.get("/history")) == 4
     with remediating(configuration) as service:
         assert {entry["starts_at"][:10] for entry in service.get("/history")} == {"0001-01-01", "9999-12-31"}
+
+
+def test_a_gpu_is_one_target_by_index_and_by_uuid(tmp_path: Path) -> None:
+    """The limits of a target count both names together, in both kinds of actions; other GPUs are other targets."""
+    gpus = tmp_path / "gpus"
+    excluded, *used = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(3))
+    places = {"0000:19:00.0": excluded, "0000:3b:00.0": used[0], "0001:00:00.0": used[1]}
+    for place, uuid in places.items():
+        answer = "Yes" if uuid == excluded else "No"
+        (gpus / place).mkdir(parents=True)
+        text = (
+            f"Model: \t\t NVIDIA\nIRQ:   \t\t 18\nGPU UUID: \t {uuid}\nDevice Minor: \t 0\nGPU Excluded:\t {answer}\n"
+        )
+        (gpus / place / "information").write_text(text)
+    smi = program(tmp_path / "nvidia-smi", "echo 350.00")
+    own = {"argv": [str(smi), "{gpu}"], "fields": {"gpu": {"label": "gpu", "type": "gpu"}}}
+    actions = {
+        "cool": {"alerts": ["Hot"], "do": "lower_power_limit", "args": {"watts": 200, "program": str(smi)}},
+        "own": {"alerts": ["Own"], "do": "run_program", "args": own},
+    }
+    path = configured(tmp_path, {name: {**action, "per_target_per_hour": 1} for name, action in actions.items()},
+                      programs=[str(smi)])  # fmt: skip
+    prelude = (
+        f"import pathlib, probe.services.remediation.gpu_names as names\nnames.FOLDER = pathlib.Path({str(gpus)!r})"
+    )
+    with remediating(path, prelude=prelude) as service:
+        for alertname, by_index, by_uuid in (("Hot", "gpu_id", "gpu_uuid"), ("Own", "gpu", "gpu")):
+            assert service.outcome(alert(alertname, **{by_index: "0"}))["state"] == "done"
+            again = service.outcome(alert(alertname, **{by_uuid: used[0]}))
+            assert (again["state"], used[0] in again["message"]) == ("refused", True)
+            assert service.outcome(alert(alertname, **{by_uuid: used[1]}))["state"] == "done"
+            assert service.outcome(alert(alertname, **{by_index: "1"}))["state"] == "refused"
+            assert service.outcome(alert(alertname, **{by_index: "7"}))["state"] == "done"

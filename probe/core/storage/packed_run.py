@@ -19,8 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.storage import confinement
+from probe.core.storage.files import opened
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import MOST_RANKS, Manifest
 from probe.core.storage.problems import Problem, Problems
@@ -345,11 +348,16 @@ def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
         raise ValueError("it has no schema")
     if fields["schema"] > SCHEMA:
         raise ValueError(f"schema {fields['schema']} is of a newer version; this one reads up to {SCHEMA}")
-    return PackedIndex(root, fields)
+    index = PackedIndex(root, fields)
+    if isinstance(root, Path):
+        for block in (block for signal in index.signals.values() for block in signal.blocks):
+            confinement.check(root / block.path)
+    return index
 
 
 def _bytes(path: Place) -> Any:
-    return io.BytesIO(path.read_bytes())
+    with opened(path) as file:
+        return io.BytesIO(file.read())
 
 
 @dataclass

@@ -13,20 +13,20 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import probe
+from probe.core.child_process import python_module
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.messages import printable
 from probe.core.worker import Worker
 from probe.services.exporter.readings.catalogue import READINGS
 
+MODULE = "probe.services.exporter.readings"
 MOST_BYTES = 4 << 20
 """Most bytes of a line."""
 MOST_SERIES = 20_000
@@ -79,8 +79,7 @@ class ReadingProcess:
 
     def __init__(self, name: str, interval: float, deadline: float, command: Sequence[str] = ()) -> None:
         self.name, self._interval, self._deadline = name, interval, deadline
-        module = "probe.services.exporter.readings"
-        self._command = [*(command or (sys.executable, "-m", module, name, str(interval), str(deadline)))]
+        self._command = [*(command or python_module(MODULE, name, str(interval), str(deadline)))]
         self._process: subprocess.Popen[bytes] | None = None
         self._left: list[subprocess.Popen[bytes]] = []
         self._shortest = self._wait = min(1.0, interval)
@@ -137,7 +136,7 @@ class ReadingProcess:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                cwd="/",  # no module of the current directory takes the place of another
+                cwd="/",  # one that hangs keeps no folder busy
                 env=_environment(),
                 start_new_session=True,
             )
@@ -257,7 +256,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment in which this package is found, though not in the current directory."""
-    root = str(Path(probe.__file__).parent.parent)
+    """Environment whose relative folders of modules are found from another current directory."""
     paths = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, root])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

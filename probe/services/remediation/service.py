@@ -17,7 +17,15 @@ from probe.core.times import utc_text
 from probe.services.remediation.child_process import kill_left_over
 from probe.services.remediation.planned_action import FiringAlert, RefusedAlertError, shown
 from probe.services.remediation.settings import ConfiguredAction, ServiceOptions
-from probe.services.remediation.store import ActionRow, ActionState, ActionStore, Admission, NewRow
+from probe.services.remediation.store import (
+    ANSWER_SECONDS,
+    ActionRow,
+    ActionState,
+    ActionStore,
+    Admission,
+    NewRow,
+    within,
+)
 from probe.services.remediation.webhook import MalformedWebhookError, parsed
 from probe.services.remediation.workers import ActionWorkers, QueuedAction
 
@@ -79,7 +87,7 @@ class RemediationService:
         for alert in (each for each in alerts if not each.firing):
             self._count("alerts", "resolved")
             _log.info("alert=%s fingerprint=%s resolved: nothing is undone", _text(alert.name), alert.fingerprint)
-        with self._admitting:
+        with within(self._admitting, ANSWER_SECONDS):
             admitted = self._admit([alert for alert in alerts if alert.firing])
             for row in admitted.rows:
                 self._count_action(row, row.state)

@@ -48,6 +48,8 @@ MOST_EVENTS = 100_000
 MOST_SOURCES = 50_000
 """Most sources whose ids are kept in memory."""
 _EVENTS = "('finding', 'exception')"
+MOST_READ = 4 << 20
+"""Most characters of contents that one reading of messages returns."""
 COMPLAINT_SECONDS = 60.0
 """Seconds between two log lines about failed transactions."""
 LAST_MESSAGES = 20
@@ -321,16 +323,17 @@ class HeartbeatStore:
         with closing(_reader(self.path)) as connection:
             sources = connection.execute("SELECT id FROM sources").fetchall()
             rows = [
-                row
+                _stored(row)
                 for (source,) in sources
-                for row in _rows(connection, "source = ? ORDER BY number DESC LIMIT ?", (source, LAST_MESSAGES))
+                for row in _select(connection, "source = ? ORDER BY number DESC LIMIT ?", (source, LAST_MESSAGES))
             ]
             matters = connection.execute("SELECT key, alert FROM matters").fetchall()
         alerts = {key: None if alert is None else Alert(*json.loads(alert)) for key, alert in matters}
         return sorted(rows, key=lambda row: row.id), alerts
 
     def messages(self, after: int, most: int, job: str | None = None, events: bool = False) -> list[StoredMessage]:
-        """Read messages after the id ``after``, or the newest findings and exceptions, newest first."""
+        """Read messages after the id ``after``, or the newest findings and exceptions, newest first: ``most`` of them,
+        or fewer if they are large, but one at least."""
         where, arguments = "messages.id > ?", list[object]([after])
         if events:
             where += f" AND kind IN {_EVENTS}"
@@ -339,7 +342,8 @@ class HeartbeatStore:
             arguments.append(job)
         order = "DESC" if events else "ASC"
         with closing(_reader(self.path)) as connection:
-            return list(_rows(connection, f"{where} ORDER BY messages.id {order} LIMIT ?", (*arguments, most)))
+            rows = _select(connection, f"{where} ORDER BY messages.id {order} LIMIT ?", (*arguments, most))
+            return [_stored(row) for row in _first(rows, MOST_READ)]
 
 
 def _insert_one(cursor: sqlite3.Cursor, source: int, message: HeartbeatMessage, received: float, late: bool) -> bool:
@@ -354,20 +358,28 @@ def _insert_one(cursor: sqlite3.Cursor, source: int, message: HeartbeatMessage, 
     return cursor.rowcount == 1
 
 
-def _rows(connection: sqlite3.Connection, condition: str, values: Iterable[object]) -> Iterator[StoredMessage]:
+def _select(connection: sqlite3.Connection, condition: str, values: Iterable[object]) -> Iterator[tuple[Any, ...]]:
     query = (
         "SELECT messages.id, received, late, job, rank, world, run, launch, number, kind, time, promise, contents "  # noqa: S608
         f"FROM messages JOIN sources ON sources.id = source WHERE {condition}"
     )
-    for row in connection.execute(query, tuple(values)):
-        contents = {name: numeric(value) for name, value in json.loads(row[12]).items()}
-        yield StoredMessage(
-            row[0],
-            Origin(*row[3:8]),
-            HeartbeatMessage(row[8], row[9], row[10], row[11], contents),
-            row[1],
-            bool(row[2]),
-        )
+    return connection.execute(query, tuple(values))
+
+
+def _first(rows: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the first row, and those after it up to ``most`` characters of contents in all."""
+    size = 0
+    for number, row in enumerate(rows):
+        size += len(row[-1])
+        if number and size > most:
+            return
+        yield row
+
+
+def _stored(row: tuple[Any, ...]) -> StoredMessage:
+    contents = {name: numeric(value) for name, value in json.loads(row[12]).items()}
+    message = HeartbeatMessage(row[8], row[9], row[10], row[11], contents)
+    return StoredMessage(row[0], Origin(*row[3:8]), message, row[1], bool(row[2]))
 
 
 def _reader(path: Path) -> sqlite3.Connection:
