@@ -162,7 +162,7 @@ def _horizon(rows: Rows, run: RecordedRun, signals: Iterable[str], whole: bool) 
 
 
 def _by_signal(own: Sequence[StoredStep]) -> dict[str, SignalStep]:
-    """Return the rows of all ranks by signal; several batches of one signal of a rank differ in what they lack."""
+    """Return the rows of all ranks by signal."""
     found: dict[str, list[tuple[Batch, int]]] = {}
     for step in own:
         for batch in tensors_of(step.batches):

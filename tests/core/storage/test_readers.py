@@ -235,13 +235,17 @@ def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
     _cell(path, 3, "norm", "")
     found, problems = read(tmp_path, reader)
     assert problems.lines() == []
-    parts = {tuple(key.name for key in each.keys): each for each in found[0].batches}
-    assert {names: each.order.tolist() for names, each in parts.items()} == {("u", "w"): [0, 2], ("v",): [1]}
-    assert "sumsq" not in parts[("v",)].columns
-    assert parts[("v",)].op("min").tolist() == [pytest.approx(rows[Key("v")].min(), rel=5e-6)]
+    (found_batch,) = found[0].batches
+    assert [key.name for key in found_batch.keys] == ["u", "v", "w"]
+    assert found_batch.order.tolist() == [0, 1, 2]
+    assert found_batch.has("norm").tolist() == [True, False, True]
+    assert found_batch.has("min").all()
+    wanted = [pytest.approx(rows[Key(name)].min(), rel=5e-6) for name in "uvw"]
+    assert found_batch.op("min").tolist() == wanted
     _cell(path, 3, "min", "")
     ((step,), _) = read(tmp_path, reader)
     assert [key.name for each in step.batches for key in each.keys] == ["u", "w"]
+    assert step.rows == {"grad_reduced": 3}
 
 
 @pytest.mark.parametrize("reader", READERS)
