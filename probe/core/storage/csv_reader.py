@@ -228,14 +228,20 @@ class PlainRows:
         self.directories = tuple(directories)
         self.problems = problems
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
+        self._of_directory: dict[tuple[str, int], list[TableFile]] = {}
         for n, directory in enumerate(self.directories):
             for file in tables(directory.path, problems):
                 if file.format == CSV:
                     self.files.setdefault(file.signal, []).append((n, file))
+                    self._of_directory.setdefault((file.signal, n), []).append(file)
 
     def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
         """Return the files of a signal in the directory of an index, in the order of steps."""
-        return [file for of, file in self.files.get(signal, ()) if of == n]
+        return self._of_directory.get((signal, n), ())
+
+    def original(self, file: TableFile) -> Place:
+        """Return the file that a rank has written: each is read as it is."""
+        return file.path
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
