@@ -32,8 +32,8 @@ LOCKS = 128
 AT_ONCE = 1 << 24
 """Bytes of a write."""
 MOST_HELD = 384 << 20
-"""Bytes of parts that are held in memory where the disk has no space, but the latest one in any case: two of the largest
-parts, which are read in turns."""
+"""Bytes of parts that are held in memory where the disk has no space, but the latest one in any case: two of the
+largest parts, which are read in turns."""
 APPEND = 0
 """Place of the lock for new parts; those of the parts follow."""
 
@@ -156,8 +156,8 @@ class FetchedParts:
     def _hold(self, url: str, begin: int, data: bytes, error: OSError) -> None:
         if not self._held:
             _log.warning(
-                "no space for what is fetched: folder=%s error=%s; parts are held in memory, and fetched again if there "
-                "are many; set TMPDIR to a folder with space",
+                "no space for what is fetched: folder=%s error=%s; parts are held in memory, and fetched again if "
+                "there are many; set TMPDIR to a folder with space",
                 tempfile.gettempdir(),
                 error.strerror,
             )
