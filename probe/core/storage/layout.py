@@ -185,16 +185,39 @@ def type_of(column: str) -> str:
 
 
 def whole(column: str, cell: str | int) -> int:
-    """Return the whole number in a cell.
+    """Return the whole number in a cell; it may be written as ``7.0``.
 
     Raises:
         ValueError: if the cell has none, or one that its column cannot hold.
     """
-    number = int(cell)
+    number = _whole(cell) if isinstance(cell, str) else cell
     low, high = BOUNDS[INTEGERS[column]]
     if not low <= number <= high:
         raise ValueError(f"expected a {column} from {low} to {high}, got {cell}")
     return number
+
+
+def _whole(cell: str) -> int:
+    if not cell.isascii():
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, got {cell!r}")
+    return int(number)
+
+
+def decimal(cell: str) -> float:
+    """Return the number in a cell; NaN for an empty one.
+
+    Raises:
+        ValueError: if the cell has none.
+    """
+    if not cell.isascii():  # Python knows the digits of all languages, DuckDB those from 0 to 9
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    return float(cell) if cell else math.nan
 
 
 def csv_cell(text: str) -> str:
