@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -187,12 +188,12 @@ class _Piece(NamedTuple):
 def _pieces(files: Sequence[tuple[int, TableFile]]) -> Iterator[_Piece]:
     """Yield the files of a signal in pieces of as few steps as files of one rank have: ranks may have divided their
     steps in another way, or hold them in another format."""
-    ends = _ends(files)
-    bounds = [None, *(end + 1 for end in ends[:-1]), None]
-    for begin, end in pairwise(bounds):
-        own = [(n, f) for n, f in files if (begin is None or f.last >= begin) and (end is None or f.first < end)]
-        if own:
-            yield _Piece(own, begin, end)
+    ends = _ends(files)[:-1]
+    pieces = [_Piece([], begin, end) for begin, end in pairwise([None, *(end + 1 for end in ends), None])]
+    for n, file in files:
+        for piece in pieces[bisect_left(ends, file.first) : bisect_left(ends, file.last) + 1]:
+            piece.files.append((n, file))
+    yield from (piece for piece in pieces if piece.files)
 
 
 def _ends(files: Sequence[tuple[int, TableFile]]) -> list[int]:
