@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.moments import derive
+from probe.core.moments import derive, moment_of
 
 Array = npt.NDArray[np.float64]
 
@@ -68,6 +68,21 @@ class Batch:
     """Coverage of each row of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
     distribution: bool = False
     """True if the histograms are written even if no op asks for them."""
+    absent: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """Rows that lack a column, by its name: their number there is NaN and stands for nothing. Columns that no row lacks
+    are left out; files of other writers alone have some."""
+
+    def has(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return for each row whether it has an op or a column.
+
+        Raises:
+            KeyError: as :meth:`op`.
+        """
+        column = moment if (moment := moment_of(name)) in self.columns else name
+        if column not in self.columns:
+            raise KeyError(name)
+        missing = self.absent.get(column)
+        return np.ones(len(self), dtype=np.bool_) if missing is None else ~missing
 
     def op(self, name: str) -> Array:
         """Column of an op such as ``norm``; ``len(self)`` float64 values.

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import number_text
-from probe.core.storage.layout import MICRO_STEP, ranks_of
+from probe.core.storage.layout import MICRO_STEP
 from probe.services.web.answers import PAGE_HEADERS, failures, json_answer
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import curves, heatmap
@@ -378,7 +378,7 @@ class AddressParameters:
         first = self.whole("from", 0, 0, 2**40)
         return Span(first, max(self.whole("to", 2**40, 0, 2**40), first))
 
-    def ranks(self, name: str = "ranks") -> list[int] | None:
+    def ranks(self, name: str = "ranks") -> curves.RankChoice | None:
         """Return the ranks of a text such as ``0-3,7``; None if it is missing.
 
         Raises:
@@ -388,9 +388,10 @@ class AddressParameters:
         if not text:
             return None
         try:
-            return [rank for part in text.split(",") for rank in ranks_of(part)]
+            return curves.RankChoice(text)
         except ValueError:
-            raise WrongRequest(f"{name}: expected numbers such as 0-3,7; got {text[:60]!r}") from None
+            expected = f"expected numbers such as 0-3,7, of at most {curves.MOST_RANKS} spans"
+            raise WrongRequest(f"{name}: {expected}; got {text[:60]!r}") from None
 
 
 def _check_op(viewed: ViewedRun, signal: str, op: str) -> None:

@@ -254,6 +254,7 @@ def _compared(one: str, one_directory: str, other: str, other_directory: str) ->
     return plain(  # type: ignore[no-any-return]
         {
             "same": found.same,
+            "agrees": found.agrees,
             "first_difference": differences[0] if differences else None,
             "differences": differences,
             "verdict": verdict(found),

@@ -47,7 +47,7 @@ class RunListing(NamedTuple):
     @property
     def ended(self) -> bool:
         """True if every rank has ended."""
-        return all(self.run.of(rank)[-1].manifest.ended for rank in self.run.ranks)
+        return self.run.ended
 
 
 class RunGone(Exception):  # noqa: N818 - a state, which the person who looks at a run is informed of

@@ -69,7 +69,8 @@ class AnomalyFrozen(About):
         self._steps: int = args.steps
         self._moments = columns_for(op for op in ops if op in OPS and op not in QUANTILES)
         self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
-        self._suffices = bool(EXTREMES & {*self._moments} and SUMS & {*self._moments})
+        self._kinds = [np.array([name in kind for name in self._moments], dtype=bool) for kind in (EXTREMES, SUMS)]
+        self._suffices = all(kind.any() for kind in self._kinds)
         fields = {"streak": Field(0, np.int64), "first": Field(np.nan, np.float64, (len(self._moments),))}
         self.history = History((OP,), fields)
         self._latest: dict[str, Batch] = {}
@@ -86,14 +87,17 @@ class AnomalyFrozen(About):
 
     def _compare(self, before: Batch, after: Batch) -> Iterator[Finding]:
         now, then = self._numbers(after), self._aligned("param_origin", before, after)
-        still: Mask = (now == then).all(axis=1)
-        driven = self._driven(after)
+        lacking = self._lacking(after) | (self._aligned("param_origin", before, after, self._lacking(before)) != 0)
+        enough = np.stack([(~lacking & kind).any(axis=1) for kind in self._kinds]).all(axis=0)
+        still: Mask = ((now == then) | lacking).all(axis=1)
+        driven = self._driven(after) & enough
         if not _is_telling(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
             return
         rows = self.history.rows(after)
         at = np.flatnonzero(rows >= 0)
         slots, streak, first = rows[at], self.history.of("streak"), self.history.of("first")
-        stays = (driven & still)[at] & ((streak[slots] == 0) | (now[at] == first[slots]).all(axis=1))
+        same = (now[at] == first[slots]) | lacking[at] | np.isnan(first[slots])
+        stays = (driven & still)[at] & ((streak[slots] == 0) | same.all(axis=1))
         first[slots[streak[slots] == 0]] = now[at[streak[slots] == 0]]
         streak[slots] = np.where(stays, streak[slots] + 1, 0)
         frozen = at[streak[slots] == self._steps]
@@ -104,10 +108,17 @@ class AnomalyFrozen(About):
         nothing = np.zeros(len(batch))
         return np.stack([batch.columns.get(name, nothing) for name in self._moments], axis=1)
 
-    def _aligned(self, signal: str, batch: Batch, others: Batch) -> Array:
-        """Moments of ``batch`` in the order of ``others``; NaN, which equals nothing, where it has none."""
+    def _lacking(self, batch: Batch) -> Mask:
+        """Mask of the collected moments that a row of a file lacks: ``len(batch)`` x moments."""
+        columns = [batch.absent.get(name, name not in batch.columns) for name in self._moments]
+        return np.stack([np.broadcast_to(column, len(batch)) for column in columns], axis=1)
+
+    def _aligned(self, signal: str, batch: Batch, others: Batch, cells: Array | Mask | None = None) -> Array:
+        """Moments of ``batch``, or other cells, in the order of ``others``; NaN, which equals nothing, where it has no
+        row."""
         at = self._places[signal].of(others.keys, batch.keys)
-        return np.where((at >= 0)[:, None], self._numbers(batch)[at], np.nan)
+        numbers = self._numbers(batch) if cells is None else cells
+        return np.where((at >= 0)[:, None], numbers[at], np.nan)
 
     def _driven(self, after: Batch) -> Mask:
         """Mask of the parameters with a gradient that is finite and not 0."""

@@ -150,7 +150,10 @@ class AnomalyReplica(About):
         """Rows in which this rank has left the majority since they came last. A row without a received copy (there was
         no room for it) is not judged."""
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
-        odd = {batch.keys[row]: row for row in np.flatnonzero((2 * agreeing <= copies) & (copies >= 2)).tolist()}
+        named = np.isfinite(batch.columns[OTHER])  # a file of another writer may lack it in some rows
+        odd = {
+            batch.keys[row]: row for row in np.flatnonzero(named & (2 * agreeing <= copies) & (copies >= 2)).tolist()
+        }
         step, known = self._known.get(batch.signal, (-1, frozenset()))
         self._known[batch.signal] = batch.step, frozenset(odd)
         fresh = [row for key, row in odd.items() if key not in known or step > batch.step]

@@ -226,7 +226,8 @@ class AnomalySpike(About):
 
 def _elements(batch: Batch, row: int, norm: float) -> float:
     """Lower bound of the number of elements that make up ``norm``: as if all had the largest magnitude."""
-    peak = max((abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns), default=0.0)
+    peaks = [abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns]
+    peak = max((peak for peak in peaks if peak == peak), default=0.0)  # noqa: PLR0124 - a row may lack one of the two
     return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
 
 

@@ -185,16 +185,39 @@ def type_of(column: str) -> str:
 
 
 def whole(column: str, cell: str | int) -> int:
-    """Return the whole number in a cell.
+    """Return the whole number in a cell; it may be written as ``7.0``.
 
     Raises:
         ValueError: if the cell has none, or one that its column cannot hold.
     """
-    number = int(cell)
+    number = _whole(cell) if isinstance(cell, str) else cell
     low, high = BOUNDS[INTEGERS[column]]
     if not low <= number <= high:
         raise ValueError(f"expected a {column} from {low} to {high}, got {cell}")
     return number
+
+
+def _whole(cell: str) -> int:
+    if not cell.isascii():
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, got {cell!r}")
+    return int(number)
+
+
+def decimal(cell: str) -> float:
+    """Return the number in a cell; NaN for an empty one.
+
+    Raises:
+        ValueError: if the cell has none.
+    """
+    if not cell.isascii():  # Python knows the digits of all languages, DuckDB those from 0 to 9
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    return float(cell) if cell else math.nan
 
 
 def csv_cell(text: str) -> str:
@@ -278,11 +301,11 @@ def _joined(ranks: Sequence[int], by: str, comma: str) -> str:
     return f"{ranks[0]}-{ranks[-1]}" + (f"{by}{distance}" if distance > 1 else "")
 
 
-def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
+def _spread(first: str, last: str, stride: str, text: str) -> range:
     """Return the ranks from ``first`` to ``last`` at a distance of ``stride``; errors show ``text``."""
     if int(last) - int(first) > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
-    return tuple(range(int(first), int(last) + 1, int(stride or 1)))
+    return range(int(first), int(last) + 1, int(stride or 1))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -296,11 +319,19 @@ def ranks_of(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: if ``text`` is not such a text, or names more than ``MOST_RANKS``.
     """
+    span = rank_span(text)
+    return tuple(span if span is not None else (int(rank) for rank in text.split(",") if rank))
+
+
+def rank_span(text: str) -> range | None:
+    """Parse ranks at equal distances, such as ``0-3`` and ``0-6:2``; None for another text.
+
+    Raises:
+        ValueError: as :func:`ranks_of`.
+    """
     span, _, stride = text.partition(":")
     first, dash, last = span.partition("-")
-    if dash:
-        return _spread(first, last, stride, text)
-    return tuple(int(rank) for rank in text.split(",") if rank)
+    return _spread(first, last, stride, text) if dash else None
 
 
 _GROUP = re.compile(r"\.ranks(?:(\d+)-(\d+)(?:by(\d+))?|([\d+]+))\.")

@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import io
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -91,15 +91,18 @@ class PackedSignal:
     """In the order of ranks, then steps."""
 
     @cached_property
-    def _bands(self) -> dict[tuple[int, int], list[PackedBlock]]:
+    def _bands(self) -> tuple[list[int], list[list[PackedBlock]]]:
+        """The first rank of each band of ranks, ascending, and the files of the band."""
         bands: dict[tuple[int, int], list[PackedBlock]] = {}
         for block in self.blocks:
             bands.setdefault(block.ranks, []).append(block)
-        return bands
+        return [low for low, _ in sorted(bands)], [bands[band] for band in sorted(bands)]
 
     def blocks_of(self, rank: int) -> list[PackedBlock]:
         """Return the files that may have rows of a rank, in the order of steps."""
-        return next((own for (low, high), own in self._bands.items() if low <= rank <= high), [])
+        lows, blocks = self._bands
+        at = bisect_right(lows, rank) - 1
+        return blocks[at] if at >= 0 and rank <= blocks[at][0].ranks[1] else []
 
 
 class PackedIndex:

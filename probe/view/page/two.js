@@ -102,7 +102,7 @@ export class Two {
     }
     if (answer.state === "failed") return this.fail(answer.error);
     this.difference = answer.first_difference;
-    this.verdict.className = `cause ${answer.same ? "good" : "bad"}`;
+    this.verdict.className = `cause ${answer.agrees ? "good" : "bad"}`;
     this.verdict.replaceChildren(...this.sentences(answer));
     if (this.runs.every(Boolean)) this.show();
   }

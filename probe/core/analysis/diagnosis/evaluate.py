@@ -116,7 +116,7 @@ class RankEvaluator:
         self._rows, self._pp_stage = rows, pp_stage
         self._rules, self._waits = rules_of(alert, rank, ops)
         self._latest: deque[int] = deque(maxlen=max([*self._waits.values(), 1]))
-        self._sizes: dict[str, int] = {}
+        self._sizes: Mapping[str, int] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._quiet = 0
         self.judged = EvaluatedRank(rank)
@@ -145,9 +145,9 @@ class RankEvaluator:
         self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
 
     def _count(self, step: StoredStep) -> None:
-        judged, sizes = self.judged, {batch.signal: len(batch) for batch in step.batches}
-        judged.partial = any(sizes.get(signal, 0) < size for signal, size in self._sizes.items())
-        self._sizes = sizes
+        judged = self.judged
+        judged.partial = any(step.rows.get(signal, 0) < size for signal, size in self._sizes.items())
+        self._sizes = step.rows
         judged.first_step = step.step if judged.first_step < 0 else judged.first_step
         judged.last_step = step.step
         judged.sampled += 1

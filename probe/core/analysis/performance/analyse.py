@@ -178,7 +178,7 @@ def _steps_a_second(series: RunSeries) -> Numbers:
 def _resuming(run: RecordedRun, series: RunSeries) -> Flags:
     """Return the steps that follow upon a resume."""
     begins = sorted({directory.first_step for directory in run.directories})[1:]
-    later = {directory.first_step for rank in run.ranks for directory in run.of(rank)[1:]}
+    later = {directory.first_step for own in run.by_rank().values() for directory in own[1:]}
     after = np.zeros(len(series.steps), dtype=np.bool_)
     for begin in begins:
         if begin in later:

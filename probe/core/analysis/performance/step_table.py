@@ -207,7 +207,8 @@ def is_use(name: str) -> bool:
 def _ends(rows: Rows) -> str:
     """Return SQL of the rows of the first and the last directory: most runs have the same names on every rank."""
     files = rows.files[RUN]
-    chosen = [file for directory, file in files if directory in (files[0][0], files[-1][0])]
+    ends = dict.fromkeys((files[0][0], files[-1][0]))
+    chosen = [file for directory in ends for file in rows.files_of(RUN, directory)]
     groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
     for file in chosen:
         groups.setdefault((file.format, file.columns), []).append(file)
