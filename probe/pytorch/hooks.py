@@ -29,7 +29,7 @@ from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
 check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
-held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 modules = names.modules
 is_compiling = torch.compiler.is_compiling

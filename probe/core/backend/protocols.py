@@ -219,6 +219,10 @@ class Hooks(Protocol):
     def loss_scale(self) -> Tensor | None:
         """Return the factor on the losses of the step in progress, if known."""
 
+    def found_inf(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the number on a device that is not 0 if the update that has just ended with the outcome ``unknown``
+        was skipped; None if there is none."""
+
     def held_scale(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factor that the gradients held for ``optimizer`` still carry, if known."""
 

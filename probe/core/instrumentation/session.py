@@ -17,7 +17,7 @@ from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
-from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns
+from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns, UpdateReading, Updates
 from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome, TextFile
 
@@ -62,7 +62,9 @@ class Session:
         """Seconds of the monitor between the last step and the one in progress."""
         self._rested = 0.0
         """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
-        self._outcome: Outcome = "applied"
+        self._updates = Updates(run.framework.tensors)
+        self._update = UpdateReading()
+        """The update of the step that ended last."""
         self._thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
@@ -220,6 +222,7 @@ class Session:
         if not self._run.clock.sampled or self._run.captured():
             return
         begun = self._run.cost.begin()
+        self._guarded("learning rate", lambda: self._updates.updating(self._hooks.learning_rate(optimizer)))
         self._guarded("parameters", self._parameters.look)
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._parameters.of(optimizer), scale))
@@ -237,9 +240,13 @@ class Session:
         with self._at_work():
             if self._run.clock.sampled:
                 self._guarded("after the update", partial(self._after, optimizer, outcome))
-            self._outcome = outcome
+            self._guarded("outcome", lambda: self._updates.take(outcome, self._found(optimizer, outcome)))
             if self._turns.take(optimizer):
                 self._guarded("end of step", self._end)
+
+    def _found(self, optimizer: Optimizer, outcome: Outcome) -> Tensor | None:
+        """Return the number on a device that has the outcome, if only the device has it and the step is sampled."""
+        return self._hooks.found_inf(optimizer) if outcome == "unknown" and self._run.clock.sampled else None
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         if self._run.captured():
@@ -319,7 +326,7 @@ class Session:
     def _end(self) -> None:
         """Hand a sampled step over and begin the next."""
         run, step = self._run, self._run.clock.step
-        self.last = None
+        self.last, self._update = None, self._updates.end()
         if self._run_state is not None:
             self._guarded("run state", partial(self._tell, self._run_state, step))
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
@@ -343,7 +350,7 @@ class Session:
     def _tell(self, listener: RunListener, step: int) -> None:
         run = self._run
         known = [seconds for each in run.waited if (seconds := each()) is not None] if run.clock.sampled else []
-        listener.ended(step, self._outcome, sum(known) if known else None)
+        listener.ended(step, self._update.update.outcome, sum(known) if known else None)
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""
@@ -354,7 +361,7 @@ class Session:
             if captured:
                 self._drop()
         if not captured:
-            self._hand_over(self._outcome)
+            self._hand_over(self._update)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
         """Count the time of the step and the monitor's part of it: ``hooks``, the time since ``handing``, and the work
@@ -403,9 +410,9 @@ class Session:
         """Deliver the rows of a step that will not end."""
         run = self._run
         if run.clock.sampled and run.seen:
-            self._guarded("end of step", lambda: self._hand_over("partial"))
+            self._guarded("end of step", lambda: self._hand_over(self._updates.end(), "partial"))
 
-    def _hand_over(self, outcome: Outcome) -> None:
+    def _hand_over(self, update: UpdateReading, outcome: Outcome | None = None) -> None:
         run, begun = self._run, self._run.cost.begin()
         step, now = run.clock.step, time.time()
         try:
@@ -416,7 +423,8 @@ class Session:
         self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
+            rows, ended = (pending, *beside), outcome or update.update.outcome
+            self._output.submit(FinishedStep(step, now, rows, run.settings.statistics, spent, ended, update))
 
     def _drop(self) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""

@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
-from probe.core.instrumentation.step_boundary import FinishedStep
+from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
 from probe.core.output.delivery import WAIT_SECONDS, Delivery
 from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
@@ -78,6 +79,7 @@ class Output:
         except BaseException:
             self._remove()
             raise
+        self._updates = UpdateReader()
         self._overhead = Overhead(run.framework.clock)
         self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
@@ -139,7 +141,8 @@ class Output:
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
-        batches, spent = [batch for rows in step.pending for batch in rows.batches(step.number)], step.spent
+        update, spent = self._updates.read(step.update), step.spent
+        batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
         device = self._overhead.add_device(spent)
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
@@ -151,6 +154,7 @@ class Output:
             scalars={"probe/overhead": self.overhead},
             cost=cost,
             outcome=step.outcome,
+            update=update,
         )
 
     def flush(self, timeout: float) -> bool:

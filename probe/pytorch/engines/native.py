@@ -131,9 +131,8 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return None
-        self._reported, self._outcome = False, "applied"
-        if self._listener.sampled:
-            self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
+        self._reported = False
+        self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             return self._with(closure, args, kwargs)
