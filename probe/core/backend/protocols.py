@@ -333,6 +333,10 @@ class Groups(Protocol):
     def ranks_of(self, group: Any) -> list[int]:
         """Return the global ranks of ``group``; this rank alone if ``group`` is None."""
 
+    def replicas(self, models: Iterable[Module]) -> Sequence[int]:
+        """Return the ranks among which a wrapper of ``models``, or of a part of one, averages gradients: they hold the
+        same parameters. Return nothing if no wrapper does, or several do among different ranks."""
+
 
 class Parallel(Protocol):
     """Engines that wrap models and optimizers and distribute their tensors among processes. A framework without engines

@@ -99,7 +99,8 @@ class GlobalStats:
         alike: text that must be the same on all ranks that exchange data: the signals, ops and steps that are
             collected.
         ops: ops that are written for each tensor.
-        replicas: ranks whose copies of parameters are compared; none if empty.
+        replicas: ranks whose copies of parameters are compared, none if empty; and whether that they hold copies is an
+            assumption.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class GlobalStats:
         ops: Sequence[str],
         seconds: float,
         faults: Faults,
-        replicas: Sequence[int] = (),
+        replicas: tuple[Sequence[int], bool] = ((), False),
     ) -> None:
         self._parallel, self._run, self._alike = parallel, run, alike
         self._ops, self._seconds, self._faults = ops, seconds, faults
@@ -118,9 +119,10 @@ class GlobalStats:
         self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
         self._off = False
         self._replicas: Replicas | None = None
-        if len(replicas) > 1:
-            where = f"{run}, replicas {tuple(sorted(replicas))}"
-            self._replicas = Replicas(parallel, replicas, where, alike, seconds)
+        ranks, assumed = replicas
+        if len(ranks) > 1:
+            where = f"{run}, replicas {tuple(sorted(ranks))}"
+            self._replicas = Replicas(parallel, ranks, where, alike, seconds, assumed)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
         """Add the columns ``global_<op>`` and ``merged`` to ``batches`` with rows of parts; ``merged`` is 1 if all
