@@ -81,7 +81,7 @@ class Batch:
     """Coverage of each row of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
     distribution: bool = False
     """True if the histograms are written even if no op asks for them."""
-    update: Update = Update()
+    update: Update = Update()  # noqa: RUF009 - it cannot change
     """Update of the step."""
 
     def op(self, name: str) -> Array:

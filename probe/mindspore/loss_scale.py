@@ -27,7 +27,7 @@ def listened(optimizer: Any) -> Iterator[None]:
         _listened.discard(optimizer)
 
 
-def found_inf(optimizer: Any) -> None:  # noqa: ARG001
+def found_inf(optimizer: Any) -> None:
     """Return None: each outcome is known on the host."""
 
 

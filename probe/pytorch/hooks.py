@@ -106,6 +106,15 @@ def backward_id() -> int:
     return torch._C._current_graph_task_id()
 
 
+_sequence: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
+"""Number of the next node that this thread makes (torch 2.4 to 2.13)."""
+
+
+def graph_size() -> int | None:
+    """Return the number of nodes that this thread has made."""
+    return None if _sequence is None else _sequence()
+
+
 def differentiates() -> bool:
     """Return whether operations now become part of a graph."""
     call = compiled.running()

@@ -84,7 +84,7 @@ def test_the_last_value_of_a_step_counts(framework: Harness) -> None:
         (0, "accuracy"): 0.5,
         (1, "loss"): 0.25,
         (2, "loss"): 3.0,
-        (2, "val_loss"): 1.0,
+        (1, "val_loss"): 1.0,
     }
 
 
@@ -167,11 +167,11 @@ def test_at_rest(framework: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_the_learning_rate_is_known(framework: Harness) -> None:
     """The optimizer's learning rate is recorded without a call, unless the program logs one."""
     training = Training(framework, run={"enable": True}).begin()
-    training.step()
     training.step(learning_rate=0.5)
+    training.step()
     found = training.end()
-    assert found[0, "learning_rate"] == pytest.approx(LR, rel=1e-5)
-    assert found[1, "learning_rate"] == 0.5
+    assert found[0, "learning_rate"] == 0.5
+    assert found[1, "learning_rate"] == pytest.approx(LR, rel=1e-5)
 
 
 def test_rates_and_times(framework: Harness) -> None:

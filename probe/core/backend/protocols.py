@@ -229,6 +229,10 @@ class Hooks(Protocol):
     def backward_id(self) -> int:
         """Return the identity of the running backward pass; -1 if none is running."""
 
+    def graph_size(self) -> int | None:
+        """Return a number that grows by one with each operation that this thread makes part of a graph; None if the
+        framework does not count them."""
+
     def differentiates(self) -> bool:
         """Return whether operations now become part of a graph."""
 

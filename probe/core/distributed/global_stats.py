@@ -99,8 +99,8 @@ class GlobalStats:
         alike: text that must be the same on all ranks that exchange data: the signals, ops and steps that are
             collected.
         ops: ops that are written for each tensor.
-        replicas: ranks whose copies of parameters are compared, none if empty; and whether that they hold copies is an
-            assumption.
+        replicas: ranks whose copies of parameters are compared; none if empty.
+        assumed: whether nothing shows that these ranks are replicas.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class GlobalStats:
         ops: Sequence[str],
         seconds: float,
         faults: Faults,
-        replicas: tuple[Sequence[int], bool] = ((), False),
+        replicas: Sequence[int] = (),
+        assumed: bool = False,
     ) -> None:
         self._parallel, self._run, self._alike = parallel, run, alike
         self._ops, self._seconds, self._faults = ops, seconds, faults
@@ -119,10 +120,9 @@ class GlobalStats:
         self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
         self._off = False
         self._replicas: Replicas | None = None
-        ranks, assumed = replicas
-        if len(ranks) > 1:
-            where = f"{run}, replicas {tuple(sorted(ranks))}"
-            self._replicas = Replicas(parallel, ranks, where, alike, seconds, assumed)
+        if len(replicas) > 1:
+            where = f"{run}, replicas {tuple(sorted(replicas))}"
+            self._replicas = Replicas(parallel, replicas, where, alike, seconds, assumed)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
         """Add the columns ``global_<op>`` and ``merged`` to ``batches`` with rows of parts; ``merged`` is 1 if all

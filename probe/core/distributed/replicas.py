@@ -19,6 +19,7 @@ from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules import about
 from probe.core.rules.replica import AGREEING, CHANGES, COPIES, OTHER, replicated
 
+Mask = npt.NDArray[np.bool_]
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd number whose bits look random: 2**64 over the golden ratio (Knuth, "The Art of Computer Programming", volume 3,
@@ -57,11 +58,11 @@ class Replicas:
         theirs = self._tables.swap(step, mine)
         if all(np.array_equal(table, mine) for table in theirs):
             if self._proofs is not None:
-                self._proofs.add(mine, np.ones(len(mine), bool))
+                self._proofs.add(mine, np.ones(len(mine), bool), np.ones(len(mine), bool))
             return list(batches)
         columns, added, begin = self._counted(mine, theirs), list(batches), 0
         if self._proofs is not None:
-            doubtful = ~self._proofs.add(mine, columns[AGREEING] == columns[COPIES])
+            doubtful = ~self._proofs.add(mine, columns[AGREEING] == columns[COPIES], columns[COPIES] > 1)
             columns[AGREEING][doubtful], columns[OTHER][doubtful] = columns[COPIES][doubtful], np.nan
         for n in judged:
             more = {name: values[begin : begin + len(batches[n])] for name, values in columns.items()}
@@ -111,17 +112,21 @@ class Proofs:
         self._at = np.empty(0, np.int64)
         self._digest: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._changes = np.empty(0, np.int64)
-        self._alike: npt.NDArray[np.bool_] = np.empty(0, bool)
+        self._alike: Mask = np.empty(0, bool)
 
-    def add(self, mine: Table, equal: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def add(self, mine: Table, equal: Mask, received: Mask) -> Mask:
         """Note which rows of a step are equal on all ranks; return the mask of those that had proved to be copies
-        before, or do so now."""
+        before, or do so now.
+
+        Args:
+            received: mask of the rows of which another rank's numbers have come.
+        """
         at = self._places(mine)
         proved = self._alike[at] & (self._changes[at] >= CHANGES)
-        self._changes[at] += self._digest[at] != mine["digest"]
+        self._changes[at] += received & (self._digest[at] != mine["digest"])
         self._digest[at] = mine["digest"]
         self._alike[at] &= equal | proved
-        mask: npt.NDArray[np.bool_] = self._alike[at] & (self._changes[at] >= CHANGES)
+        mask: Mask = self._alike[at] & (self._changes[at] >= CHANGES)
         return mask
 
     def _places(self, mine: Table) -> npt.NDArray[np.int64]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
@@ -53,6 +54,9 @@ class Session:
         self._between = between
         self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
+        self.forwards = ForwardMarks(self._hooks.graph_size)
+        self._listens = False
+        """True if hooks show when a forward begins, in sampled steps."""
         self._succession = Succession(lambda: self._run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
@@ -115,6 +119,7 @@ class Session:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         try:
             self._sources.callback(self._parameters.unhook)
+            self._listens = bool(sources)
             for source in sources:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
@@ -126,6 +131,7 @@ class Session:
 
     def _forward_began(self) -> None:
         self._thread = threading.current_thread()
+        self.forwards.began()
         self._succession.forward_began()
 
     def attach(self, sources: Sequence[Source]) -> None:
@@ -138,6 +144,7 @@ class Session:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
             began, ended = map(self._listening, (self._succession.began, self._succession.ended))
             self._stack.callback(self._run.framework.on_every_step(began, ended))
+            self.forwards.step_ended(self._run.clock.sampled and self._listens)
         except BaseException:
             self._rest()
             self._stack.close()
@@ -186,6 +193,7 @@ class Session:
         """Remove every hook except those that count steps. Call where hooks can be removed."""
         self._output = None
         self._sources.close()
+        self._listens = False
         self._disarm()
 
     def remove_at_end(self, remove: Remove) -> None:
@@ -343,6 +351,7 @@ class Session:
                 self._guarded("control", lambda: between(step + 1))
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
+            self._guarded("forwards", lambda: self.forwards.step_ended(run.clock.sampled and self._listens))
             self._own = time.perf_counter() - self._ended
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()

@@ -35,6 +35,8 @@ class EndedStep(NamedTuple):
     """Seconds by phase."""
     waited: float | None
     """Seconds within collectives; None if unknown."""
+    read: frozenset[str]
+    """Names of the numbers that were read from the optimizer as it updated."""
     late: LoggedNumbers
     """Numbers of the step before, logged after its end."""
     waits: bool

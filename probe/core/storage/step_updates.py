@@ -40,7 +40,9 @@ class StepUpdates:
     def put_into(self, step: StoredStep) -> StoredStep:
         """Return ``step`` with its update in every batch. Call in the order of steps."""
         update = self._at(step.step)
-        return step if update is None else step._replace(batches=[replace(each, update=update) for each in step.batches])
+        if update is None:
+            return step
+        return step._replace(batches=[replace(batch, update=update) for batch in step.batches])
 
     def _at(self, step: int) -> Update | None:
         update = None

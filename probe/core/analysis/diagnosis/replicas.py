@@ -217,7 +217,7 @@ PROVED = "proved_replicas"
 PLACE = {"vpp_stage": "INTEGER", "name": "VARCHAR", "micro_step": "INTEGER", "call": "INTEGER", "part": "VARCHAR"}
 """Columns that tell the tensors of a signal apart, with their SQL types."""
 _NOTHING = {"INTEGER": "0", "VARCHAR": "''"}
-_FIRST_STEPS = f"SELECT DISTINCT step FROM {{}} WHERE step IS NOT NULL ORDER BY step LIMIT {CHANGES + 1}"
+_FIRST_STEPS = f"SELECT DISTINCT step FROM {{}} WHERE step IS NOT NULL ORDER BY step LIMIT {CHANGES + 1}"  # noqa: S608
 
 
 def compare(

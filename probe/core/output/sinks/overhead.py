@@ -13,7 +13,7 @@ OVERHEAD = "probe/overhead"
 
 
 class CostSink:
-    """Writer of one line a step: its seconds, the overhead of the run so far as a part of training's time, and its update."""
+    """Writer of one line a step: its seconds, the overhead so far as a part of training's time, and its update."""
 
     def __init__(self, context: SinkContext) -> None:
         self._path = context.directory / COSTS
