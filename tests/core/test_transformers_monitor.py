@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import yaml
 
-from probe.core.run_state.rules import RunStep
 from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.log_lines import LossLine, Position, loss_lines, positional, state_line
@@ -711,24 +710,6 @@ def test_the_run_gets_the_same_numbers() -> None:
 
     train(Loss(monitor=Run()), 1, **GIVEN, batch_size=4, accuracy=0.5)
     assert received == [{"loss": 1.0, "batch_size": 4, "accuracy": 0.5} | GIVEN]
-
-
-def test_model_flops_are_those_that_the_run_measures(tmp_path: Path) -> None:
-    """Without ``flops_per_step`` they come from the monitor, until the callback is closed."""
-    listeners: list[Any] = []
-
-    class Run:
-        def log_ended(self, **values: Any) -> None: ...
-
-        def on_run_step(self, listener: Any) -> Any:
-            listeners.append(listener)
-            return listeners.clear
-
-    loss = Loss(tensorboard={"tensorboard_dir": str(tmp_path)}, monitor=Run())
-    listeners[0](RunStep(0, 0.0, 1.0, "applied", {"model_flops": 1.5}))
-    train(loss, 1)
-    assert scalars_of(tmp_path / "rank_0")["model-flops-throughput-per-npu"] == [(1, 1.5)]
-    assert listeners == []
 
 
 def test_a_rank_has_its_folder_and_its_part_of_the_throughput(tmp_path: Path, lines: list[str]) -> None:

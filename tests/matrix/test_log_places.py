@@ -32,7 +32,7 @@ def recorded(training: Training, name: str) -> dict[int, float]:
 
 @EVERY
 def test_numbers_logged_after_the_update_are_of_the_step_that_ended(framework: Harness, interval: int) -> None:
-    """In every step, every other one, or in a later one for the first time; an evaluation in between changes nothing."""
+    """In every step, every other one, or late for the first time; an evaluation in between changes nothing."""
     training = training_of(framework, interval)
     for step in range(STEPS):
         train_step(training.loop, framework.tensor(X))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.naming import MODEL_TFLOPS, STEP_SECONDS, TOKENS_PER_SECOND
 from probe.core.run_state.rules import RunStep
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
@@ -180,13 +181,13 @@ def test_rates_and_times(framework: Harness) -> None:
     for _ in range(3):
         training.step(batch_size=8, tokens=100)
     found = training.end()
-    assert (0, "step_seconds") not in found
+    assert (0, STEP_SECONDS) not in found
     for step in (1, 2):
-        seconds = found[step, "step_seconds"]
+        seconds = found[step, STEP_SECONDS]
         assert seconds > 0
         assert found[step, "throughput"] == pytest.approx(8 / seconds, rel=1e-4)
-        assert found[step, "tokens_per_second"] == pytest.approx(100 / seconds, rel=1e-4)
-        assert found[step, "model_tflops"] == pytest.approx(2 / seconds, rel=1e-4)
+        assert found[step, TOKENS_PER_SECOND] == pytest.approx(100 / seconds, rel=1e-4)
+        assert found[step, MODEL_TFLOPS] == pytest.approx(2 / seconds, rel=1e-4)
 
 
 def test_phases(framework: Harness) -> None:
@@ -203,7 +204,7 @@ def test_phases(framework: Harness) -> None:
     phases = {key for key in found if key[1].startswith("phase/")}
     assert phases == {(1, "phase/checkpoint_seconds"), (1, "phase/data_seconds"), (2, "phase/evaluation_seconds")}
     assert found[1, "phase/data_seconds"] > found[1, "phase/checkpoint_seconds"] > 0
-    assert found[1, "step_seconds"] > found[1, "phase/data_seconds"]
+    assert found[1, STEP_SECONDS] > found[1, "phase/data_seconds"]
 
 
 def test_formats(framework: Harness) -> None:

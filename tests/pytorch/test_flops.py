@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.naming import MODEL_TFLOPS, STEP_SECONDS
 from tests.required import require
 
 torch = require("torch")
@@ -48,7 +49,7 @@ def tflops(watched: Any, **run: Any) -> list[float]:
     (path,) = Path(os.environ["MONITOR_OUTPUT_DIR"]).glob("*/run_0-99.csv")
     with path.open(newline="", encoding="utf-8") as file:
         values = {(int(row["step"]), row["name"]): float(row["value"]) for row in csv.DictReader(file)}
-    return [values[n, "model_tflops"] * values[n, "step_seconds"] for n in (1, 2) if (n, "model_tflops") in values]
+    return [values[n, MODEL_TFLOPS] * values[n, STEP_SECONDS] for n in (1, 2) if (n, MODEL_TFLOPS) in values]
 
 
 def test_a_step_has_the_operations_of_its_micro_batches() -> None:

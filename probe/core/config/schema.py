@@ -320,8 +320,8 @@ class RunSettings(Section):
     """Rules that judge these numbers at every step. Missing: those that had no false alarm in healthy runs. Empty list:
     none."""
     flops_per_step: Annotated[Number, ranges.Gt(0)] | None = None
-    """Floating-point operations of a step on this rank, for `model_flops` (TFLOP/s). Missing: counted once on a copy of
-    the model without data, where the framework can; else not recorded."""
+    """Floating-point operations of a step on this rank, for `model_tflops` (TFLOP/s). Missing: counted once on a copy
+    of the model without data, where the framework can; else not recorded."""
     server: Annotated[Text, AfterValidator(not_blank)] | None = None
     """Address of a heartbeat server (`probe serve`), such as `http://10.0.0.1:8765`, to which every rank sends its
     numbers and findings. Its token is read from the environment variable PROBE_SERVER_TOKEN."""

@@ -21,8 +21,8 @@ Mask = npt.NDArray[np.bool_]
 EXTREMES = ("min", "max")
 SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"})
 """Optimizer state made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
-LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other"})
-"""Gradients, and tensors of communication, mostly gradients."""
+LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other", "exp_avg", "momentum_buffer", "grad_avg"})
+"""Gradients, their running means, and tensors of communication, mostly gradients."""
 FEW = 4
 """Elements below which a norm may be near 0 by mere chance."""
 MAD_TO_SIGMA = 1.4826

@@ -18,7 +18,19 @@ from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer,
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.instrumentation.forward_marks import ForwardMarks
-from probe.core.naming import PHASE
+from probe.core.naming import (
+    BATCH_SIZE,
+    BATCH_TOKENS,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    MODEL_TFLOPS,
+    OUTSIDE_SECONDS,
+    PHASE,
+    SKIPPED_UPDATE,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+)
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
@@ -27,11 +39,10 @@ from probe.core.run_state.log_places import LogPlaces
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
 from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
 
-RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
+RATES = {THROUGHPUT: BATCH_SIZE, TOKENS_PER_SECOND: BATCH_TOKENS}
 """Numbers a second, by the number of which they are the rate."""
 TERA = 1e12
 
@@ -189,7 +200,7 @@ class RunNumbers:
         if self._thread is None or self._read:
             return
         hooks = self._framework.hooks
-        self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
+        self._read = {LEARNING_RATE: hooks.learning_rate(optimizer), LOSS_SCALE: hooks.loss_scale()}
         self._log.suggest(self._read)
 
     def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
@@ -243,16 +254,16 @@ class RunNumbers:
         """Return the logged numbers and those that follow from them and from time."""
         values = dict(logged)
         if ended.seconds > 0:
-            values["step_seconds"] = ended.seconds
+            values[STEP_SECONDS] = ended.seconds
             if ended.waited is not None:
                 values[OUTSIDE_SECONDS] = max(0.0, ended.seconds - ended.waited)
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)
             if (operations := self._operations_of_a_step()) is not None:
-                values["model_tflops"] = operations / ended.seconds / TERA
+                values[MODEL_TFLOPS] = operations / ended.seconds / TERA
         if ended.outcome in ("applied", "skipped"):
-            values["skipped"] = float(ended.outcome == "skipped")
+            values[SKIPPED_UPDATE] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
 
     def _operations_of_a_step(self) -> float | None:
