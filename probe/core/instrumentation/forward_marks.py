@@ -1,4 +1,4 @@
-"""Whether the forward of the step in progress has begun, so that what happens now belongs to it."""
+"""Marks of forwards: they show whether a number that is logged now belongs to the step in progress."""
 
 from __future__ import annotations
 

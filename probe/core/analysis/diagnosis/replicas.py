@@ -15,7 +15,7 @@ from probe.core.naming import tag
 from probe.core.records import Finding, Key
 from probe.core.rules.replica import CHANGES, AnomalyReplica, odd_ones, replicated
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, PART_SQL, key_of
+from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, NAME, PART_SQL, STEP, key_of
 from probe.core.storage.sql import literal, quoted
 
 RULE = AnomalyReplica.__name__
@@ -214,8 +214,8 @@ class ReplicaComparison:
 
 KEYS = ", ".join(KEY)
 PROVED = "proved_replicas"
-PLACE = {"vpp_stage": "INTEGER", "name": "VARCHAR", "micro_step": "INTEGER", "call": "INTEGER", "part": "VARCHAR"}
-"""Columns that tell the tensors of a signal apart, with their SQL types."""
+PLACE = {name: "VARCHAR" if name == NAME else "INTEGER" for name in KEY if name != STEP} | {"part": "VARCHAR"}
+"""Columns by which the tensors of a signal differ, with their SQL types."""
 _NOTHING = {"INTEGER": "0", "VARCHAR": "''"}
 _FIRST_STEPS = f"SELECT DISTINCT step FROM {{}} WHERE step IS NOT NULL ORDER BY step LIMIT {CHANGES + 1}"  # noqa: S608
 
