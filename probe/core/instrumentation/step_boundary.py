@@ -89,7 +89,7 @@ class Updates:
 
     def end(self) -> UpdateReading:
         """Return the update of the step, skipped if that of any optimizer was, and begin another."""
-        worst = next((each for each in _WORST_FIRST if each in self._outcomes), "applied")
+        worst: Outcome = next((each for each in _WORST_FIRST if each in self._outcomes), "applied")
         self._skips = self._skips + 1 if worst == "skipped" else 0
         found = self._found if worst == "unknown" else None
         reading = UpdateReading(Update(worst, self._skips, self._begun), self._rate, found)
@@ -99,8 +99,9 @@ class Updates:
 
     def _reading(self, value: object) -> Callable[[], float] | None:
         """Return a function to the number, of which a copy is made at once: a scheduler changes tensors in place."""
+        number: float | None = None
         if isinstance(value, int | float):
-            number: float | None = float(value)
+            number = float(value)
         elif self._tensors.is_tensor(value):
             number = self._tensors.number(value)
             if number is None:
@@ -108,7 +109,7 @@ class Updates:
                 return lambda: float(wait()[0, 0])
         else:
             return None
-        known = number
+        known = float(number)
         return lambda: known
 
 

@@ -67,7 +67,7 @@ def cost_line(step: int, seconds: Mapping[str, float], overhead: float, update: 
     """Return a line of that file: the cost of a step in seconds by part, the overhead of the run so far, and the
     step's update, if it is known."""
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
-    cells = {STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}
+    cells: dict[str, object] = {STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}
     if update is not None:
         known = dict(zip(UPDATE_COLUMNS, update, strict=True))
         cells |= {name: cell for name, cell in known.items() if not isinstance(cell, float) or math.isfinite(cell)}

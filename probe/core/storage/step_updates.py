@@ -56,7 +56,7 @@ def _of(rows: Readable, directory: RankDirectory) -> Iterator[Dated]:
     """Yield the updates of one directory, those of steps that were done again left out."""
     read = _lines(rows, directory) if directory.packed is None else _packed(rows, directory)
     for cells in read:
-        step = cells.get("step")
+        step: Any = cells.get("step")
         if is_whole(step) and (directory.until is None or step < directory.until):
             yield step, _update(cells)
 
@@ -83,7 +83,8 @@ def _packed(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]
     root, connection = directory.path.parent, getattr(rows, "connection", None)
     if connection is None or not (root / PACKED_COSTS).is_file():
         return
-    place = directory.rank, int(packed_index(root).directories["position"][directory.packed])
+    positions = packed_index(root).directories["position"]
+    place = directory.rank, int(positions[0 if directory.packed is None else directory.packed])
     source = f"read_parquet({literal(pattern_of(root / PACKED_COSTS))})"
     cursor = connection.cursor()
     try:
@@ -97,7 +98,8 @@ def _packed(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]
 
 def _update(cells: dict[str, Any]) -> Update:
     """Parse an update; a cell that is missing or not as it is written is unknown."""
-    outcome, skips, begun, rate = (cells.get(name) for name in UPDATE_COLUMNS)
+    written: list[Any] = [cells.get(name) for name in UPDATE_COLUMNS]
+    outcome, skips, begun, rate = written
     known: Outcome = outcome if outcome in OUTCOMES else "unknown"
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
     return Update(known, skips if is_whole(skips) else 0, begun is not False, float(rate) if is_number else nan)

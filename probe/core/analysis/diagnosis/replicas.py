@@ -159,7 +159,7 @@ class ReplicaComparison:
             f"SELECT replicas, {place} FROM ({self._grouped(view, numbers, conditions, f', row({held}) AS held')}) "  # noqa: S608
             f"GROUP BY replicas, {place} HAVING NOT bool_or(differs) AND count(DISTINCT held) > {CHANGES}"
         )
-        return rows.connection.execute(query).fetchall()
+        return [tuple(place) for place in rows.connection.execute(query).fetchall()]
 
     def aliens(self, rows: Rows, signal: str) -> list[int]:
         """Groups of which most tensors differ at the first step: they do not seem to be replicas."""
