@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -16,6 +17,18 @@ Array = npt.NDArray[np.float64]
 
 Outcome = Literal["applied", "skipped", "unknown", "partial"]
 """Outcome of a step: its update was applied, skipped (by a gradient scaler), or either; or the run ended within it."""
+
+
+class Update(NamedTuple):
+    """Update of a step, with those just before it."""
+
+    outcome: Outcome = "unknown"
+    skips: int = 0
+    """Number of updates in a row, up to this one, that were skipped, those of steps that were not sampled included."""
+    begun: bool = True
+    """True if an update has been applied earlier in this process: a gradient scaler has had a usable scale."""
+    rate: float = nan
+    """Learning rate of the first optimizer's first group of parameters; NaN if unknown."""
 
 
 class Key(NamedTuple):
@@ -71,6 +84,9 @@ class Batch:
     absent: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     """Rows that lack a column, by its name: their number there is NaN and stands for nothing. Columns that no row lacks
     are left out; files of other writers alone have some."""
+
+    update: Update = Update()  # noqa: RUF009 - it cannot change
+    """Update of the step."""
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
         """Return for each row whether it has an op or a column.
@@ -175,3 +191,5 @@ class Snapshot:
     """Time that probe itself spent on this step, in seconds: ``hooks`` and ``drain`` on the training thread."""
     outcome: Outcome = "applied"
     """``applied``, ``skipped`` (by a gradient scaler) or ``partial`` (the run ended inside the step)."""
+    update: Update | None = None
+    """Update of the step; None if nothing is known but its outcome."""

@@ -24,7 +24,7 @@ from probe.mindspore.optimizers import table
 adam, owned, state, state_names = table.adam, table.owned, table.state, table.state_names
 gradient, holds, on_gradient = gradients.gradient, gradients.holds, gradients.on_gradient
 learning_rate = table.learning_rate
-held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 backward_id, differentiates, feeds = autograd.backward_id, autograd.differentiates, autograd.feeds
 
@@ -178,6 +178,10 @@ def on_forward(
         placed.callback(cell_hooks.before(module, guard(before)))
         placed.callback(cell_hooks.after(module, guard(after)))
         return placed.pop_all().close
+
+
+def graph_size() -> None:
+    """Return None: MindSpore does not count what becomes part of a graph."""
 
 
 def may_rest() -> bool:

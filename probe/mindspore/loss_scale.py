@@ -27,6 +27,10 @@ def listened(optimizer: Any) -> Iterator[None]:
         _listened.discard(optimizer)
 
 
+def found_inf(optimizer: Any) -> None:
+    """Return None: each outcome is known on the host."""
+
+
 def held_scale(optimizer: Any) -> Tensor | None:
     """Return the factor on the gradients with which ``optimizer`` is called; None if it is 1."""
     scale = vars(optimizer).get("loss_scale")

@@ -30,7 +30,7 @@ from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
 check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
-held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 modules = names.modules
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
@@ -104,6 +104,15 @@ def _compiled(model: torch.nn.Module) -> list[str]:
 def backward_id() -> int:
     """Return the identity of the running backward pass; -1 if none is running."""
     return torch._C._current_graph_task_id()
+
+
+_sequence: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
+"""Number of the next node that this thread makes (torch 2.4 to 2.13)."""
+
+
+def graph_size() -> int | None:
+    """Return the number of nodes that this thread has made."""
+    return None if _sequence is None else _sequence()
 
 
 def differentiates() -> bool:

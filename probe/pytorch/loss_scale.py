@@ -83,6 +83,12 @@ def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[],
     return _watched.listen(_Watched(optimizer, listener))
 
 
+def found_inf(optimizer: Any) -> torch.Tensor | None:
+    """Return the number that a scaler has handed to a fused optimizer, which skips its update if it is not 0."""
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def held_scale(optimizer: Any) -> torch.Tensor | None:
     """Return the factor on the gradients of ``optimizer``: that of the losses until the gradients are unscaled."""
     scaler = _current() if _current is not None else None

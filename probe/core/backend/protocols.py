@@ -224,11 +224,19 @@ class Hooks(Protocol):
     def loss_scale(self) -> Tensor | None:
         """Return the factor on the losses of the step in progress, if known."""
 
+    def found_inf(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the number on a device that is not 0 if the update that has just ended with the outcome ``unknown``
+        was skipped; None if there is none."""
+
     def held_scale(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factor that the gradients held for ``optimizer`` still carry, if known."""
 
     def backward_id(self) -> int:
         """Return the identity of the running backward pass; -1 if none is running."""
+
+    def graph_size(self) -> int | None:
+        """Return a number that grows by one with each operation that this thread makes part of a graph; None if the
+        framework does not count them."""
 
     def differentiates(self) -> bool:
         """Return whether operations now become part of a graph."""
@@ -333,6 +341,10 @@ class Groups(Protocol):
 
     def ranks_of(self, group: Any) -> list[int]:
         """Return the global ranks of ``group``; this rank alone if ``group`` is None."""
+
+    def replicas(self, models: Iterable[Module]) -> Sequence[int]:
+        """Return the ranks among which a wrapper of ``models``, or of a part of one, averages gradients: they hold the
+        same parameters. Return nothing if no wrapper does, or several do among different ranks."""
 
 
 class Parallel(Protocol):

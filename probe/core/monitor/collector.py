@@ -20,6 +20,7 @@ from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
@@ -131,7 +132,7 @@ class Collector:
             session = Session(self.run, plan.schedule, self.first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
-            self.numbers = self._new_numbers(configuration.settings)
+            self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
@@ -183,7 +184,7 @@ class Collector:
                 self.session.inform(self.numbers)
         return self.numbers
 
-    def _new_numbers(self, settings: Settings) -> RunNumbers:
+    def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
         files = weakref.WeakMethod(self._files_of_numbers)  # the thread must not keep the model alive
 
         def context() -> tuple[SinkContext, Sequence[Sink]]:
@@ -191,7 +192,7 @@ class Collector:
                 raise RuntimeError("the run has ended")
             return make()
 
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks, forwards)
         self._reporting.follow(numbers)
         return numbers
 

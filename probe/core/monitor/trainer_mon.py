@@ -169,15 +169,16 @@ class Monitor(Legacy):
     # Numbers of the run.
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
-        """Record numbers of the training step in progress, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
+        """Record numbers of a training step, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
         or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
         counts.
 
-        A step ends with its update. For numbers that are logged after it, pass ``step``.
+        Numbers that are logged after an update and before the next forward are those of the step that has ended, except
+        names that were logged before the first forward of all.
 
         Args:
-            step: number of the step; only that in progress and the one that ended last have an effect. Missing: that in
-                progress.
+            step: number of the step; only that in progress and the one that ended last have an effect. Missing: the one
+                that the numbers are about.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.

@@ -80,6 +80,8 @@ class GlobalExchange:
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = json.dumps(settings.model_dump(mode="json", include=SAME) | {"first": run.clock.step}, sort_keys=True)
+        rules = {rule.rule_name for rule in settings.alert.rules}
+        replicas, assumed = compared(rules, run.framework.parallel, run.replicas, groups.world_size())
         stats = GlobalStats(
             run.framework.parallel,
             f"run {self._number} from step {run.clock.step}",
@@ -87,12 +89,8 @@ class GlobalExchange:
             settings.statistics,
             settings.global_stats_seconds,
             run.faults,
-            compared(
-                {rule.rule_name for rule in settings.alert.rules},
-                run.framework.parallel,
-                run.replicas,
-                groups.world_size(),
-            ),
+            replicas,
+            assumed,
         )
 
         def took(seconds: float) -> None:

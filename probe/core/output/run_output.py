@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
-from probe.core.instrumentation.step_boundary import FinishedStep
+from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
 from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
@@ -95,6 +96,7 @@ class Output:
             undo.callback(self._writer.close)
             self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
             undo.pop_all()
+        self._updates = UpdateReader()
         self._overhead = Overhead(run.framework.clock)
         self._finishing, self._finished = threading.RLock(), False
         """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
@@ -161,7 +163,8 @@ class Output:
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
-        batches, spent = [batch for rows in step.pending for batch in rows.batches(step.number)], step.spent
+        update, spent = self._updates.read(step.update), step.spent
+        batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
         device = self._overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
@@ -173,6 +176,7 @@ class Output:
             scalars={"probe/overhead": self.overhead},
             cost=cost,
             outcome=step.outcome,
+            update=update,
         )
 
     def flush(self, timeout: float) -> bool:

@@ -26,6 +26,12 @@ hold a copy of the row's tensor, the number of those, this one included, with th
 with other numbers (NaN if there is none)."""
 
 
+CHANGES = 5
+"""Number of sampled changes in a row after which a tensor that was equal on all ranks counts as replicated, where
+nothing names the replicas. Parts of a tensor that begin alike (all 0, all 1) may have equal norms for an update or two,
+as each element of Adam's first has the size of the learning rate."""
+
+
 class Split(NamedTuple):
     """Disagreement between replicas of one tensor."""
 

@@ -18,20 +18,33 @@ from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.messages import writable
-from probe.core.naming import PHASE
+from probe.core.naming import (
+    BATCH_SIZE,
+    BATCH_TOKENS,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    MODEL_TFLOPS,
+    OUTSIDE_SECONDS,
+    PHASE,
+    SKIPPED_UPDATE,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+)
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
+from probe.core.run_state.log_places import LogPlaces
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
 from probe.core.run_state.writer import RunWriter
 from probe.core.worker import Worker
 
-RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
+RATES = {THROUGHPUT: BATCH_SIZE, TOKENS_PER_SECOND: BATCH_TOKENS}
 """Numbers a second, by the number of which they are the rate."""
 TERA = 1e12
 MOST_WAITING = 10_000
@@ -57,6 +70,8 @@ class EndedStep(NamedTuple):
     """Seconds by phase."""
     waited: float | None
     """Seconds within collectives; None if unknown."""
+    read: frozenset[str]
+    """Names of the numbers that were read from the optimizer as it updated."""
     late: LoggedNumbers
     """Numbers of the step before, logged after its end."""
     waits: bool
@@ -83,6 +98,7 @@ class RunNumbers:
         files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
             on the thread. None if nothing is written.
         marks: receives the progress; None if no process reads it.
+        forwards: shows whether the step in progress has begun; None if nothing does.
     """
 
     def __init__(
@@ -92,14 +108,20 @@ class RunNumbers:
         faults: Faults,
         files: Callable[[], tuple[SinkContext, Sequence[Sink]]] | None,
         marks: ProgressMarks | None = None,
+        forwards: ForwardMarks | None = None,
     ) -> None:
         self._settings, self._framework, self._faults = settings.run, framework, faults
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
-        self._late, self._has_late = self._log.beside(), False
-        """Numbers of the step that ended last, and whether there were any in this run."""
+        self._places, self._forwards = LogPlaces(), forwards
+        self._late, self._has_late = self._log.beside(), True
+        """Numbers of the step that ended last, and whether there may be any: in the first step, and once there were."""
+        self._had_late = False
+        """True once there were numbers of a step that had ended."""
         self._last: int | None = None
         """The step that ended last."""
+        self._late_outcome: Outcome = "unknown"
+        """Outcome with which late numbers of a step that has been processed are judged: its update counts once."""
         self._waiting: EndedStep | None = None
         """A step whose later numbers may still come, on the thread."""
         self._phases = Phases(marks)
@@ -150,18 +172,37 @@ class RunNumbers:
     # Called by the program, on the training thread.
 
     def log(self, values: Mapping[str, object], step: int | None = None) -> None:
-        """Record ``values`` for the step in progress, or for ``step``, if that is the one that ended last. Never wait
-        for a device, and never raise."""
+        """Record ``values`` for ``step``, the one in progress or that ended last; without it, each for the one of these
+        that :class:`LogPlaces` names. Never wait for a device, and never raise."""
         self.begin()
         if self._worker is None or os.getpid() != self._process:
             return
-        if step is None or self._last is None or step == self._last + 1:
+        if step is None:
+            self._put_by_place(values)
+        elif self._last is None or step == self._last + 1:
             self._log.put(values)
         elif step == self._last:
-            self._has_late = True
-            self._late.put(values)
+            self._put_late(values)
         else:
             self._faults.lost("log: numbers of neither the step in progress nor the one before", len(values))
+
+    def _put_by_place(self, values: Mapping[str, object]) -> None:
+        begun = self._step_begun()
+        late = {name for name in values if self._places.is_late(name, begun, self._last is not None)}
+        self._put_late({name: value for name, value in values.items() if name in late})
+        self._log.put({name: value for name, value in values.items() if name not in late})
+
+    def _step_begun(self) -> bool | None:
+        try:
+            return None if self._forwards is None else self._forwards.begun
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._faults.note("log: beginning of the step", error)
+            return None
+
+    def _put_late(self, values: Mapping[str, object]) -> None:
+        if values:
+            self._has_late = self._had_late = True
+            self._late.put(values)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""
@@ -193,7 +234,7 @@ class RunNumbers:
         if self._worker is None or self._read:
             return
         hooks = self._framework.hooks
-        self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
+        self._read = {LEARNING_RATE: hooks.learning_rate(optimizer), LOSS_SCALE: hooks.loss_scale()}
         self._log.suggest(self._read)
 
     def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
@@ -202,12 +243,14 @@ class RunNumbers:
             self._marks.step(step)
         if self._worker is None:
             return
-        now, self._read = time.perf_counter(), {}
+        now, read, self._read = time.perf_counter(), frozenset(self._read), {}
         seconds, self._ended_at = now - self._ended_at, now
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
-        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, late, self._has_late)
+        waits = self._has_late
+        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, read, late, waits)
         self._worker.submit(partial(self._take, ended))
+        self._has_late = self._had_late
 
     # On the thread.
 
@@ -220,17 +263,23 @@ class RunNumbers:
             self._process_step(ended, {})
 
     def _complete(self, late: LoggedNumbers, step: int) -> None:
-        """Process the waiting step with its ``late`` numbers; if it did not wait, write these alone."""
+        """Process the waiting step with its ``late`` numbers; if it did not wait, judge and write these alone."""
         waiting, self._waiting, values = self._waiting, None, late.values()
         if waiting is not None:
             self._process_step(waiting, values)
         elif values:
-            self._writer.write(RunStep(step, time.time(), math.nan, "unknown", values))
+            alone = RunStep(step, time.time(), math.nan, self._late_outcome, values)
+            self._judges.judge(alone)
+            self._writer.write(alone)
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        values = ended.logged.values() | dict(late)
+        logged = ended.logged.values()
+        # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
+        kept = ended.read & logged.keys()
+        values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
+        self._late_outcome = "skipped" if ended.outcome == "skipped" else "unknown"
         self._judges.judge(step)
         for listener in self.listeners:
             attempt(self._faults, "listener of run steps", listener, step)
@@ -240,16 +289,16 @@ class RunNumbers:
         """Return the logged numbers and those that follow from them and from time."""
         values = dict(logged)
         if ended.seconds > 0:
-            values["step_seconds"] = ended.seconds
+            values[STEP_SECONDS] = ended.seconds
             if ended.waited is not None:
                 values[OUTSIDE_SECONDS] = max(0.0, ended.seconds - ended.waited)
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)
             if self._operations is not None:
-                values["model_tflops"] = self._operations / ended.seconds / TERA
+                values[MODEL_TFLOPS] = self._operations / ended.seconds / TERA
         if ended.outcome in ("applied", "skipped"):
-            values["skipped"] = float(ended.outcome == "skipped")
+            values[SKIPPED_UPDATE] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
 
     def _look(self) -> float:

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import MOMENTS, OPS
 from probe.core.naming import encodable, row_name
-from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.records import Array, Batch, Coverage, Key, Update
 from probe.core.storage.manifest import MOST_RANKS
 
 CSV, PARQUET = FORMATS = ("csv", "parquet")
@@ -59,20 +59,28 @@ def is_table_suffix(suffix: str) -> bool:
 STACKS = "stack_info.csv"
 """File of the stacks at which modules are called: a table of no signal."""
 COSTS = "cost.jsonl"
-"""File of the monitor's own cost: not CSV, because readers of all CSV files expect rows about tensors."""
+"""File of the monitor's own cost and of updates, a line a step: not CSV, because readers of all CSV files expect rows
+about tensors."""
 
 
-def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
-    """Return a line of that file: the cost of a step in seconds by part, and the overhead of the run so far."""
+def cost_line(step: int, seconds: Mapping[str, float], overhead: float, update: Update | None = None) -> str:
+    """Return a line of that file: the cost of a step in seconds by part, the overhead of the run so far, and the
+    step's update, if it is known."""
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
-    return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
+    cells: dict[str, object] = {STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}
+    if update is not None:
+        known = dict(zip(UPDATE_COLUMNS, update, strict=True))
+        cells |= {name: cell for name, cell in known.items() if not isinstance(cell, float) or math.isfinite(cell)}
+    return json.dumps(cells) + "\n"
 
 
 COST_COLUMNS = {
     "step": "BIGINT",
     **dict.fromkeys(("hooks_seconds", "drain_seconds", "device_seconds", "overhead"), "DOUBLE"),
 }
-"""Fields of such lines, with their SQL types."""
+"""Fields of such lines about the cost, with their SQL types."""
+UPDATE_COLUMNS = {"outcome": "VARCHAR", "skips": "BIGINT", "begun": "BOOLEAN", "learning_rate": "DOUBLE"}
+"""Their other fields: those of :class:`probe.core.records.Update`, in its order."""
 
 
 def cost_step(line: str) -> int:

@@ -140,7 +140,7 @@ class Steps:
         if self._depth > 1:
             return None
         self._reported, self._outcome = False, "applied"
-        if getattr(self._optimizer, "found_inf", None) is not None and self._listener.sampled:
+        if getattr(self._optimizer, "found_inf", None) is not None:
             self._outcome = attempt(self.faults, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):

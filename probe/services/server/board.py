@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, STEP_SECONDS, THROUGHPUT
 from probe.core.run_state.heartbeat_messages import ENDED, EVENTS, HeartbeatBatch, HeartbeatMessage, Origin, Value
 
 MOST_JOBS = 1_000
@@ -28,11 +29,11 @@ Liveness = Literal["alive", "waiting", "silent", "ended", "replaced"]
 """``waiting``: not seen since this server started; ``replaced``: another process has taken this rank's place."""
 
 NUMBERS = {
-    "loss": ("loss", "train_loss"),
-    "grad_norm": ("grad_norm", "grad_norm_"),
-    "step_seconds": ("step_seconds", "fwd_bwd_time", "step_time"),
-    "throughput": ("throughput", "tgs"),
-    "learning_rate": ("learning_rate", "lr"),
+    LOSS: (LOSS, "train_loss"),
+    GRAD_NORM: (GRAD_NORM, "grad_norm_"),
+    STEP_SECONDS: (STEP_SECONDS, "fwd_bwd_time", "step_time"),
+    THROUGHPUT: (THROUGHPUT, "tgs"),
+    LEARNING_RATE: (LEARNING_RATE, "lr"),
 }
 """Numbers that are shown, each by the names under which runs send it; a name that ends in ``_`` is a beginning."""
 STEPS = ("step", "global_step", "batch_count")
@@ -175,7 +176,7 @@ class RunBoard:
         found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
         rank.numbers.update(found)
         job = self.view_of(rank.origin)
-        if job is None or "loss" not in found:
+        if job is None or LOSS not in found:
             return False
         key = (rank.origin.rank, rank.origin.run)
         leader = job.ranks.get(job.leader) if job.leader is not None else None
@@ -185,7 +186,7 @@ class RunBoard:
             return False
         numbers = rank.numbers
         job.curve.append(
-            Point(rank.step, numbers["loss"], numbers.get("grad_norm", math.nan), numbers.get("step_seconds", math.nan))
+            Point(rank.step, numbers[LOSS], numbers.get(GRAD_NORM, math.nan), numbers.get(STEP_SECONDS, math.nan))
         )
         return True
 

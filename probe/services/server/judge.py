@@ -15,10 +15,10 @@ from typing import cast
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.messages import plural
+from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
 from probe.core.run_state.rules import RunFinding, RunRule, RunStep
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, PHASE, RANK
 from probe.services.server.board import LIVE, JobView, RankSummary, RunBoard
 
 _log = logging.getLogger("probe.server")
@@ -194,7 +194,7 @@ class RunJudge:
         gathered = self._gathered.get(job.id, {})
         of_ranks = {name: waiting.popleft() for name, waiting in gathered.items() if waiting}
         number = 0 if math.isnan(rank.step) or math.isinf(rank.step) else int(rank.step)
-        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values | of_ranks)
+        step = RunStep(number, message.time, values.get(STEP_SECONDS, math.nan), "applied", values | of_ranks)
         for rule in self._rules[job.id]:
             try:
                 for finding in rule.judge(step):

@@ -217,8 +217,8 @@ def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank])
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[EvaluatedRank]) -> Iterable[str]:
     for group in aliens:
         yield message(
-            "ranks {ranks} were not compared as replicas: most of their tensors differ from the first "
-            "step on, and the run does not name its replicas",
+            "ranks {ranks} were compared as replicas only in tensors that were equal while they changed in the first "
+            "steps: most differ from the first step on, and the run does not name its replicas",
             ranks=ranks_text(group),
         )
     dropped = sum(rank.dropped for rank in judged)
