@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 from torch.optim import optimizer as base
 
-from probe.core.backend.protocols import Remove
+from probe.core.door import Remove, replace
 from probe.core.faults import Faults
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
@@ -30,9 +30,7 @@ class TorchFinder:
     step = "step"
 
     def trains(self, model: torch.nn.Module) -> bool:
-        if torch.compiler.is_compiling() or hooks.backward_id() != -1:
-            return False
-        return bool(model.training and torch.is_grad_enabled())
+        return bool(model.training and torch.is_grad_enabled()) and hooks.backward_id() == -1
 
     def parameters(self, model: torch.nn.Module) -> Iterable[Any]:
         return (parameter for _, parameter in hooks.parameters(model))
@@ -66,8 +64,40 @@ class TorchFinder:
             found.append(model)
         return found
 
+    def replace_call(self, replacement: Callable[..., Any]) -> Remove:
+        return _ReplacedCall(replacement).remove
+
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)
+
+
+class _ReplacedCall:
+    """Replacement of ``torch.nn.Module.__call__`` that is taken out while torch compiles: what was traced with it would
+    be compiled once more without it (torch 2.13 checks the function that was called, unless it is torch's own)."""
+
+    def __init__(self, replacement: Callable[..., Any]) -> None:
+        self._replacement, self._original = replacement, torch.nn.Module.__call__
+        self._removed = False
+        self._enter()
+        compilation = torch._dynamo.callback_handler
+        self._listens = (compilation.start_callbacks, self._leave), (compilation.end_callbacks, self._enter)
+        for callbacks, callback in self._listens:
+            callbacks.append(callback)
+
+    def _enter(self, _: Any = None) -> None:
+        if not self._removed and torch.nn.Module.__call__ is self._original:
+            self._restore = replace(torch.nn.Module, "__call__", self._replacement)
+
+    def _leave(self, _: Any = None) -> None:
+        self._restore()
+
+    def remove(self) -> None:
+        """Put torch's own back for good."""
+        self._removed = True
+        self._restore()
+        for callbacks, callback in self._listens:
+            if callback in callbacks:  # torch._dynamo.reset() forgets them all
+                callbacks.remove(callback)
 
 
 _COMPILED = torch._dynamo.OptimizedModule
