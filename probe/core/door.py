@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,6 +39,11 @@ class FaultCounter(Protocol):
 class Meter(Protocol):
     """Measurement of the work in hooks."""
 
+    clock: Any
+    """Clock of a device; None if there is none: then only ``hooks`` counts."""
+    hooks: float
+    """Seconds on the host so far."""
+
     def begin(self) -> Any:
         """Begin a piece of work; return its beginning."""
 
@@ -45,7 +51,7 @@ class Meter(Protocol):
         """End a piece of work."""
 
 
-class Gate(Protocol):
+class SampledStep(Protocol):
     """State of the step in progress, which a :class:`StepHook` reads first."""
 
     sampled: bool
@@ -92,7 +98,7 @@ _skip: Callable[[CodeType, bool], object] = _never_skipped
 _entrances: dict[CodeType, bool] = {}
 """Code of the functions through which frameworks enter, and whether what it calls is of this package alone."""
 _numbers = itertools.count(1)
-_reports: dict[int, Callable[[], object]] = {}
+_reports: weakref.WeakValueDictionary[int, Traced] = weakref.WeakValueDictionary()
 
 
 def _renew() -> None:
@@ -153,20 +159,16 @@ class Traced:
     """
 
     def __init__(self, report: Callable[[], object]) -> None:
-        self.number = next(_numbers)
-        _reports[self.number] = report
-
-    def end(self) -> None:
-        """Call ``report`` no more."""
-        _reports.pop(self.number, None)
+        self.number, self.report = next(_numbers), report
+        _reports[self.number] = self
 
 
 def note_tracing(number: int) -> int:
     """Call the :class:`Traced` of this number. A compiler evaluates this function while it traces, and keeps the
     result as a constant."""
-    report = _reports.get(number)
-    if report is not None:
-        report()
+    traced = _reports.get(number)
+    if traced is not None:
+        traced.report()
     return number
 
 
@@ -217,20 +219,20 @@ class Hook(Placed):
         traced: is called if a compiler traces the hook.
     """
 
-    __slots__ = ("__weakref__", "_faults", "_function", "_process", "_traced", "_where")
+    __slots__ = ("__weakref__", "_faults", "_function", "_process", "_traced", "_traced_number", "_where")
 
     def __init__(
         self, faults: FaultCounter, where: str, function: Callable[..., Any], traced: Traced | None = None
     ) -> None:
-        self._faults, self._where, self._function = faults, where, function
-        self._traced = 0 if traced is None else traced.number
+        self._faults, self._where, self._function, self._traced = faults, where, function, traced
+        self._traced_number = 0 if traced is None else traced.number
         self._process = _process
 
     @entrance
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            if self._traced:
-                note_tracing(self._traced)
+            if self._traced_number:
+                note_tracing(self._traced_number)
             return None
         if self._process != _process:
             return None
@@ -259,14 +261,19 @@ class StepHook(Placed):
             return
         room = self._room
         try:
-            if not room.clock.sampled or self._process != _process or room.captured():
+            if room.look is not None and self._process == _process:
+                room.look()
+            if not room.clock.sampled or self._process != _process or (room.capturing is not None and room.captured()):
                 return
             cost = room.cost
-            begun = cost.begin()
+            begun = time.perf_counter() if cost.clock is None else cost.begin()
             try:
                 self._function(*args, **kwargs)
             finally:
-                cost.end(begun)
+                if type(begun) is float:
+                    cost.hooks += time.perf_counter() - begun
+                else:
+                    cost.end(begun)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training; it is counted
             count(room.faults, self._where, error)
 
@@ -275,7 +282,11 @@ class Room(Protocol):
     """Run behind a :class:`StepHook`."""
 
     @property
-    def clock(self) -> Gate:
+    def look(self) -> Callable[[], object] | None:
+        """Function that is called first, in steps that are not sampled, too; None if there is nothing to look for."""
+
+    @property
+    def clock(self) -> SampledStep:
         """The step in progress."""
 
     @property
@@ -285,6 +296,10 @@ class Room(Protocol):
     @property
     def faults(self) -> FaultCounter:
         """The counter of failures."""
+
+    @property
+    def capturing(self) -> Callable[[], bool] | None:
+        """None if :meth:`captured` is never true."""
 
     def captured(self) -> bool:
         """Return whether nothing can be read now."""
@@ -330,8 +345,8 @@ class Around:
         traced: Traced | None = None,
     ) -> None:
         self._owner, self._attribute, self._faults = owner, name, faults
-        self._before, self._after = before, after
-        self._traced = 0 if traced is None else traced.number
+        self._before, self._after, self._traced = before, after, traced
+        self._traced_number = 0 if traced is None else traced.number
         self._process = _process
         self._replaced = vars(owner).get(name, _ABSENT)
         self._original: Callable[..., Any] = getattr(owner, name)
@@ -340,8 +355,8 @@ class Around:
     @passage
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            if self._traced:
-                note_tracing(self._traced)
+            if self._traced_number:
+                note_tracing(self._traced_number)
             return self._original(*args, **kwargs)
         if self._process != _process:
             return self._original(*args, **kwargs)

@@ -19,7 +19,7 @@ ADAPTER = FrameworkAdapter(
     parallel=parallel,
     arrays=tensor_ops,
     prepare=compiled.prepare,
-    capturing=device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
+    capturing=device_clock.capturing if torch.backends.cuda.is_built() else None,
     clock=device_clock if torch.backends.cuda.is_built() else None,
     on_every_step=on_every_step,
 )

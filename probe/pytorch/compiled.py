@@ -84,7 +84,8 @@ class _Running(threading.local):
     call: CompiledCall | None = None
 
 
-_running = _Running()
+RUNNING = _Running()
+"""The compiled forward whose listeners are being called on this thread, if any."""
 _listeners: WeakValueDictionary[int, Callable[..., None]] = WeakValueDictionary()
 """Functions that the graph calls, by the number of the place; the removal functions of their hooks keep them alive."""
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
@@ -122,7 +123,7 @@ _hook_guards: Shared[Settings] = Shared(_guard_hooks)
 
 def running() -> CompiledCall | None:
     """Return the compiled forward whose listeners are being called, if any."""
-    return _running.call
+    return RUNNING.call
 
 
 def is_graph(context: FunctionCtx) -> bool:
@@ -250,14 +251,14 @@ def _call(
         return
     own = [tensor.detach() for tensor in tensors]  # the graph may reuse the object for another purpose
     values = read(form, own)
-    outside, _running.call = _running.call, CompiledCall(key, own, needing, differentiates)
+    outside, RUNNING.call = RUNNING.call, CompiledCall(key, own, needing, differentiates)
     try:
         if ended:
             after(values)
         else:
             before(*values)
     finally:
-        _running.call = outside
+        RUNNING.call = outside
 
 
 def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int) -> None:

@@ -123,7 +123,7 @@ def can_listen() -> bool:
 
 def on_every_step(ended: Callable[[Any], None]) -> Remove:
     """Call ``ended`` after each step of every optimizer."""
-    return every_step(lambda _: None, ended, Faults())
+    return every_step(lambda *_: None, lambda optimizer, *_: ended(optimizer), Faults())
 
 
 FINDER = TorchFinder()

@@ -108,7 +108,7 @@ def backward_id() -> int:
 
 def differentiates() -> bool:
     """Return whether operations now become part of a graph."""
-    call = compiled.running()
+    call = compiled.RUNNING.call
     return torch.is_grad_enabled() if call is None else call.differentiates
 
 
@@ -188,7 +188,12 @@ def _iterates_over_hooks(code: CodeType) -> bool:
 def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
     """Return ``recompute`` inside a backward, ``training`` if gradients will follow, None for evaluation and if the
     model is only traced or transformed."""
-    if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:
+    if (
+        not root.training
+        or (pipelining.STAGE in sys.modules and pipelining.on_trial())
+        or torch._C._get_tracing_state()
+        or level() is not None
+    ):
         return None
     if backward_id() != -1:
         return "recompute"

@@ -156,8 +156,9 @@ class StepListener(Listener, Protocol):
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Receive the outcome of the update: ``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
-    def compiled(self, optimizer: Optimizer) -> None:
-        """Receive an optimizer whose update a compiler has traced: no further method is called for it there."""
+    def compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        """Receive an optimizer whose update a compiler has traced, so that no other method is called in it, and a
+        function whose result changes with each update."""
 
     def searching(self, on: bool) -> None:
         """Receive True before a closure is evaluated again within an update, and False after it."""
@@ -471,6 +472,11 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+def _no_step(_began: Callable[..., None], _ended: Callable[..., None], _faults: FaultCounter) -> Remove:
+    """Listen to nothing: no optimizer of the process is visible."""
+    return lambda: None
+
+
 class FrameworkAdapter(NamedTuple):
     """Framework as seen by core."""
 
@@ -487,10 +493,11 @@ class FrameworkAdapter(NamedTuple):
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
     """Function that is called once with the settings when a monitor attaches; the function it returns is called at
     stop."""
-    capturing: Callable[[], bool] = lambda: False
-    """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
+    capturing: Callable[[], bool] | None = None
+    """Function that returns true while a CUDA graph is captured: kernels are recorded and replayed later, without
+    Python; None if none ever is."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
-    on_every_step: Callable[[Listen, Listen, FaultCounter], Remove] = lambda began, ended, faults: lambda: None  # noqa: ARG005
+    on_every_step: Callable[[Callable[..., None], Callable[..., None], FaultCounter], Remove] = _no_step
     """Function that has its first argument called before, its second after each update of every visible optimizer of
-    the process, with the optimizer; returns a function that ends this."""
+    the process, with the optimizer first; returns a function that ends this."""

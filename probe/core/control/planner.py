@@ -165,6 +165,12 @@ class Planner:
         if findings is not None and self._arming is not None:
             yield from self._of_findings(self._arming, findings(), step)
 
+    @property
+    def settled(self) -> bool:
+        """True if no plan can take effect before the program assigns values: nothing is followed, and none ends."""
+        waits = self._switch is not None or self._arming is not None or self._commands is not None
+        return not (waits or self.plan.until is not None or isinstance(self.plan.schedule.pace, AgreedPace))
+
     def accept(self, plan: Plan) -> None:
         """Put ``plan`` into effect."""
         before, self.plan = self.settings, plan

@@ -126,15 +126,16 @@ class Listeners(Generic[Each]):
     """Functions that are called at one moment, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._added: list[Each] = []
+        self.all: list[Each] = []
+        """The functions; another list once one is removed: a signal handler may end the run while it is read."""
 
     def add(self, listener: Each) -> None:
         """Call ``listener`` from now on."""
-        self._added.append(listener)
+        self.all.append(listener)
 
     def remove(self, listener: Each) -> None:
         """Stop calling ``listener``; does nothing if it is not there."""
-        self._added = [each for each in self._added if each != listener]
+        self.all = [each for each in self.all if each != listener]
 
     @contextmanager
     def added(self, listener: Each) -> Iterator[None]:
@@ -146,10 +147,10 @@ class Listeners(Generic[Each]):
             self.remove(listener)
 
     def __iter__(self) -> Iterator[Each]:
-        return iter(self._added)  # a list that :meth:`remove` replaces: a signal handler may end the run meanwhile
+        return iter(self.all)
 
     def __len__(self) -> int:
-        return len(self._added)
+        return len(self.all)
 
 
 @dataclass
@@ -197,11 +198,19 @@ class Run:
     """Functions that return the seconds within collectives of the sampled step in progress; None if unknown."""
     trained: frozenset[int] = field(default=frozenset(), init=False)
     """Identities of the parameters that an optimizer updates; empty if none is known."""
+    capturing: Callable[[], bool] | None = field(default=None, init=False)
+    """Function that returns true while a device only records its work; None if that is never so."""
+    statistics: tuple[str, ...] = field(default=(), init=False)
+    """Ops that are computed."""
     idle: IdleHooks = field(init=False)
     """The hooks of the sources, between sampled steps."""
+    look: Callable[[], object] | None = field(default=None, init=False)
+    """Function that each hook calls first, in steps that are not sampled, too; None while no update is compiled."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
 
     def __post_init__(self) -> None:
+        self.capturing = self.framework.capturing
+        self.statistics = self.settings.statistics
         self.idle = IdleHooks(self.faults, self.settings.compiled != "record")
 
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
@@ -211,6 +220,10 @@ class Run:
     def note_trained(self, identities: frozenset[int]) -> None:
         """Set :attr:`trained`."""
         self.trained = identities
+
+    def look_first(self, look: Callable[[], object]) -> None:
+        """Set :attr:`look`."""
+        self.look = look
 
     def write_to(self, directory: Path | None) -> None:
         """Set :attr:`directory`, which is created after this run."""
@@ -276,7 +289,7 @@ class Run:
 
     def captured(self) -> bool:
         """Return true, and warn once, if a CUDA graph is captured: kernels are recorded, not run; no value is read."""
-        if not self.framework.capturing():
+        if self.capturing is None or not self.capturing():
             return False
         if CAPTURED not in self.faults.counts:
             _log.warning(

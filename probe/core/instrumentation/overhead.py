@@ -38,14 +38,15 @@ class Cost:
     """
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
-        self._clock = clock
+        self.clock = clock
         self.hooks = 0.0
+        """Seconds of the step so far; where there is no clock of a device, hooks add theirs by themselves."""
         self._spans: list[tuple[Mark, Mark]] = []
         self._taken = 0
 
     def begin(self) -> Begun:
         """Begin a piece of the monitor's work."""
-        if self._clock is None:
+        if self.clock is None:
             return time.perf_counter()
         return time.perf_counter(), None if self._taken % MEASURED_EVERY else self._now()
 
@@ -70,12 +71,12 @@ class Cost:
         return seconds
 
     def _now(self) -> Mark:
-        if (clock := self._clock) is None:
+        if (clock := self.clock) is None:
             return None
         try:
             return clock.mark()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._clock = None
+            self.clock = None
             _log.warning("what the monitor costs on the device is no longer measured: %s", error)
             return None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from probe.core.backend.protocols import Optimizer
 from probe.core.instrumentation.context import Run
@@ -36,19 +35,6 @@ class Parameters:
         self._census: list[int] = []
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
-
-    @contextmanager
-    def each_forward(self, began: Callable[[], None]) -> Iterator[None]:
-        """Search when a model begins the first forward of a step; call ``began`` at every forward."""
-
-        def before(*_: object) -> None:
-            began()
-            self.look()
-
-        with ExitStack() as placed:
-            for _, model in self._run.chunks:
-                placed.callback(self._run.on_forward(model, model, before, None, "parameters"))
-            yield
 
     def look(self) -> None:
         """Search for new parameters, once a step."""

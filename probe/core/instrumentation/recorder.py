@@ -69,13 +69,15 @@ class Pending:
     """The rows of the held tensors."""
     slab: Array
     """The rows of the slab."""
+    nothing: Array
+    """The row of a tensor without elements."""
     distribution: bool = False
     """True if histograms are written though no op needs them."""
 
     def batches(self, step: int) -> list[Batch]:
         """Return the batches of all signals; wait for the device, once."""
-        rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
-        rows = np.concatenate([rows, self.slab, nothing(self.columns)[np.newaxis]])
+        blocks = [self.wait()] if self.block_rows else []
+        rows = np.concatenate([*blocks, self.slab, self.nothing])
         made = (
             (_computed if readings.computed else self._batch)(signal, readings, rows, step)
             for signal, readings in self.readings.items()
@@ -108,6 +110,11 @@ class Pending:
             distribution=self.distribution,
         )
         return _without(batch, left_out) if left_out else batch
+
+
+def _no_rows() -> Array:
+    """Return the rows of no blocks."""
+    return np.empty((0, 0))
 
 
 def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch | None:
@@ -175,7 +182,7 @@ class Recorder:
     ) -> None:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._failed, self._distribution = failed, distribution
-        self._slab = Slab(self.columns, eps)
+        self._slab, self._nothing = Slab(self.columns, eps), nothing(self.columns)[np.newaxis]
         self._known: Known = {}
         self.clear()
 
@@ -396,9 +403,9 @@ class Recorder:
         """Return the rows of ``signals`` (all if None) so far, and keep collecting."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
-        wait = self._tensors.to_host(self._blocks)
+        wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
         held, slab = list(self._held_rows), self._slab.rows()
-        return Pending(dict(chosen), self.columns, wait, self._rows, held, slab, self._distribution)
+        return Pending(dict(chosen), self.columns, wait, self._rows, held, slab, self._nothing, self._distribution)
 
     def _settle(self) -> None:
         """Reduce the held tensors together."""

@@ -26,7 +26,7 @@ from probe.core.records import Outcome, TextFile
 
 Between = Callable[[int], None]
 COMPILED = "optimizer: updates that were compiled, in which no hook runs"
-"""Kind of loss, counted once for each time that the update is compiled."""
+"""Kind of loss, counted for each such update."""
 _log = logging.getLogger("probe")
 
 
@@ -55,11 +55,16 @@ class Session:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
         """All hooks except those that count steps."""
+        self._unseen: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
+        """Optimizers whose updates are compiled, each with a function whose result changes with each update, and its
+        result in the latest hook."""
         self._take(run, schedule, output)
         self._between = between
+        self.settled = False
+        """True if ``between`` need not be called: nothing can change what is collected."""
         self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
-        self._succession = Succession(lambda: self._run, self.follow, self.suspend)
+        self._succession = Succession(run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
@@ -85,6 +90,8 @@ class Session:
     def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
         """Begin watching ``run``."""
         self._run, self._schedule, self._output = run, schedule, output
+        if self._unseen:
+            run.look_first(self._find_updates)
         self._parameters = Parameters(run)
 
     def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
@@ -99,6 +106,7 @@ class Session:
         run.adopt(self._run.optimizers)
         self._sources.close()
         self._take(run, schedule, output)
+        self._succession.run = run
         run.clock.begin(clock.step, False)
         self._place(sources)
 
@@ -123,14 +131,17 @@ class Session:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
             if sources:
-                self._sources.enter_context(self._parameters.each_forward(self._forward_began))
+                for _, model in self._run.chunks:
+                    self._sources.callback(self._run.on_forward(model, model, self._forward_began, None, "parameters"))
         except BaseException:
             self._sources.close()
             raise
 
-    def _forward_began(self) -> None:
+    def _forward_began(self, *_: object) -> None:
+        """Look for new parameters at the first forward of a sampled step."""
         self._thread = threading.current_thread()
         self._succession.forward_began()
+        self._parameters.look()
 
     def attach(self, sources: Sequence[Source]) -> None:
         """Place every hook; if one cannot be placed, remove all and raise the error."""
@@ -159,6 +170,8 @@ class Session:
         Returns:
             True if the hooks are removed.
         """
+        if self._unseen and not self._detached:
+            attempt(self.faults, "compiled update", self._find_updates)
         self._rest()
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
@@ -221,17 +234,23 @@ class Session:
             attempt(self.faults, "end of step", self._end)
         if self._run_state is not None:
             attempt(self.faults, "run state", self._run_state.updating, optimizer)
-        for every in self._run.every_update:
-            attempt(self.faults, "collectives", every, self._run.clock.step)
-        if not self._run.clock.sampled or self._run.captured():
-            return
-        begun = self._run.cost.begin()
-        attempt(self.faults, "parameters", self._parameters.look)
-        for listen in self._run.before_update:
-            attempt(self.faults, "before the update", listen, optimizer, self._parameters.of(optimizer), scale)
-        if len(self._run.optimizers) > 1:
-            self._run.clock.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
-        self._run.cost.end(begun)
+        run = self._run
+        for every in run.every_update.all:
+            attempt(self.faults, "collectives", every, run.clock.step)
+        if run.clock.sampled and not (run.capturing is not None and run.captured()):
+            self._read(run, optimizer, scale)
+
+    def _read(self, run: Run, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Call the listeners of a sampled step before the update of ``optimizer``."""
+        begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
+        if not self._parameters.looked:
+            attempt(self.faults, "parameters", self._parameters.look)
+        owned = self._parameters.of(optimizer)
+        for listen in run.before_update.all:
+            attempt(self.faults, "before the update", listen, optimizer, owned, scale)
+        if len(run.optimizers) > 1:
+            run.clock.updated.update(id(parameter.thing) for parameter in owned)
+        run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
@@ -241,19 +260,21 @@ class Session:
         if not self._watches(optimizer):
             return
         with self._at_work():
-            if self._run.clock.sampled:
+            if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
             self._outcome = outcome
             if self._turns.take(optimizer):
                 attempt(self.faults, "end of step", self._end)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        if self._run.captured():
+        run = self._run
+        if run.capturing is not None and run.captured():
             return
-        begun, self._run.clock.outcome = self._run.cost.begin(), outcome
-        for listen in self._run.after_update:
-            attempt(self.faults, "after the update", listen, optimizer, self._parameters.of(optimizer))
-        self._run.cost.end(begun)
+        begun, run.clock.outcome = run.cost.begin(), outcome
+        owned = self._parameters.of(optimizer)
+        for listen in run.after_update.all:
+            attempt(self.faults, "after the update", listen, optimizer, owned)
+        run.cost.end(begun)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -302,16 +323,34 @@ class Session:
             self._run.clock.sampled = False
             self._drop()
 
-    def compiled(self, optimizer: Optimizer) -> None:
-        """Count and log an optimizer whose update is compiled: nothing of it is seen."""
-        if COMPILED not in self.faults.counts:
+    def compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        """Count the steps of an optimizer whose update is compiled by looking for its updates in each hook. Called
+        while the compiler traces: first before any compiled update, later also after parts of one."""
+        attempt(self.faults, "compiled update", self._compiled, optimizer, updates)
+
+    def _compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
+        if self._detached:
+            return
+        if not self._unseen:
             _log.warning(
-                "the update of %s is compiled by torch.compile, where no hook runs: its steps are not counted, and "
-                "neither gradients after reduction nor parameters and state are recorded; call optimizer.step() "
-                "outside of what is compiled",
+                "the update of %s is compiled by torch.compile, where no hook runs: its steps are counted at the next "
+                "forward or backward that a hook sees, and gradients after reduction, parameters and state are not "
+                "recorded; to record them call optimizer.step() outside of what is compiled",
                 type(optimizer).__name__,
             )
-        self.faults.lost(COMPILED, 1)
+        if id(optimizer) not in self._unseen:
+            self._unseen[id(optimizer)] = (optimizer, updates, updates())
+        self._run.look_first(self._find_updates)
+
+    def _find_updates(self) -> None:
+        """End the step of each compiled update since the last hook."""
+        for identity, (optimizer, updates, before) in [*self._unseen.items()]:
+            if (now := updates()) != before:
+                self._unseen[identity] = (optimizer, updates, now)
+                self.faults.lost(COMPILED, 1)
+                self._outcome = "unknown"
+                if self._watches(optimizer) and self._turns.take(optimizer):
+                    attempt(self.faults, "end of step", self._end)
 
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
@@ -344,14 +383,14 @@ class Session:
         if sampled:
             attempt(self.faults, "end of step", self._finish)
         try:
-            attempt(self.faults, "schedule", self._schedule.ended, step, sampled)
-            attempt(self.faults, "cost", self._time, sampled, hooks, handing)
+            self._schedule.ended(step, sampled)
+            self._time(sampled, hooks, handing)
             self._turns.clear()
             self._succession.step_ended()
             self._parameters.looked = False
             run.clock.begin(step + 1, False)
-            if (between := self._between) is not None:
-                attempt(self.faults, "control", between, step + 1)
+            if self._between is not None and not self.settled:
+                attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
             self._own = time.perf_counter() - self._ended
@@ -365,9 +404,9 @@ class Session:
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""
-        captured = True
+        captured = self._run.capturing is not None
         try:
-            captured = self._run.captured()
+            captured = captured and self._run.captured()
         finally:
             if captured:
                 self._drop()
@@ -424,21 +463,22 @@ class Session:
             attempt(self.faults, "end of step", self._hand_over, "partial")
 
     def _hand_over(self, outcome: Outcome) -> None:
-        run, begun = self._run, self._run.cost.begin()
+        run = self._run
+        begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
-            beside = [each.drain() for each in run.collectors]
+            beside = [each.drain() for each in run.collectors.all]
         finally:
             self._drop()
-        self.last = (step, pending, run.settings.statistics)
+        self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
+            self._output.submit(FinishedStep(step, now, (pending, *beside), run.statistics, spent, outcome))
 
     def _drop(self) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""
-        for listen in self._run.step_ended:
+        for listen in self._run.step_ended.all:
             attempt(self.faults, "end of step", self._forget, listen)
         self._run.clock.updated.clear()
         self._run.recorder.clear()
@@ -469,7 +509,7 @@ class Session:
         alive by it, since the framework has it in a table."""
         session, method = weakref.ref(self), weakref.WeakMethod(listen)
 
-        def hook(optimizer: Optimizer) -> None:
+        def hook(optimizer: Optimizer, *_: object) -> None:
             here, known = session(), method()
             if here is not None and known is not None and not here._detached:
                 known(optimizer)

@@ -26,15 +26,13 @@ class Succession:
     the parameters that a watched optimizer is expected to update.
 
     Args:
-        run: returns the run in progress.
+        run: the run in progress.
         follow: puts an optimizer, which has just updated, in the place of the watched one with a number.
         suspend: stops collecting in the step in progress, and drops its rows.
     """
 
-    def __init__(
-        self, run: Callable[[], Run], follow: Callable[[int, Optimizer], None], suspend: Callable[[], None]
-    ) -> None:
-        self._run, self._follow, self._suspend = run, follow, suspend
+    def __init__(self, run: Run, follow: Callable[[int, Optimizer], None], suspend: Callable[[], None]) -> None:
+        self.run, self._follow, self._suspend = run, follow, suspend
         self.updates, self.updating = 0, False
         """Number of updates of watched optimizers that have ended; True while such an update runs."""
         self._others: WeakSet[Any] = WeakSet()
@@ -47,14 +45,14 @@ class Succession:
         """The most micro batches in any step so far; None before the end of the first."""
         self._warned = False
 
-    def began(self, optimizer: Optimizer) -> None:
+    def began(self, optimizer: Optimizer, *_: object) -> None:
         """Note that an optimizer, watched or not, begins to update."""
         self._began[id(optimizer)] = self.updates
 
-    def ended(self, optimizer: Optimizer) -> None:
+    def ended(self, optimizer: Optimizer, *_: object) -> None:
         """Note that an optimizer has updated. If it did so within an update of a watched optimizer or around one, it is
         a part or a wrapper of that optimizer."""
-        began, run = self._began.pop(id(optimizer), None), self._run()
+        began, run = self._began.pop(id(optimizer), None), self.run
         if self.updating or began != self.updates or optimizer in self._others:
             return
         number, shares = self._place(run, optimizer)
@@ -103,7 +101,7 @@ class Succession:
 
     def forward_began(self) -> None:
         """Note a forward of a model in a sampled step; if the step has too many micro batches, stop collecting."""
-        run = self._run()
+        run = self.run
         if self._most is None or run.clock.micro_step <= max(MICRO_STEPS, TIMES * self._most):
             return
         run.faults.lost(ENDLESS, 1)
@@ -117,4 +115,4 @@ class Succession:
 
     def step_ended(self) -> None:
         """Note the end of a training step."""
-        self._most = max(self._most or 0, self._run().clock.micro_step)
+        self._most = max(self._most or 0, self.run.clock.micro_step)

@@ -217,6 +217,7 @@ class Collector:
     def obey_program(self) -> None:
         """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
         if self.session is not None:
+            self.session.settled = False
             self.session.at_once(self._of_program)
 
     # Commands to the program.
@@ -239,9 +240,21 @@ class Collector:
     def narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
         """Watch these alone of the present models and optimizers, from the next step on."""
         self._narrowed = self._subject.narrowed(models, optimizers)
+        if self.session is not None:
+            self.session.settled = False
 
     def _between(self, step: int) -> None:
         """Apply every plan that takes effect with ``step``, which is about to begin."""
+        if self.session is None:
+            return
+        self.session.settled = True  # first: the program may assign values meanwhile, on another thread
+        try:
+            self._apply_plans(step)
+        finally:
+            if self.session is not None and not self._planner.settled:
+                self.session.settled = False
+
+    def _apply_plans(self, step: int) -> None:
         if self.session is not None and self._narrowed is not None:
             before, self._subject, self._narrowed = self._subject, self._narrowed, None
             kept = {id(optimizer) for optimizer in self._subject.optimizers}

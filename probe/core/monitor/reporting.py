@@ -79,7 +79,7 @@ class Reporting:
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
         """Report the findings of a sampled step; called with every such step, on the delivery thread."""
-        self.metrics.found(each.rule for each in findings)
+        self.metrics.found([finding.rule for finding in findings])
         for receiver in (self._alarms, self._feed):
             if receiver is not None:
                 receiver.found(step, findings)

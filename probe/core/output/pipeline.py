@@ -76,8 +76,12 @@ class Writer:
 
     def write(self, snapshot: Snapshot) -> None:
         """Judge ``snapshot``, and write it or hold it back."""
-        found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
-        snapshot = replace(snapshot, findings=tuple(found))
+        found: list[Finding] = []
+        if self._rules:
+            found = find(
+                self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e)
+            )
+            snapshot = replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
         self._news.extend(found[:NEWS_KEPT])
         self.found += len(found)
@@ -90,6 +94,9 @@ class Writer:
             attempt(self._faults, "snapshot listener", listener, snapshot)
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
+
+    def _failed(self, rule: Rule, error: Exception) -> None:
+        self._faults.note(f"rule {type(rule).__name__}", error)
 
     def news(self) -> list[Finding]:
         """Return the latest findings since the last call. Callable on any thread."""

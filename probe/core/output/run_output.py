@@ -140,7 +140,7 @@ class Output:
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
         batches, spent = [batch for rows in step.pending for batch in rows.batches(step.number)], step.spent
-        device = self._overhead.add_device(spent)
+        device = self._overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
             step.number,

@@ -30,7 +30,7 @@ def check_again(parameter: torch.nn.Parameter) -> None:
     Raises:
         ValueError: with the remedy.
     """
-    if home(parameter) is None:
+    if getattr(parameter, "_fsdp_flattened", False) and home(parameter) is None:
         fsdp1.check_unwrapped(parameter)
 
 
@@ -47,8 +47,9 @@ def absent(parameter: torch.nn.Parameter) -> Shard | None:
 
 def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     """Return ``tensor``, which has the layout of ``parameter``, with its coverage; None for None."""
-    found = home(parameter)
+    found = _homes.get(parameter) if _homes.data else None
     if found is None:
-        fsdp1.check_unwrapped(parameter)
+        if getattr(parameter, "_fsdp_flattened", False):
+            fsdp1.check_unwrapped(parameter)
         return tensor
     return None if tensor is None else found.piece(parameter, tensor)

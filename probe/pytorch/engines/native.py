@@ -88,7 +88,8 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Listen through torch's own step hooks or, without them, by wrapping ``step`` on this one object."""
-    steps, traced = Steps(optimizer, listener), Traced(partial(listener.compiled, optimizer))
+    steps = Steps(optimizer, listener)
+    traced = Traced(partial(listener.compiled, optimizer, steps.version))
     with ExitStack() as placed:
         if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             hook = partial(Hook, listener.faults, "optimizer", traced=traced)
@@ -98,7 +99,6 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
             around = Around(optimizer, "step", listener.faults, steps.entered, steps.leave, traced)
             placed.callback(replace(optimizer, "step", around))
         placed.callback(on_scaled_step(optimizer, steps))
-        placed.callback(traced.end)
         return placed.pop_all().close
 
 
@@ -129,6 +129,10 @@ class Steps:
         """The counter of failures around this optimizer."""
         return self._listener.faults
 
+    def version(self) -> int:
+        """Return a number that each update changes."""
+        return sum(parameter._version for parameter in owned(self._optimizer)[:1])
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
             self._depth = 0  # an earlier step raised, and its post hook was not called
@@ -136,7 +140,7 @@ class Steps:
         if self._depth > 1:
             return None
         self._reported, self._outcome = False, "applied"
-        if self._listener.sampled:
+        if getattr(self._optimizer, "found_inf", None) is not None and self._listener.sampled:
             self._outcome = attempt(self.faults, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):

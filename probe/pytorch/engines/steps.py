@@ -64,13 +64,11 @@ def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
     return {}
 
 
-def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None], faults: FaultCounter) -> Remove:
+def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
     """Call ``began`` before and ``ended`` after each ``step`` of every optimizer that inherits from torch's."""
-    enter = Hook(faults, "optimizer", lambda optimizer, *_: began(optimizer))
-    leave = Hook(faults, "optimizer", lambda optimizer, *_: ended(optimizer))
     with ExitStack() as placed:
-        placed.callback(base.register_optimizer_step_pre_hook(enter).remove)
-        placed.callback(base.register_optimizer_step_post_hook(leave).remove)
+        placed.callback(base.register_optimizer_step_pre_hook(Hook(faults, "optimizer", began)).remove)
+        placed.callback(base.register_optimizer_step_post_hook(Hook(faults, "optimizer", ended)).remove)
         return placed.pop_all().close
 
 

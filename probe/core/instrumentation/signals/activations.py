@@ -41,8 +41,8 @@ def activations(run: Run) -> Iterator[None]:
 
 def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
     ran = [listener.forget() for listener in listeners]
-    if run.settings.compiled == "record":  # hooks of the whole model are outside the graph: they run in any case
-        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
+    # hooks of the whole model are outside of a compiled graph: they run in any case
+    ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
         note_unseen(run, "activations")
 

@@ -31,20 +31,22 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / STACKS).exists():
         yield
         return
-    found, activations = _Found(path), run.settings.xy_distribution
+    found, activations, inner = _Found(path), run.settings.xy_distribution, False
     with ExitStack() as attached:
         for model, module in run.each_module():
             if run.selection.watches(module) or (activations and run.selection.places(module)):
-                note = partial(found.note, f"{module.stage}:{module.name}", machinery(module.thing))
+                inner = inner or bool(module.full)
+                note = partial(found.note, f"{module.stage}:{module.name}", machinery(module.thing), bool(module.full))
                 where = f"stack of module {module.full!r}"
                 attached.callback(run.on_forward(module.thing, model, note, None, where))
-        with run.step_ended.added(partial(_end_step, run, found)):
+        with run.step_ended.added(partial(_end_step, run, found, inner)):
             yield
 
 
-def _end_step(run: Run, found: _Found) -> TextFile | None:
+def _end_step(run: Run, found: _Found, inner: bool) -> TextFile | None:
+    """Count a step in which nothing ran, or nothing but the whole model: its hooks are outside a compiled graph."""
     file = found.file()
-    if file is None:
+    if file is None or (inner and not found.inner):
         note_unseen(run, "stack_info")
     return None if file is None or found.written else file
 
@@ -72,11 +74,14 @@ class _Found:
 
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, False
+        self.inner = False
+        """True if a module of a model, not only the whole model, has run."""
         self._stacks: dict[str, Stack] = {}
         self._file: TextFile | None = None
 
-    def note(self, name: str, call: CodeType | None, kind: ForwardKind, *_: Any) -> None:
+    def note(self, name: str, call: CodeType | None, inner: bool, kind: ForwardKind, *_: Any) -> None:
         """Note the stack of a module that is called."""
+        self.inner = self.inner or (inner and kind == "training")
         if kind == "training" and self._file is None and name not in self._stacks:
             self._stacks[name] = calling(call)
 

@@ -90,7 +90,9 @@ def _reduced(
         if id(parameter.thing) not in touched and not holds(optimizer, parameter.thing, main_grad):
             return None
         found = gradient(optimizer, parameter.thing, main_grad)
-        return None if found is None or run.elsewhere(parameter.thing, found) else found
+        if found is not None and (run.repeats or run.tensor_repeats) and run.elsewhere(parameter.thing, found):
+            return None
+        return found
 
     held = run.read_each(owned, read, "grad_reduced of {}")
     into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)

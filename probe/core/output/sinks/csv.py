@@ -78,7 +78,7 @@ class CsvSink:
             raise failures[0]
 
     def _write(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> None:
-        if not len(batch):
+        if not batch.keys:
             return
         layout = self._layout(batch, ops, histograms is not None)
         numbers = self._numbers(batch, ops, histograms)
@@ -133,7 +133,7 @@ class CsvSink:
         """Return the values for the rows of a layout: for each row its step, its numbers and its histogram."""
         columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
         texts = [] if histograms is None else [[*map(text_of, histograms)]]
-        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, *texts, strict=True)))
+        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch.keys)), *columns, *texts, strict=True)))
 
     def _rounded(self, op: str, values: list[float]) -> list[float]:
         # Python's round is exact where NumPy's multiplies by a power of ten and overflows.
