@@ -52,6 +52,9 @@ class Finder(Protocol):
     def made_steps(self, optimizer: Any) -> int:
         """Return the number of updates that an optimizer has made, in an earlier run too; 0 if it keeps none."""
 
+    def is_compiled_inside(self) -> bool:
+        """Return whether what the caller calls is compiled if it can be."""
+
     def replace_call(self, replacement: Callable[..., Any]) -> Remove:
         """Replace the method by which models are called."""
 

@@ -18,19 +18,23 @@ class StepNotes:
 
     Args:
         method: name of the method that updates; empty if there is none, and nothing to note.
-        faults: counter of what the two functions raise.
-        before: called with the optimizer, and whether its step evaluates a closure.
+        inside: returns whether a compiler compiles what its caller calls; such a step is noted while it can still be
+            compiled with hooks.
+        faults: counter of what the two functions below raise.
+        before: called with the optimizer, and whether its step evaluates a closure or will be compiled.
         after: called with the optimizer.
     """
 
     def __init__(
         self,
         method: str,
+        inside: Callable[[], bool],
         faults: FaultCounter,
         before: Callable[[Any, bool], None],
         after: Callable[[Any], None],
     ) -> None:
-        self._method, self.faults, self._before, self._after = method, faults, before, after
+        self._method, self._inside, self.faults = method, inside, faults
+        self._before, self._after = before, after
         self._undos: dict[int, Undo] = {}
         """By identity of the class or object; an undo refers to it."""
         self._running: set[int] = set()
@@ -64,16 +68,15 @@ class StepNotes:
 
         return step
 
-    def noted(
-        self, optimizer: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    @passage
+    def noted(self, optimizer: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``original``, a method of ``optimizer``, as a step that is noted once."""
         if not self._undos or id(optimizer) in self._running:  # another may have kept this method
             return original(*args, **kwargs)
         self._running.add(id(optimizer))
         try:
-            evaluates = callable(args[0] if args else kwargs.get("closure"))
-            attempt(self.faults, "step", self._before, optimizer, evaluates)
+            early = callable(args[0] if args else kwargs.get("closure")) or self._inside()
+            attempt(self.faults, "step", self._before, optimizer, early)
             result = original(*args, **kwargs)
         finally:
             self._running.discard(id(optimizer))

@@ -40,7 +40,7 @@ class ScriptWatch:
         self._paired: list[tuple[list[weakref.ref[Any]], weakref.ref[Any]]] = []
         self._runs: list[FoundRun] = []
         self._undo: Undo | None = None
-        self._steps = StepNotes(finder.step, self, self._stepping, self._stepped)
+        self._steps = StepNotes(finder.step, finder.is_compiled_inside, self, self._stepping, self._stepped)
         self._errands: list[Callable[[], object]] = []
         """Work for the next call of a model."""
         self._old: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -150,9 +150,10 @@ class ScriptWatch:
         if not self._new and not idle and not any(run.counts for run in self._runs):
             self._steps.forget()
 
-    def _stepping(self, optimizer: Any, evaluates: bool) -> None:
-        """Attach before a step that calls the model itself, in a closure."""
-        if evaluates and self._waits(optimizer):
+    def _stepping(self, optimizer: Any, early: bool) -> None:
+        """Attach before a step that calls the model itself, in a closure, or that will be compiled: a hook that is
+        placed later would have it compiled once more."""
+        if early and self._waits(optimizer):
             self._attach(None, self._waiting())
 
     def _stepped(self, optimizer: Any) -> None:

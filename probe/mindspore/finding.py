@@ -55,6 +55,9 @@ class CellFinder:
     def before_tracing(self, models: Sequence[Any]) -> list[Any]:
         return [*models]
 
+    def is_compiled_inside(self) -> bool:
+        return False
+
     def replace_call(self, replacement: Callable[..., Any]) -> Remove:
         return replace(nn.Cell, "__call__", replacement)
 

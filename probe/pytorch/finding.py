@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo.variables import nn_module
 from torch.optim import optimizer as base
 
-from probe.core.door import Remove, replace
+from probe.core.door import Remove, passage, replace
 from probe.core.faults import Faults
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
@@ -64,42 +66,28 @@ class TorchFinder:
             found.append(model)
         return found
 
+    @passage
+    def is_compiled_inside(self) -> bool:
+        return callable(_compiler())
+
     def replace_call(self, replacement: Callable[..., Any]) -> Remove:
-        return _ReplacedCall(replacement).remove
+        """Replace ``torch.nn.Module.__call__``, and the compiler's reference to it: by that it knows a call that it need
+        not check, so that what it traces now is not compiled again when the method is put back (torch 2.13)."""
+        original = torch.nn.Module.__call__
+        with ExitStack() as placed:
+            placed.callback(replace(torch.nn.Module, "__call__", replacement))
+            if getattr(nn_module, _UNPATCHED, None) is original:
+                placed.callback(replace(nn_module, _UNPATCHED, replacement))
+            return placed.pop_all().close
 
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)
 
 
-class _ReplacedCall:
-    """Replacement of ``torch.nn.Module.__call__`` that is taken out while torch compiles: what was traced with it would
-    be compiled once more without it (torch 2.13 checks the function that was called, unless it is torch's own)."""
-
-    def __init__(self, replacement: Callable[..., Any]) -> None:
-        self._replacement, self._original = replacement, torch.nn.Module.__call__
-        self._removed = False
-        self._enter()
-        compilation = torch._dynamo.callback_handler
-        self._listens = (compilation.start_callbacks, self._leave), (compilation.end_callbacks, self._enter)
-        for callbacks, callback in self._listens:
-            callbacks.append(callback)
-
-    def _enter(self, _: Any = None) -> None:
-        if not self._removed and torch.nn.Module.__call__ is self._original:
-            self._restore = replace(torch.nn.Module, "__call__", self._replacement)
-
-    def _leave(self, _: Any = None) -> None:
-        self._restore()
-
-    def remove(self) -> None:
-        """Put torch's own back for good."""
-        self._removed = True
-        self._restore()
-        for callbacks, callback in self._listens:
-            if callback in callbacks:  # torch._dynamo.reset() forgets them all
-                callbacks.remove(callback)
-
-
+_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+"""Function of torch that returns what compiles the frames of this thread."""
+_UNPATCHED = "unpatched_nn_module_call"
+"""Name of the compiler's reference to ``torch.nn.Module.__call__``."""
 _COMPILED = torch._dynamo.OptimizedModule
 """Class of what ``torch.compile`` returns for a module; it compiles at the first call."""
 

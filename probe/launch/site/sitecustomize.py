@@ -26,7 +26,10 @@ try:
     _prepare()
 except Exception as error:  # the program runs all the same
     try:  # to the file itself: what stays in a buffer fails again when the process ends
-        os.write(2, f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n".encode(errors="backslashreplace"))
+        os.write(
+            2,
+            f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n".encode(errors="backslashreplace"),
+        )
     except OSError:  # nobody can read it
         pass
 try:
