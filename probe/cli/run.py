@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -91,8 +92,9 @@ def _check(config: Path) -> None:
 
 def start(command: list[str], config: Path | None) -> None:
     """Replace this process by the program."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same
+            stream.flush()
     try:
         os.execvpe(command[0], command, watched(os.environ, config))  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:

@@ -88,15 +88,15 @@ def _never() -> bool:
     return False
 
 
-def _never_skipped(_: CodeType) -> None:
+def _never_skipped(_: CodeType, __: bool) -> None:
     """Compile nothing: there is no compiler."""
 
 
 _process = os.getpid()
 _compiling: Callable[[], bool] = _never
-_skip: Callable[[CodeType], object] = _never_skipped
-_entrances: list[CodeType] = []
-"""Code of the functions through which frameworks enter."""
+_skip: Callable[[CodeType, bool], object] = _never_skipped
+_entrances: dict[CodeType, bool] = {}
+"""Code of the functions through which frameworks enter, and whether what it calls is of this package alone."""
 _numbers = itertools.count(1)
 _reports: weakref.WeakValueDictionary[int, Traced] = weakref.WeakValueDictionary()
 
@@ -110,17 +110,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def keep_compilers_out(compiling: Callable[[], bool], skip: Callable[[CodeType], object]) -> None:
+def keep_compilers_out(compiling: Callable[[], bool], skip: Callable[[CodeType, bool], object]) -> None:
     """Let a framework's compiler trace what enters to nothing, and compile none of it by itself.
 
     Args:
         compiling: returns whether a compiler traces; the compiler evaluates it as a constant.
-        skip: marks the code of a function that is never to be compiled by itself, nor what it calls.
+        skip: marks the code of a function that is never to be compiled by itself; if the second argument is true,
+            nor is what it calls.
     """
     global _compiling, _skip
     _compiling, _skip = compiling, skip
-    for code in _entrances:
-        skip(code)
+    for code, with_calls in _entrances.items():
+        skip(code, with_calls)
 
 
 def compiling() -> bool:
@@ -129,11 +130,25 @@ def compiling() -> bool:
 
 
 def entrance(function: Function) -> Function:
-    """Mark a function that replaces one of a framework, so that no compiler compiles it by itself."""
+    """Mark a function that a framework calls, so that no compiler compiles it by itself, nor what it calls."""
+    return _marked(function, True)
+
+
+def passage(function: Function) -> Function:
+    """Mark a function that replaces one of a framework or of the program and calls it, so that no compiler compiles it
+    by itself. What it calls is compiled as without it; its own work goes through :func:`attempt`."""
+    return _marked(function, False)
+
+
+def _marked(function: Function, with_calls: bool) -> Function:
     if (code := function.__code__) not in _entrances:
-        _entrances.append(code)
-        _skip(code)
+        _entrances[code] = with_calls
+        _skip(code, with_calls)
     return function
+
+
+for _function in (attempt, succeeds, count):
+    entrance(_function)
 
 
 class Traced:
@@ -337,7 +352,7 @@ class Around:
         self._original: Callable[..., Any] = getattr(owner, name)
         update_wrapper(self, self._original, updated=())
 
-    @entrance
+    @passage
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
             if self._traced_number:

@@ -5,9 +5,11 @@ Names that come from files are escaped: no character moves a terminal's cursor o
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
+from typing import Any
 
 from probe.core.alerting.redaction import redact
 from probe.core.language import Message, message, translated
@@ -22,10 +24,34 @@ def lines(level: str, text: str) -> str:
     return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
 
 
+unwritten = 0
+"""Number of texts that could not be written to standard error."""
+
+
 def complain(text: str, level: str = "error") -> None:
-    """Write ``text`` to standard error, in the language of the command line if it is a message."""
-    shown = translated(message(level)) if isinstance(text, Message) else level
-    sys.stderr.write(lines(shown, translated(text)) + "\n")
+    """Write ``text`` to standard error, in the language of the command line if it is a message. Never raises."""
+    global unwritten  # noqa: PLW0603 - a fact of the process
+    try:
+        shown = translated(message(level)) if isinstance(text, Message) else level
+        _write(sys.stderr, lines(shown, translated(text)) + "\n")
+    except Exception:  # noqa: BLE001 - closed, full, replaced or no terminal any more: a report ends no program
+        unwritten += 1
+
+
+def _write(stream: Any, text: str) -> None:
+    """Write ``text`` at once. What stays in the buffer of a stream that cannot be written fails again when the process
+    ends, and makes its exit code 120."""
+    buffer = getattr(stream, "buffer", None)
+    if type(stream) is not io.TextIOWrapper or type(buffer) is not io.BufferedWriter:
+        stream.write(text)
+        return
+    stream.flush()
+    data = memoryview(text.encode(stream.encoding, "backslashreplace"))
+    while data:
+        written = buffer.raw.write(data)
+        if written is None:
+            raise BlockingIOError("standard error takes no more")
+        data = data[written:]
 
 
 def plural(number: float, noun: str, several: str = "") -> str:
@@ -48,11 +74,12 @@ class Messages(logging.Handler):
         return not self._others(logging.getLogger(record.name)) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``, with its traceback if it has one; logging reports what fails here."""
+        """Write ``record``, with its traceback if it has one."""
         try:
-            complain(self.format(record), record.levelname.lower())
-        except Exception:  # noqa: BLE001 - as every handler of logging does
-            self.handleError(record)
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001 - as every handler of logging does
+            text = f"a message that cannot be formatted: {record.msg!r:.200} ({type(error).__name__})"
+        complain(text, record.levelname.lower())
 
     def _others(self, logger: logging.Logger | None) -> bool:
         while logger is not None:

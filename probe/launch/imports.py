@@ -14,15 +14,23 @@ AfterImport = Callable[[ModuleType], None]
 
 
 def after_import(name: str, function: AfterImport) -> None:
-    """Call ``function`` with the module ``name`` once it has been imported; at once if it has been already."""
+    """Call ``function`` with the module ``name`` once it has been imported; at once if it has been already. What it
+    raises is reported, and the import goes on."""
     if (module := sys.modules.get(name)) is not None:
-        function(module)
+        _call(function, module)
         return
     finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
     if finder is None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
     finder.functions.setdefault(name, []).append(function)
+
+
+def _call(function: AfterImport, module: ModuleType) -> None:
+    from probe.core.door import attempt  # these take as long as the start of a process: only where there is a framework
+    from probe.launch.failures import FAILURES
+
+    attempt(FAILURES, "import", function, module)
 
 
 class _Finder(MetaPathFinder):
@@ -63,4 +71,4 @@ class _Loader(Loader):
         module.__spec__.loader = module.__loader__ = self._own
         self._own.exec_module(module)
         for function in self._functions.pop(module.__name__, ()):
-            function(module)
+            _call(function, module)

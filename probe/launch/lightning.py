@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 from probe.launch.environment import is_watched
-from probe.launch.preparation import guarded
 
 MODULE = "probe.pytorch.callbacks.lightning"
 """Module of the callback; it is imported if there is something to watch."""
@@ -15,7 +14,14 @@ MODULE = "probe.pytorch.callbacks.lightning"
 
 def callbacks() -> list[Any]:
     """Return a callback if the environment names a configuration (``PROBE_CONFIG``), else none."""
-    found: list[Any] = []
-    if is_watched(os.environ):
-        guarded(lambda: found.append(import_module(MODULE).LightningCallback.of_environment()))
-    return found
+    if not is_watched(os.environ):
+        return []
+    from probe.core.door import attempt
+    from probe.launch.failures import FAILURES
+
+    made = attempt(FAILURES, "callback", _made)
+    return [] if made is None else [made]
+
+
+def _made() -> Any:
+    return import_module(MODULE).LightningCallback.of_environment()

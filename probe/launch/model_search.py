@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
+from probe.core.door import Remove
 from probe.core.monitor.trainer_mon import Monitor
 
 
@@ -50,6 +51,12 @@ class Finder(Protocol):
 
     def made_steps(self, optimizer: Any) -> int:
         """Return the number of updates that an optimizer has made, in an earlier run too; 0 if it keeps none."""
+
+    def is_compiled_inside(self) -> bool:
+        """Return whether what the caller calls is compiled if it can be."""
+
+    def replace_call(self, replacement: Callable[..., Any]) -> Remove:
+        """Replace the method by which models are called."""
 
 
 class ModelSearch:

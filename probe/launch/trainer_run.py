@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+from probe.core.door import FaultCounter, attempt
+from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
 from probe.launch.run_lines import attached, ended
 from probe.launch.sources import Source, configured
+
+Method = TypeVar("Method", bound=Callable[..., None])
 
 
 class NumberReceiver(Protocol):
@@ -19,8 +24,26 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
+class Reporting(Protocol):
+    """Callback of a trainer, with a counter of its failures."""
+
+    @property
+    def faults(self) -> FaultCounter:
+        """The counter of failures."""
+
+
+def harmless(method: Method) -> Method:
+    """Count what a method of a :class:`Reporting` callback raises: the trainer goes on."""
+
+    @functools.wraps(method)
+    def call(self: Reporting, *args: Any, **kwargs: Any) -> None:
+        attempt(self.faults, f"callback {method.__name__}", functools.partial(method, self, *args, **kwargs))
+
+    return call  # type: ignore[return-value] # the same arguments
+
+
 class TrainerRun:
-    """Monitor of a trainer's training.
+    """Monitor of a trainer's training. Of what fails only what the user can put right is raised, before training.
 
     A model that the program watches itself is not watched twice: numbers go to the monitor that is there.
 
@@ -43,7 +66,7 @@ class TrainerRun:
         overrides: Mapping[str, Any] | None = None,
         automatic: bool = False,
     ) -> None:
-        self._kind, self._automatic = kind, automatic
+        self._kind, self._automatic, self.faults = kind, automatic, Faults()
         self._own: NumberReceiver | None = None
         """Monitor of the program."""
         self.source: Source = {}
@@ -78,7 +101,8 @@ class TrainerRun:
             changes: keys of the configuration that this training cannot do without.
 
         Raises:
-            ValueError: for a model that cannot be watched.
+            ValueError: for a model that cannot be watched. Any other failure is reported, and the training is not
+                watched.
         """
         self.end()
         if self._own is not None or not models or not optimizers:
@@ -86,9 +110,10 @@ class TrainerRun:
         try:
             self._begin(models, optimizers, micro_batches, begun, changes or {})
         except Exception as error:
-            if not self._automatic:
+            if isinstance(error, ValueError) and not self._automatic:
                 raise
-            complain(f"this training is not watched: {' '.join(str(error).split())}", "warning")
+            reason = " ".join(str(error).split()) or type(error).__name__
+            complain(f"this training is not watched: {reason}", "warning")
 
     def _begin(
         self,
@@ -104,10 +129,10 @@ class TrainerRun:
             self.monitor = there
             return
         monitor = self._kind(configured(self.source, changes))
-        monitor.automatic = self._automatic
+        monitor.automatic, self.monitor = self._automatic, monitor
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
         monitor.log()  # numbers of every step from the first on
-        self.monitor, self._owned, self._begun = monitor, True, begun
+        self._owned, self._begun = True, begun
         if self._automatic:
             line = attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer")
             complain(line, "info")
@@ -116,13 +141,13 @@ class TrainerRun:
         """Record numbers of the step that ended last."""
         found = _recordable(values)
         if self.receiver is not None and found:
-            self.receiver.log_ended(**found)
+            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log_ended, **found))
 
     def log(self, at: int | None, **values: Any) -> None:
         """Record numbers of the step ``at``, which is in progress or has ended last; None for the one in progress."""
         found = _recordable(values)
         if isinstance(self.receiver, Monitor) and found:
-            self.receiver.log(step=at, **found)
+            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log, step=at, **found))
         elif found:
             self.log_ended(**found)
 
@@ -130,9 +155,12 @@ class TrainerRun:
         """Stop the monitor if it was attached here."""
         if self._owned and self.monitor is not None:
             self._owned = False
-            self.monitor.stop()
-            if self._automatic:
-                complain(ended(self.monitor, self._begun), "info")
+            attempt(self.faults, "end of the training", self._end, self.monitor)
+
+    def _end(self, monitor: Monitor) -> None:
+        monitor.stop()
+        if self._automatic:
+            complain(ended(monitor, self._begun), "info")
 
 
 def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -11,13 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from probe.core.backend.patch import Undo
-from probe.core.door import replace
+from probe.core.door import attempt, compiling, passage, replace
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
-from probe.launch.preparation import guarded
 from probe.launch.run_lines import attached, ended, watched_by
 from probe.launch.step_notes import StepNotes
 
@@ -30,15 +30,17 @@ ADVICE = """to watch it, write in the program, after model and optimizer are mad
 
 
 class ScriptWatch:
-    """Watch of this process. Every method is safe: a failure costs the watching, not the training."""
+    """Watch of this process. Every method is safe: a failure costs the watching, not the training. It counts its own
+    failures, and gives up at the first (:class:`probe.core.door.FaultCounter`)."""
 
     def __init__(self, finder: Finder) -> None:
+        self.uncounted = 0
         self._finder = finder
         self._new: list[weakref.ref[Any]] = []
         self._paired: list[tuple[list[weakref.ref[Any]], weakref.ref[Any]]] = []
         self._runs: list[FoundRun] = []
         self._undo: Undo | None = None
-        self._steps = StepNotes(finder.step, self._before_step, self._after_step)
+        self._steps = StepNotes(finder.step, finder.is_compiled_inside, self, self._stepping, self._stepped)
         self._errands: list[Callable[[], object]] = []
         """Work for the next call of a model."""
         self._old: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -102,7 +104,7 @@ class ScriptWatch:
 
     def _listen(self) -> None:
         if self._undo is None:
-            self._undo = replace(self._finder.called, "__call__", self._calling(self._finder.called.__call__))
+            self._undo = self._finder.replace_call(self._calling(self._finder.called.__call__))
 
     def _rest(self) -> None:
         self._new.clear()
@@ -115,23 +117,25 @@ class ScriptWatch:
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         inside = self._inside
 
+        @passage
+        @functools.wraps(original)
         def __call__(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if compiling():
+                return original(model, *args, **kwargs)
             if getattr(inside, "call", False):
                 return original(model, *args, **kwargs)
             inside.call = True
             try:
-                self._guarded(lambda: self._called(model))
+                attempt(self, "watch", self._called, model)
                 return original(model, *args, **kwargs)
             finally:
                 inside.call = False
 
         return __call__
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - the program goes on
-            self._give_up(" ".join(str(error).split()) or type(error).__name__)
+    def note(self, where: str, error: BaseException) -> None:  # noqa: ARG002
+        """Watch nothing more in this process, because of a failure."""
+        self._give_up(" ".join(str(error).split()) or type(error).__name__)
 
     def _give_up(self, reason: str) -> None:
         self._reason = reason
@@ -141,20 +145,15 @@ class ScriptWatch:
 
     # Steps: of optimizers whose model is not called before, or that step while others never do.
 
-    def _before_step(self, optimizer: Any, evaluates: bool) -> None:
-        self._guarded(lambda: self._stepping(optimizer, evaluates))
-
-    def _after_step(self, optimizer: Any) -> None:
-        self._guarded(lambda: self._stepped(optimizer))
-
     def _forget_steps(self) -> None:
         idle = any(each() is not None for each in self._idle)
         if not self._new and not idle and not any(run.counts for run in self._runs):
             self._steps.forget()
 
-    def _stepping(self, optimizer: Any, evaluates: bool) -> None:
-        """Attach before a step that calls the model itself, in a closure."""
-        if evaluates and self._waits(optimizer):
+    def _stepping(self, optimizer: Any, early: bool) -> None:
+        """Attach before a step that calls the model itself, in a closure, or that will be compiled: a hook that is
+        placed later would have it compiled once more."""
+        if early and self._waits(optimizer):
             self._attach(None, self._waiting())
 
     def _stepped(self, optimizer: Any) -> None:
@@ -283,10 +282,16 @@ class ScriptWatch:
     # The end.
 
     def _leaving(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        @passage
+        @functools.wraps(original)
         def _exit(status: int) -> NoReturn:
-            if os.getpid() == self._process:
-                guarded(self._hurry)
-            original(status)
+            if compiling():
+                original(status)
+            try:
+                if os.getpid() == self._process:
+                    attempt(self, "exit", self._hurry)
+            finally:  # a signal may raise, too
+                original(status)
 
         return _exit
 
@@ -294,12 +299,14 @@ class ScriptWatch:
         """Write what is pending before ``os._exit``, which calls no function at exit."""
         for run in self._runs:
             run.monitor.flush(EXIT_SECONDS)
-        self.ended()
+        self._report()
 
     def ended(self) -> None:
         """Report what was watched, or why nothing was."""
-        if os.getpid() != self._process:
-            return
+        if os.getpid() == self._process:
+            attempt(self, "end", self._report)
+
+    def _report(self) -> None:
         for run in self._runs:
             complain(ended(run.monitor, run.begun), "info")
         if not self._runs and not self._reason and (self._new or self._paired):

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspore import nn
 
+from probe.core.door import Remove, replace
 from probe.launch.watch import ScriptWatch
 from probe.mindspore import hooks
 from probe.mindspore.adapter import TrainerMon
@@ -53,6 +54,12 @@ class CellFinder:
 
     def before_tracing(self, models: Sequence[Any]) -> list[Any]:
         return [*models]
+
+    def is_compiled_inside(self) -> bool:
+        return False
+
+    def replace_call(self, replacement: Callable[..., Any]) -> Remove:
+        return replace(nn.Cell, "__call__", replacement)
 
     def made_steps(self, optimizer: Any) -> int:
         step = getattr(optimizer, "global_step", None)

@@ -15,14 +15,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core import door
 from probe.core.backend.call_stack import callers
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove
@@ -30,6 +28,7 @@ from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least
 from probe.core.config.schema import Settings
 from probe.core.door import TracedHook
+from probe.launch import compilers
 from probe.pytorch.compiled_args import left_out, read, written
 
 Waiting = tuple[int, int, int, int]
@@ -190,18 +189,7 @@ def _evaluate_while_tracing() -> None:
         torch.compiler.assume_constant_result(function)
 
 
-def never_compiled(code: CodeType) -> None:
-    """Prevent compilation of a function by itself, where its caller is not compiled, and of all that it calls; it may
-    still become a part of a larger graph."""
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):  # torch 2.13
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    elif hasattr(frames, "skip_code"):  # torch 2.4: not what it calls
-        frames.skip_code(code)
-
-
-door.keep_compilers_out(torch.compiler.is_compiling, never_compiled)
+compilers.keep_out(torch)
 
 
 # The traced part: plain code that the compiler traces without breaking the graph.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo.variables import nn_module
 from torch.optim import optimizer as base
 
-from probe.core.backend.protocols import Remove
+from probe.core.door import Remove, passage, replace
 from probe.core.faults import Faults
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
@@ -30,9 +32,7 @@ class TorchFinder:
     step = "step"
 
     def trains(self, model: torch.nn.Module) -> bool:
-        if torch.compiler.is_compiling() or hooks.backward_id() != -1:
-            return False
-        return bool(model.training and torch.is_grad_enabled())
+        return bool(model.training and torch.is_grad_enabled()) and hooks.backward_id() == -1
 
     def parameters(self, model: torch.nn.Module) -> Iterable[Any]:
         return (parameter for _, parameter in hooks.parameters(model))
@@ -66,10 +66,28 @@ class TorchFinder:
             found.append(model)
         return found
 
+    @passage
+    def is_compiled_inside(self) -> bool:
+        return callable(_compiler())
+
+    def replace_call(self, replacement: Callable[..., Any]) -> Remove:
+        """Replace ``torch.nn.Module.__call__``, and the compiler's reference to it: by that it knows a call that it need
+        not check, so that what it traces now is not compiled again when the method is put back (torch 2.13)."""
+        original = torch.nn.Module.__call__
+        with ExitStack() as placed:
+            placed.callback(replace(torch.nn.Module, "__call__", replacement))
+            if getattr(nn_module, _UNPATCHED, None) is original:
+                placed.callback(replace(nn_module, _UNPATCHED, replacement))
+            return placed.pop_all().close
+
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)
 
 
+_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+"""Function of torch that returns what compiles the frames of this thread."""
+_UNPATCHED = "unpatched_nn_module_call"
+"""Name of the compiler's reference to ``torch.nn.Module.__call__``."""
 _COMPILED = torch._dynamo.OptimizedModule
 """Class of what ``torch.compile`` returns for a module; it compiles at the first call."""
 

@@ -25,7 +25,13 @@ _own = sys.modules.pop("sitecustomize", None)
 try:
     _prepare()
 except Exception as error:  # the program runs all the same
-    sys.stderr.write(f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n")
+    try:  # to the file itself: what stays in a buffer fails again when the process ends
+        os.write(
+            2,
+            f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n".encode(errors="backslashreplace"),
+        )
+    except OSError:  # nobody can read it
+        pass
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - the one that this file hides
 except ImportError as missing:

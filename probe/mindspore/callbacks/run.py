@@ -8,7 +8,10 @@ from typing import Any, Protocol
 import mindspore
 from mindspore.train import Callback
 
+from probe.core.door import FaultCounter
+from probe.core.faults import Faults
 from probe.core.naming import LEARNING_RATE
+from probe.launch.trainer_run import harmless
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
 
@@ -36,8 +39,13 @@ class RunCallback(Callback):
     def __init__(self, monitor: RunReceiver) -> None:
         super().__init__()
         self._monitor = monitor
-        self._warned = False
+        self._faults, self._warned = Faults(), False
 
+    @property
+    def faults(self) -> FaultCounter:
+        return self._faults
+
+    @harmless
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
         compiled = mindspore.get_context("mode") == mindspore.GRAPH_MODE

@@ -8,6 +8,7 @@ from typing import Any
 
 import mindspore
 
+from probe.core.door import attempt
 from probe.launch.sources import Source
 from probe.launch.trainer_run import NumberReceiver, TrainerRun
 from probe.mindspore.adapter import TrainerMon
@@ -64,8 +65,9 @@ class ProbeCallback(RunCallback):
         optimizer = optimizer_of(params)
         compiled = mindspore.get_context("mode") == mindspore.GRAPH_MODE
         changes = NUMBERS_ALONE if compiled else {}
+        begun = attempt(self.faults, "attach", _begun, params, optimizer) or 0
         optimizers = [] if optimizer is None else [optimizer]
-        self._run.begin([backbone_of(params)], optimizers, begun=_begun(params, optimizer), changes=changes)
+        self._run.begin([backbone_of(params)], optimizers, begun=begun, changes=changes)
         self._monitor = self._run.receiver or self._run
 
     def on_train_end(self, run_context: Any) -> None:  # noqa: ARG002

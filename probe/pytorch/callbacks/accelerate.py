@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
 from typing import Any
 
 import torch
 
+from probe.core.door import FaultCounter, Hook, attempt
 from probe.core.errors import missing
 from probe.launch.model_search import named
 from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
 from probe.pytorch.engines.steps import made_steps
@@ -63,6 +64,10 @@ class ProbeTracker(GeneralTracker):
         """The monitor; None before :func:`watch`."""
         return self._run.receiver
 
+    @property
+    def faults(self) -> FaultCounter:
+        return self._run.faults
+
     def begin(self, accelerator: Any, begun: int | None, logs: bool) -> Any:
         """Attach a monitor to what ``accelerator`` has prepared; return it.
 
@@ -72,16 +77,15 @@ class ProbeTracker(GeneralTracker):
         """
         self.finish()
         optimizers = list(accelerator._optimizers)
-        owned = {id(each) for optimizer in optimizers for each in hooks.owned(parallel.acting(optimizer))}
-        holding = [each for each in accelerator._models if any(id(p) in owned for _, p in hooks.parameters(each))]
-        models = holding or list(accelerator._models)
+        models = attempt(self.faults, "attach", _trained, accelerator._models, optimizers) or list(accelerator._models)
         if not models or not optimizers:
             raise ValueError("watch: expected a model and an optimizer; call it after accelerator.prepare(...)")
-        done = max(map(made_steps, optimizers)) if begun is None else begun
+        done = begun if begun is not None else attempt(self.faults, "attach", _done, optimizers) or 0
         named_models = named(models) if len(models) > 1 else models
         self._run.begin(named_models, optimizers, accelerator.gradient_accumulation_steps, done)
+        began = Hook(self.faults, "accelerator.log", self._forward_began)
         for model in models if logs else ():
-            self._hooks.callback(model.register_forward_pre_hook(self._forward_began).remove)
+            self._hooks.callback(model.register_forward_pre_hook(began).remove)
         return self._run.monitor
 
     def _forward_began(self, model: torch.nn.Module, _: Any) -> None:
@@ -91,6 +95,7 @@ class ProbeTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Ignore the program's own settings."""
 
+    @harmless
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002
         """Record those of ``values`` that are numbers, or tensors of one element."""
         numbers = {name: value for name, value in values.items() if isinstance(value, Real | torch.Tensor)}
@@ -102,6 +107,16 @@ class ProbeTracker(GeneralTracker):
         """End the run, as ``accelerator.end_training()`` does."""
         self._hooks.close()
         self._run.end()
+
+
+def _trained(models: Sequence[Any], optimizers: Sequence[Any]) -> list[Any]:
+    """Return the models with parameters that an optimizer updates."""
+    owned = {id(each) for optimizer in optimizers for each in hooks.owned(parallel.acting(optimizer))}
+    return [model for model in models if any(id(parameter) in owned for _, parameter in hooks.parameters(model))]
+
+
+def _done(optimizers: Sequence[Any]) -> int:
+    return max(map(made_steps, optimizers))
 
 
 def watch(

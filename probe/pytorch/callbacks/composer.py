@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from probe.core.door import FaultCounter
 from probe.core.errors import missing
 from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -38,9 +39,14 @@ class ComposerCallback(Callback):
         """The monitor of the training in progress, or of the last one; None before the first."""
         return self._run.monitor
 
+    @property
+    def faults(self) -> FaultCounter:
+        return self._run.faults
+
     def fit_start(self, state: Any, logger: Any) -> None:  # noqa: ARG002
         self._run.begin([state.model], list(state.optimizers), begun=int(state.timestamp.batch.value))
 
+    @harmless
     def batch_end(self, state: Any, logger: Any) -> None:  # noqa: ARG002
         losses = getattr(state, "total_loss_dict", None) or {}
         self._run.log_ended(loss=losses.get(TOTAL, state.loss))  # state.loss is that of the last microbatch

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from probe.core.door import FaultCounter
 from probe.core.errors import missing
 from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, VAL_LOSS
 from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -43,6 +44,10 @@ class HuggingFaceCallback(TrainerCallback):
         """The monitor of the training in progress, or of the last one; None before the first."""
         return self._run.monitor
 
+    @property
+    def faults(self) -> FaultCounter:
+        return self._run.faults
+
     def on_train_begin(
         self,
         args: Any,
@@ -54,6 +59,7 @@ class HuggingFaceCallback(TrainerCallback):
     ) -> None:
         self._run.begin([model], [optimizer], args.gradient_accumulation_steps, state.global_step)
 
+    @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         self._run.log_ended(**{NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probe.core.door import FaultCounter
 from probe.core.errors import missing
 from probe.core.naming import LOSS, VAL_LOSS
 from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -55,6 +56,10 @@ class LightningCallback(Callback):
         """The monitor of the training in progress, or of the last one; None before the first."""
         return self._run.monitor
 
+    @property
+    def faults(self) -> FaultCounter:
+        return self._run.faults
+
     def _begin(self, updates: int) -> None:
         self._updates = updates
         """Updates that the trainer has counted."""
@@ -69,6 +74,7 @@ class LightningCallback(Callback):
         steps = trainer.global_step // max(len(optimizers), 1)  # each optimizer's update counts there
         self._run.begin([trainer.strategy.model], optimizers, trainer.accumulate_grad_batches, steps)
 
+    @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
@@ -79,6 +85,7 @@ class LightningCallback(Callback):
             self._updates, values, self._values = trainer.global_step, self._values, {}
             self._run.log_ended(**values)
 
+    @harmless
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if not trainer.sanity_checking:
             values = self._metrics(trainer)

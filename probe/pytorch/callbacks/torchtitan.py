@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from probe.core.door import attempt
 from probe.core.naming import GRAD_NORM, LOSS
 from probe.launch.sources import Source
 from probe.launch.trainer_run import TrainerRun
@@ -52,11 +53,14 @@ class WatchedMetrics:
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log as torchtitan does, and record loss, gradient norm and what is extra for the step that ended last."""
         super().log(*args, **kwargs)  # type: ignore[misc] # of the other base
+        if self.probe_run is not None:
+            attempt(self.probe_run.faults, "callback log", self._record, self.probe_run, args, kwargs)
+
+    def _record(self, run: TrainerRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values = {**dict(zip(POSITIONS, args, strict=False)), **kwargs}
         extra = values.get("extra_metrics") or {}
-        if self.probe_run is not None:
-            known = {name: values.get(argument) for argument, name in NAMES.items()}
-            self.probe_run.log_ended(**known, **{name: extra[name] for name in extra.keys() - known.keys()})
+        known = {name: values.get(argument) for argument, name in NAMES.items()}
+        run.log_ended(**known, **{name: extra[name] for name in extra.keys() - known.keys()})
 
     def close(self) -> None:
         """Close torchtitan's loggers, and stop the monitor."""

@@ -1,0 +1,141 @@
+"""Objects that a framework makes for the program: optimizers, wrappers of models, engines. Functions of the framework
+are replaced to note them; a compiler traces each to the function that it replaces."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from probe.core.door import attempt, compiling, passage
+from probe.core.messages import complain
+from probe.launch import compilers
+from probe.launch.failures import FAILURES
+from probe.launch.imports import after_import
+
+FINDERS = {"torch": "probe.pytorch.finding", "mindspore": "probe.mindspore.finding"}
+"""Frameworks, each with the module that finds models; it is imported with the first optimizer."""
+
+NO_OPTIMIZER = (
+    "nothing was watched: parameters have gradients, and no optimizer of torch was made; "
+    "to watch the training, let an optimizer update them, such as torch.optim.SGD(model.parameters(), lr)"
+)
+
+_prepared: set[str] = set()
+"""Frameworks whose optimizers are noted as they are made."""
+
+
+def note_optimizers(framework: ModuleType) -> None:
+    """Note optimizers of a framework as they are made, from now on."""
+    if framework.__name__ in _prepared:
+        return
+    _prepared.add(framework.__name__)
+    if framework.__name__ == "torch":
+        compilers.keep_out(framework)
+    for owner in _optimizers(framework):
+        note_made(owner, functools.partial(_made, framework.__name__))
+    if framework.__name__ == "torch":
+        for wrapper in (framework.nn.parallel.DistributedDataParallel, framework.nn.DataParallel):
+            note_made(wrapper, _wrapped)
+        after_import("megatron.core.optimizer", _prepare_megatron)
+        after_import("deepspeed", _prepare_deepspeed)
+        atexit.register(_ended, framework, os.getpid())
+    else:
+        after_import("mindformers.tools.register", _register)
+
+
+def _register(_: ModuleType) -> None:
+    """Make MindSpore Transformers know our callback, which registers itself."""
+    import_module("probe.mindspore.callbacks")
+
+
+def _optimizers(framework: ModuleType) -> list[type]:
+    """Return the classes from which all optimizers of a framework are derived."""
+    if framework.__name__ == "torch":
+        return [framework.optim.Optimizer]
+    experimental = getattr(getattr(framework, "experimental", None), "optim", None)
+    found = [getattr(framework.nn, "Optimizer", None), getattr(experimental, "Optimizer", None)]
+    return [each for each in found if each is not None]
+
+
+def note_made(owner: type, made: Callable[[Any], None]) -> None:
+    """Call ``made`` with each object of a class after its ``__init__``."""
+    original: Callable[..., None] = owner.__init__  # type: ignore[misc]
+
+    @passage
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if compiling():
+            return original(self, *args, **kwargs)
+        original(self, *args, **kwargs)
+        attempt(FAILURES, "made", made, self)
+        return None
+
+    owner.__init__ = __init__  # type: ignore[misc]
+
+
+def _made(framework: str, optimizer: Any) -> None:
+    _finding(framework).made(optimizer)
+
+
+def _finding(framework: str) -> Any:
+    return import_module(FINDERS[framework]).WATCH
+
+
+def _wrapped(wrapper: Any) -> None:
+    if (finding := sys.modules.get(FINDERS["torch"])) is not None:  # else there is no optimizer yet
+        finding.WATCH.wrapped(wrapper)
+
+
+def _prepare_deepspeed(module: ModuleType) -> None:
+    original: Callable[..., Any] = module.initialize
+
+    @passage
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return original(*args, **kwargs)
+        made = original(*args, **kwargs)
+        attempt(FAILURES, "made", _paired_by_deepspeed, made)
+        return made
+
+    module.initialize = initialize  # type: ignore[attr-defined]
+
+
+def _paired_by_deepspeed(made: Any) -> None:
+    engine, optimizer = made[0], made[1]
+    if optimizer is not None:
+        _finding("torch").paired(engine, optimizer)
+
+
+def _prepare_megatron(module: ModuleType) -> None:
+    original: Callable[..., Any] = module.get_megatron_optimizer
+
+    @passage
+    @functools.wraps(original)
+    def get_megatron_optimizer(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return original(*args, **kwargs)
+        optimizer = original(*args, **kwargs)
+        chunks = kwargs.get("model_chunks", args[1] if len(args) > 1 else None)
+        attempt(FAILURES, "made", lambda: _finding("torch").paired(chunks, optimizer))
+        return optimizer
+
+    module.get_megatron_optimizer = get_megatron_optimizer  # type: ignore[attr-defined]
+
+
+def _ended(framework: ModuleType, process: int) -> None:
+    """Report a training that updates its parameters without an optimizer, at the end of the process."""
+    if os.getpid() == process and FINDERS[framework.__name__] not in sys.modules:
+        attempt(FAILURES, "end", _report_gradients, framework.nn.Parameter)
+
+
+def _report_gradients(parameter: type) -> None:
+    if any(parameter in type(each).__mro__ and each.grad is not None for each in gc.get_objects()):
+        complain(NO_OPTIMIZER, "warning")
