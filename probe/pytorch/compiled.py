@@ -178,7 +178,7 @@ def on_forward(
         _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
         placed.callback(lambda _: _listeners.pop(number, None), listener)
         placed.callback(module.register_forward_pre_hook(TracedHook(enter), with_kwargs=True).remove)
-        placed.callback(module.register_forward_hook(TracedHook(leave)).remove)
+        placed.callback(module.register_forward_hook(TracedHook(leave), always_call=True).remove)
         return placed.pop_all().close
 
 

@@ -139,7 +139,7 @@ def on_forward(
     inside: Callable[[], bool] | None = None,
     gradients: bool = False,
 ) -> Remove:
-    """Listen to forwards.
+    """Listen to forwards. Where one raises an exception, ``after`` is called with None while that is handled.
 
     While ``torch.compile`` traces, the hooks do nothing, unless ``inside`` is passed: if traced, they would break the
     graph, or raise if breaks are forbidden. A hook that is removed while a forward calls the module's hooks is still
@@ -157,7 +157,7 @@ def on_forward(
     with ExitStack() as placed:
         entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
         placed.callback(entering)
-        leaving = PlacedHook(module.register_forward_hook(guard(leave)))
+        leaving = PlacedHook(module.register_forward_hook(guard(leave), always_call=True))
         placed.pop_all()
         return PlacedHooks(entering, leaving)
 

@@ -261,7 +261,8 @@ class Hooks(Protocol):
         inside: Callable[[], bool] | None = None,
         gradients: bool = False,
     ) -> Remove:
-        """Listen to every forward of ``module``: ``before`` receives ``args`` and ``kwargs``, ``after`` the outputs. If
+        """Listen to every forward of ``module``: ``before`` receives ``args`` and ``kwargs``, ``after`` the outputs; if
+        the forward raises, it receives None while the exception is handled (older frameworks do not call it). If
         ``inside`` is passed, include forwards inside compiled graphs whenever it returns true; if ``gradients``,
         ``after`` may listen to the gradients of the outputs there."""
 

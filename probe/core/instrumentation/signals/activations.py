@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import OutOfReach, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
+from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
@@ -33,18 +35,33 @@ def activations(run: Run) -> Iterator[None]:
                 listener = ActivationListener(run, module, places)
                 listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
                 where = f"module {module.full!r}"
-                attached.callback(listen(module.thing, model, listener.before, listener.after, where))
+                attached.callback(
+                    listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
+                )
                 listeners.append(listener)
         with run.step_ended.added(partial(_end_step, run, listeners)):
             yield
 
 
 def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
+    run.forwards.clear()
     ran = [listener.forget() for listener in listeners]
     if run.settings.compiled == "record":  # hooks of the whole model are outside the graph: they run in any case
         ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
         note_unseen(run, "activations")
+
+
+class _Opened(NamedTuple):
+    """A forward that has begun."""
+
+    step: int
+    micro_step: int
+    call: int
+    names: list[str]
+    """Parts of the inputs whose gradients are recorded."""
+    edges: Any
+    """Places in the graph at which these gradients arrive."""
 
 
 class ActivationListener:
@@ -61,6 +78,7 @@ class ActivationListener:
         self._guard = partial(run.guard, f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
+        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing)
         self.forget()
 
     @property
@@ -69,10 +87,9 @@ class ActivationListener:
         return bool(self._module.full)
 
     def forget(self) -> bool:
-        """Drop the rest of a step (a forward may have raised); return true if the module ran in it."""
+        """Drop the rest of a step; return true if the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
-        self._open: list[tuple[int, list[str], Any]] = []
-        self._calls: Counter[tuple[str, int]] = Counter()
+        self._calls: dict[tuple[str, int], Iterator[int]] = {}
         self._to_come: dict[int | None, deque[int]] = {}
         return ran
 
@@ -80,13 +97,12 @@ class ActivationListener:
         """Read inputs before the module may change them in place."""
         if self._run.clock.searching:
             return
-        if kind_ == "training":
-            self._run.clock.forward_began(whole=False)
-        call = self._call(kind_)
+        micro_step = self._micro_step(kind_)
+        call = self._call(kind_, micro_step)
         parts = input_parts(self._tensors, inputs)
         if kind_ == "training" and "input" in self._places:
             for part, tensor in self._select("input", inputs[0], parts):
-                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+                self._record("actv", part, tensor, micro_step, call)
         names: list[str] = []
         edges = None
         if "input_grad" in self._places and self._arms(kind_):
@@ -96,47 +112,54 @@ class ActivationListener:
                 edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
             except OutOfReach as out:
                 self._miss(out.rows)
-        self._open.append((call, names, edges))
+        self._open.begin(micro_step, _Opened(self._run.clock.step, micro_step, call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:
         """Read outputs, and place hooks for gradients in the graph that this forward has built."""
-        if not self._open or self._run.clock.searching:
+        opened, clock = self._open.end(), self._run.clock
+        if opened is None or opened.step != clock.step or clock.searching:
             return
-        call, names, edges = self._open.pop()
+        _, micro_step, call, names, edges = opened
         parts = output_parts(self._tensors, outputs)
         if kind_ == "training" and "output" in self._places:
             for part, tensor in self._select("output", outputs, parts):
-                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+                self._record("actv", part, tensor, micro_step, call)
         if not self._wants_gradients or not self._arms(kind_):
             return
         if "output_grad" in self._places:
             for part, tensor in self._select("output_grad", outputs, parts):
-                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, self._micro_step(kind_))))
+                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, micro_step)))
         if edges is not None:
-            listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
+            listeners = [self._listen(part, call, micro_step) for part in names]
             self._hooks.on_input_gradients(edges, [tensor for _, tensor in parts], listeners, self._guard)
+
+    def drop(self) -> None:
+        """Keep nothing of a forward that raised."""
+        self._open.end()
 
     def _miss(self, rows: int) -> None:
         if COMPILED not in self._run.faults.counts:
             _log.warning("gradients of inputs are not recorded inside compiled graphs; those of outputs are")
         self._run.faults.lost(COMPILED, rows)
 
-    def _call(self, kind_: str) -> int:
+    def _call(self, kind_: str, micro_step: int) -> int:
         """Return the number of this call in its micro step. A forward without a graph is repeated in the backward, last
         part first; there, the call keeps its number."""
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
             return waiting.popleft()
-        micro_step = self._micro_step(kind_)
-        call = self._calls[kind_, micro_step]
-        self._calls[kind_, micro_step] += 1
+        call = next(self._calls.setdefault((kind_, micro_step), count()))  # no other thread gets the same one
         if kind_ == "training" and not self._hooks.differentiates():
             self._to_come.setdefault(self._hooks.recomputed_by(), deque()).append(call)
         return call
 
     def _micro_step(self, kind_: str) -> int:
+        """Return the micro step of a forward that begins."""
         clock = self._run.clock
-        return clock.micro_step if kind_ == "training" else clock.backward_step
+        if kind_ != "training":
+            return clock.backward_step(self._hooks.backward_id())
+        around, began = self._run.forwards.micro_step, clock.forward_began(whole=False)
+        return began if around is None else around
 
     def _arms(self, kind_: str) -> bool:
         """True if this forward builds the graph that will be differentiated; one that saves memory builds none."""

@@ -70,7 +70,8 @@ def structure(run: Run) -> Iterator[None]:
         for model, module in run.each_module(squash=False):
             look = looks[f"{module.stage}:{module.full}"] = _Look(run, module)
             listen = partial(run.on_forward, compiled_too=True, gradients=True)
-            attached.callback(listen(module.thing, model, look.before, look.after, f"module {module.full!r}"))
+            where = f"module {module.full!r}"
+            attached.callback(listen(module.thing, model, look.before, look.after, where, dropped=look.drop))
         with run.step_ended.added(lambda: _file(path, looks, run.faults)):
             yield
 
@@ -132,6 +133,10 @@ class _Look:
         if kind_ == "training" and "output" not in self._trees and not self._clock.searching:
             self._trees["output"] = _tree(outputs, self._leaves(output_parts(self._tensors, outputs)))
         self._listener.after(kind_, outputs)
+
+    def drop(self) -> None:
+        """Keep nothing of a forward that raised."""
+        self._listener.drop()
 
     def found(self) -> dict[str, Any]:
         """Return the module's entry; empty if it has not run."""

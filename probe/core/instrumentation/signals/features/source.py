@@ -155,6 +155,11 @@ class FeatureListener:
     def ending(self) -> None:
         """Read the module if it has not run in this step."""
 
+    def _micro_step(self) -> int:
+        """Return the micro step of the forward that runs on this thread."""
+        around = self._run.forwards.micro_step
+        return self._run.clock.micro_step if around is None else around
+
     def forget(self) -> None:
         """Begin the next step."""
         self.ran = False
@@ -237,7 +242,7 @@ class AttentionListener(FeatureListener):
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
         if unknown_mask:
             self._warn_once("mask", SUPPOSED[supposed])
-        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        key = self._key._replace(micro_step=self._micro_step())
         self._collected.compute(self.hook, key, tensors.query, block, attention.finish, micro_stepped=True)
 
     def _alike(self, tensors: attention.AttentionTensors) -> bool:
@@ -278,7 +283,7 @@ class RouterLogit(FeatureListener):
             )
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
-        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        key = self._key._replace(micro_step=self._micro_step())
         self._collected.compute(self.hook, key, logits, block, finish, micro_stepped=True)
 
 
