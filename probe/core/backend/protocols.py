@@ -220,8 +220,9 @@ class Hooks(Protocol):
         """Return the learning rate of the optimizer's first group of parameters, a number or a tensor; None if it has
         none. Never wait for a device."""
 
-    def loss_scale(self) -> Tensor | None:
-        """Return the factor on the losses of the step in progress, if known."""
+    def loss_scale(self, parameters: Callable[[], Iterable[Parameter]] = ...) -> Tensor | None:
+        """Return the factor on the loss whose backward runs, as its gradients reach ``parameters``; outside of a
+        backward, that on the latest loss. None if it is not known."""
 
     def held_scale(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factor that the gradients held for ``optimizer`` still carry, if known."""

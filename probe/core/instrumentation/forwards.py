@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Generic, NamedTuple, TypeVar
 
+from probe.core.backend.call_stack import callers, machinery
+
 State = TypeVar("State")
+
+
+class _Place(NamedTuple):
+    """Place of a call on the stack: the number of frames around it, and the identity of its own. A reference to the
+    frame would keep its variables alive; without the number, another frame may have the identity."""
+
+    depth: int
+    frame: int
 
 
 class _Call(NamedTuple):
     """One call of a module."""
 
     module: object
-    caller: int
-    """Identity of the frame that runs the call: with a reference, it would live on."""
     micro_step: int
     states: dict[object, object]
     """What each listener keeps until the call ends."""
@@ -25,6 +32,8 @@ class Forwards(threading.local):
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self._place = _Place(0, 0)
+        """Place of the outermost call."""
 
     @property
     def micro_step(self) -> int | None:
@@ -35,22 +44,29 @@ class Forwards(threading.local):
         """Return the number of calls of which ``listener`` keeps something."""
         return sum(listener in call.states for call in self._calls)
 
-    def begin(self, listener: object, module: object, micro_step: int, state: object) -> None:
-        """Keep ``state`` for ``listener`` until the call of ``module`` that has just begun ends."""
-        if self.number(listener):
-            self._drop_interrupted()
+    def begin(self, listener: object, module: object, micro_step: int, state: object, whole: bool) -> None:
+        """Keep ``state`` for ``listener`` until the call of ``module`` that has just begun ends.
+
+        Args:
+            whole: whether ``module`` is a whole model.
+        """
+        again = self.number(listener) > 0
+        if self._calls and (whole or again):
+            self._drop_interrupted(module, again)
         calls = self._calls
+        if not calls:
+            self._place = _places(module)[-1]
         if not calls or calls[-1].module is not module or listener in calls[-1].states:
-            calls.append(_Call(module, id(_caller()), micro_step, {}))
+            calls.append(_Call(module, micro_step, {}))
         calls[-1].states[listener] = state
 
     def end(self, listener: object) -> object:
         """Return the state of the latest call, which ends; None if there is none. Calls inside it have ended, too."""
         calls = self._calls
-        for place in range(len(calls) - 1, -1, -1):
-            if listener in (states := calls[place].states):
+        for number in range(len(calls) - 1, -1, -1):
+            if listener in (states := calls[number].states):
                 state = states.pop(listener)
-                del calls[place + bool(states) :]
+                del calls[number + bool(states) :]
                 return state
         return None
 
@@ -58,39 +74,44 @@ class Forwards(threading.local):
         """Drop all calls."""
         self._calls.clear()
 
-    def _drop_interrupted(self) -> None:
-        """Drop calls that have ended without a hook, by a KeyboardInterrupt, for example."""
-        running, frame = set[int](), sys._getframe(1)
-        while frame is not None:
-            running.add(id(frame))
-            frame = frame.f_back  # type: ignore[assignment]
-        self._calls[:] = [call for call in self._calls if call.caller in running]
+    def _drop_interrupted(self, module: object, again: bool) -> None:
+        """Drop all calls if the outermost has ended without a hook, by a KeyboardInterrupt, for example.
+
+        Args:
+            module: that begins another call, or the outermost call, of which another listener has seen the beginning.
+            again: whether it is another call in any case.
+        """
+        places = _places(module)
+        if again or self._calls[0].module is not module:
+            places.pop()
+        if self._place not in places:
+            self.clear()
 
 
-def _caller() -> object:
-    """Return the frame that runs a call: the nearest one outside of this package calls hooks, and may end before it."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").startswith("probe.") and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_back
+def _places(module: object) -> list[_Place]:
+    """Return the places of the frames around the call of ``module`` that begins, the outermost first, and of its own:
+    frames nearer to the hook may end before the call does."""
+    code, frames = machinery(module), [*callers()]
+    own = next((number for number, frame in enumerate(frames) if frame.f_code is code), 0)
+    return [_Place(depth, id(frame)) for depth, frame in enumerate(reversed(frames[own:]))]
 
 
 class OpenCalls(Generic[State]):
     """Calls of one module that run on this thread, each with the state that one listener keeps of it.
 
     Args:
-        module: whatever identifies the module.
+        whole: whether it is a whole model.
     """
 
-    def __init__(self, forwards: Forwards, module: object) -> None:
-        self._forwards, self._module = forwards, module
+    def __init__(self, forwards: Forwards, module: object, whole: bool) -> None:
+        self._forwards, self._module, self._whole = forwards, module, whole
 
     def __len__(self) -> int:
         return self._forwards.number(self)
 
     def begin(self, micro_step: int, state: State) -> None:
         """Keep ``state`` of the call that has just begun."""
-        self._forwards.begin(self, self._module, micro_step, state)
+        self._forwards.begin(self, self._module, micro_step, state, self._whole)
 
     def end(self) -> State | None:
         """Return the state of the call that ends; None if its beginning was not seen."""

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from probe.core.backend.protocols import OutOfReach, Tensor, Tensors
+from probe.core.backend.protocols import Module, OutOfReach, Parameter, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.forwards import OpenCalls
@@ -32,7 +32,7 @@ def activations(run: Run) -> Iterator[None]:
     with ExitStack() as attached:
         for model, module in run.each_module():
             if places := run.selection.places(module):
-                listener = ActivationListener(run, module, places)
+                listener = ActivationListener(run, module, places, recording(run, module, model))
                 listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
                 where = f"module {module.full!r}"
                 attached.callback(
@@ -68,17 +68,17 @@ class ActivationListener:
     """One module's forward and backward within a step.
 
     Args:
-        record: receives the tensors; if None, the recorder does.
+        record: receives the tensors.
     """
 
-    def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
+    def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record) -> None:
         self._run, self._module, self._places = run, module, places
-        self._record = record or recording(run, module)
+        self._record = record
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
         self._guard = partial(run.guard, f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
-        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing)
+        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing, not self.inner)
         self.forget()
 
     @property
@@ -203,11 +203,14 @@ class ActivationListener:
             )
 
 
-def recording(run: Run, module: Watched) -> Record:
-    """Return a function that records tensors of ``module``. It keeps their keys, since rules and writers
-    compare those of a step with those of the step before."""
-    recorder, loss_scale = run.recorder, run.framework.hooks.loss_scale
+def recording(run: Run, module: Watched, model: Module) -> Record:
+    """Return a function that records tensors of ``module``, a part of ``model``. It keeps their keys, since rules and
+    writers compare those of a step with those of the step before."""
+    recorder, hooks = run.recorder, run.framework.hooks
     keys: dict[tuple[str, int, int], Key] = {}
+
+    def parameters() -> list[Parameter]:
+        return [each for _, each in hooks.parameters(module.thing)] or [each for _, each in hooks.parameters(model)]
 
     def record(signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
         place = part, micro_step, call
@@ -215,7 +218,7 @@ def recording(run: Run, module: Watched) -> Record:
             key = keys[place] = Key(module.name, part, micro_step, call, module.stage)
         scale = None
         if signal == "actv_grad":
-            key, scale = recorder.next_call(signal, key), loss_scale()
+            key, scale = recorder.next_call(signal, key), hooks.loss_scale(parameters)
         recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
 
     return record

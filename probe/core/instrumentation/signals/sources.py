@@ -54,7 +54,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in restarted
             if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(hooks.backward_id())))
-            scale = hooks.loss_scale()
+            scale = hooks.loss_scale(lambda: (parameter.thing,))
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
                 restarted.add(id(parameter.thing))
@@ -150,7 +150,7 @@ class _MicroBatches:
 
     def __init__(self, run: Run, stage: int, model: Any) -> None:
         self._run, self._stage, self._model = run, stage, model
-        self._open: OpenCalls[int] = OpenCalls(run.forwards, model)
+        self._open: OpenCalls[int] = OpenCalls(run.forwards, model, True)
 
     def before(self, kind: ForwardKind, _inputs: Any) -> None:
         """Begin a micro batch, if this forward is the first after a backward."""
