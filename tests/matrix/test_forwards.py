@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.matrix.models import SQUARE, X
 from tests.matrix.watching import ACTIVATIONS, LR, rows_of
 
 
-
 class Failing:
     """A model whose last module raises as long as ``error`` is set."""
 
@@ -27,10 +25,8 @@ class Failing:
         last = framework.module(self._last)
         within = framework.module(lambda x: last(second(x)), second=second, last=last)
         self.module = framework.module(lambda x: within(first(x)), first=first, within=within)
-        self.inputs: list[weakref.ref[Any]] = []
 
     def _last(self, x: Any) -> Any:
-        self.inputs.append(weakref.ref(x))
         if self.error is not None:
             raise self.error
         return x
@@ -51,7 +47,7 @@ def failed(framework: Harness, model: Failing, loop: Any, error: type[BaseExcept
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_forward_that_failed_is_gone_when_it_is_tried_again(framework: Harness, error: type[BaseException]) -> None:
-    """Of the failed forward no graph is alive in the retried one, and the rows are those of a run that never failed."""
+    """Nothing is kept of the failed forward, and the rows are those of a run that never failed."""
     rows = []
     for fails in (False, True):
         model = Failing(framework)
@@ -76,15 +72,27 @@ def test_threads_do_not_mix_their_forwards(framework: Harness) -> None:
     """Two threads in one module at the same time: each call has the input and the output of one thread."""
     if framework.NAME == "mindspore":
         pytest.skip("the executor of MindSpore's dynamic graph belongs to one thread")
-    barrier = threading.Barrier(2)
+    begun, ended = threading.Event(), threading.Event()
 
     def double(x: Any) -> Any:
-        barrier.wait(30)
+        is_first = not begun.is_set()
+        begun.set()
+        if is_first:  # to begin, and to end
+            assert overtaken.wait(30)
+        else:
+            overtaken.set()
+            assert ended.wait(30)
         return framework.add(x, x)
 
+    def relay(x: Any) -> Any:
+        ended.set()
+        return x
+
+    overtaken = threading.Event()
+
     inner = framework.module(double)
-    last = framework.linear(SQUARE)
-    model = framework.module(lambda x: last(inner(x)), inner=inner, last=last)
+    last, after = framework.linear(SQUARE), framework.module(relay)
+    model = framework.module(lambda x: after(last(inner(x))), inner=inner, last=last, after=after)
     optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.5)
     with framework.TrainerMon(ACTIVATIONS) as monitor:
         monitor.set_monitor(model, 1, optimizer)
@@ -92,8 +100,9 @@ def test_threads_do_not_mix_their_forwards(framework: Harness) -> None:
         threads = [
             threading.Thread(target=loop.micro_batch, args=(framework.tensor(X * factor),)) for factor in (1, 100)
         ]
-        for thread in threads:
-            thread.start()
+        threads[0].start()
+        assert begun.wait(30)
+        threads[1].start()
         for thread in threads:
             thread.join()
         loop.update()

@@ -88,7 +88,9 @@ def test_an_unscaled_loss_beside_a_scaled_one_has_no_scale() -> None:
     scaler.update()
     monitor.stop()
     rows = read(monitor.output_directory)
-    norms = [values["norm"] for row, values in rows.items() if (row.signal, row.name) == ("grad_unreduced", "fc.weight")]
+    norms = [
+        values["norm"] for row, values in rows.items() if (row.signal, row.name) == ("grad_unreduced", "fc.weight")
+    ]
     assert norms == pytest.approx([truth["fc.weight"]] * 2, rel=1e-4)
 
 
@@ -103,6 +105,8 @@ def test_a_gradient_that_autograd_grad_returns_is_no_micro_batch() -> None:
     truth = {name: float(parameter.grad.norm()) for name, parameter in model.named_parameters()}
     optimizer.step()
     monitor.stop()
-    rows = {row: values["norm"] for row, values in read(monitor.output_directory).items() if row.signal == "grad_unreduced"}
+    rows = {
+        row: values["norm"] for row, values in read(monitor.output_directory).items() if row.signal == "grad_unreduced"
+    }
     assert {row.name: norm for row, norm in rows.items()} == pytest.approx(truth, rel=1e-4)
     assert len(rows) == len(truth)

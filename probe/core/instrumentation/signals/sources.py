@@ -53,7 +53,9 @@ def weight_gradients(run: Run) -> Iterator[None]:
             clock.backward_began(hooks.backward_id())
             key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in restarted
             if each:
-                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(hooks.backward_id())))
+                key = run.recorder.next_call(
+                    "grad_unreduced", key._replace(micro_step=clock.backward_step(hooks.backward_id()))
+                )
             scale = hooks.loss_scale(lambda: (parameter.thing,))
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
