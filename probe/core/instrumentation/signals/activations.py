@@ -22,6 +22,12 @@ Record = Callable[[str, str, Tensor, int, int], None]
 """Function that receives the signal, the part, the tensor, the micro step and the call."""
 _log = logging.getLogger("probe")
 
+LEFT = "activations: {} are left alone"
+"""Kind of loss of tensors in what cannot be read without effect or without bound; counted once a module."""
+LEFT_REMEDY = (
+    "tensors in them are not recorded; reading a class of the program's own might change it, unless it is a dataclass "
+    "or named tuple, or registered (torch.utils._pytree.register_pytree_node)"
+)
 COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 
@@ -99,7 +105,7 @@ class ActivationListener:
             return
         micro_step = self._micro_step(kind_)
         call = self._call(kind_, micro_step)
-        parts = input_parts(self._tensors, inputs)
+        parts = input_parts(self._tensors, inputs, self._leave)
         if kind_ == "training" and "input" in self._places:
             for part, tensor in self._select("input", inputs[0], parts):
                 self._record("actv", part, tensor, micro_step, call)
@@ -120,7 +126,7 @@ class ActivationListener:
         if opened is None or opened.step != clock.step or clock.searching:
             return
         _, micro_step, call, names, edges = opened
-        parts = output_parts(self._tensors, outputs)
+        parts = output_parts(self._tensors, outputs, self._leave)
         if kind_ == "training" and "output" in self._places:
             for part, tensor in self._select("output", outputs, parts):
                 self._record("actv", part, tensor, micro_step, call)
@@ -191,6 +197,15 @@ class ActivationListener:
         wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
         return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
 
+    def _leave(self, what: str) -> None:
+        """Count and log what is not read of arguments and outputs, once."""
+        if what in self._misfits:
+            return
+        self._misfits.add(what)
+        if (where := LEFT.format(what)) not in self._run.faults.counts:
+            _log.warning("%s, of module %r first: %s", where, self._module.full, LEFT_REMEDY)
+        self._run.faults.lost(where, 1)
+
     def _misfit(self, place: str, selector: Any, container: str) -> None:
         if place not in self._misfits:
             self._misfits.add(place)
@@ -224,17 +239,23 @@ def recording(run: Run, module: Watched, model: Module) -> Record:
     return record
 
 
-def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
-    """Return the tensor arguments in order, keyword arguments after positional ones."""
+def input_parts(
+    tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]], left: Callable[[str], object] = lambda _: None
+) -> list[Part]:
+    """Return the tensor arguments in order, keyword arguments after positional ones.
+
+    Args:
+        left: as of :func:`probe.core.backend.pytree.leaves`.
+    """
     args, kwargs = inputs
     if len(args) == 1 and not kwargs and tensors.is_tensor(args[0]):
         return [("input", args[0])]
-    values = [x for x in leaves((*args, *kwargs.values())) if tensors.is_tensor(x)]
+    values = [x for x in leaves((*args, *kwargs.values()), left) if tensors.is_tensor(x)]
     return numbered(values, tensors.is_tensor, "input")
 
 
-def output_parts(tensors: Tensors, outputs: Any) -> list[Part]:
-    """Return the tensors of ``outputs`` in order."""
+def output_parts(tensors: Tensors, outputs: Any, left: Callable[[str], object] = lambda _: None) -> list[Part]:
+    """Return the tensors of ``outputs`` in order; ``left`` as in :func:`input_parts`."""
     if tensors.is_tensor(outputs):
         return [("output", outputs)]
-    return numbered(list(leaves(outputs)), tensors.is_tensor, "output")
+    return numbered(leaves(outputs, left), tensors.is_tensor, "output")
