@@ -190,6 +190,13 @@ class Hooks(Protocol):
     def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
         """Return every parameter once, with its name, as in :meth:`modules`."""
 
+    def structure(self, model: Module) -> tuple[int, ...]:
+        """Return the identities of the modules and parameters of ``model``, in any constant order; cheaply, since it
+        is called in every sampled step."""
+
+    def token(self, parameter: Parameter) -> int:
+        """Return the identity of what hooks of ``parameter`` are placed on."""
+
     def trainable(self, parameter: Parameter) -> bool:
         """Return whether a gradient hook can be placed now."""
 

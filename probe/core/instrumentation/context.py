@@ -205,6 +205,8 @@ class Run:
     """Functions that record the present gradients, for a program that reads them before the update."""
     each_parameter: Listeners[Callable[[Watched], Remove]] = field(default_factory=Listeners, init=False)
     """Listeners called for every watched parameter that can have a gradient, and for those added later."""
+    each_watched_module: Listeners[Callable[[Module, Watched], Remove]] = field(default_factory=Listeners, init=False)
+    """Listeners called for every module with the model that has it, and for those added later."""
     collectors: Listeners[StepCollector] = field(default_factory=Listeners, init=False)
     """Collectors of rows beside the recorder."""
     waited: Listeners[Callable[[], float | None]] = field(default_factory=Listeners, init=False)

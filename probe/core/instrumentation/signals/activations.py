@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from probe.core.backend.protocols import Module, OutOfReach, Parameter, Tensor, Tensors
+from probe.core.backend.protocols import Module, OutOfReach, Parameter, Remove, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.forwards import OpenCalls
@@ -34,22 +34,28 @@ COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 @contextmanager
 def activations(run: Run) -> Iterator[None]:
     """Attach to every watched module of every chunk."""
-    listeners: list[ActivationListener] = []
-    with ExitStack() as attached:
-        for model, module in run.each_module():
-            if places := run.selection.places(module):
-                listener = ActivationListener(run, module, places, recording(run, module, model))
-                listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
-                where = f"module {module.full!r}"
-                attached.callback(
-                    listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
-                )
-                listeners.append(listener)
-        with run.step_ended.added(partial(_end_step, run, listeners)):
-            yield
+    listeners: dict[ActivationListener, None] = {}
+
+    def attach(model: Module, module: Watched) -> Remove:
+        if not (places := run.selection.places(module)):
+            return lambda: None
+        listener = ActivationListener(run, module, places, recording(run, module, model))
+        listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
+        where = f"module {module.full!r}"
+        remove = listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
+        listeners[listener] = None
+
+        def gone() -> None:
+            listeners.pop(listener, None)
+            remove()
+
+        return gone
+
+    with run.each_watched_module.added(attach), run.step_ended.added(partial(_end_step, run, listeners)):
+        yield
 
 
-def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
+def _end_step(run: Run, listeners: Collection[ActivationListener]) -> None:
     run.forwards.clear()
     ran = [listener.forget() for listener in listeners]
     if run.settings.compiled == "record":  # hooks of the whole model are outside the graph: they run in any case
