@@ -33,8 +33,8 @@ class Failing:
 
 
 def open_calls(monitor: Any) -> int:
-    """The number of forwards of this thread of which something is kept."""
-    return len(monitor._collector.run.forwards._calls)
+    """The number of forwards of which something is kept."""
+    return len(monitor._collector.run.forwards)
 
 
 def failed(framework: Harness, model: Failing, loop: Any, error: type[BaseException]) -> None:

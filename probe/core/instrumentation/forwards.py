@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from threading import get_ident
 from typing import Generic, NamedTuple, TypeVar
 
 from probe.core.backend.call_stack import callers, machinery
@@ -27,42 +27,21 @@ class _Call(NamedTuple):
     """What each listener keeps until the call ends."""
 
 
-class Forwards(threading.local):
-    """Calls of watched modules that run on this thread, the outermost first."""
+class _Thread:
+    """Calls of watched modules that run on one thread, the outermost first."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._place = _Place(0, 0)
+        self.calls: list[_Call] = []
+        self.place = _Place(0, 0)
         """Place of the outermost call."""
-
-    @property
-    def micro_step(self) -> int | None:
-        """The micro step of the outermost call; None if none runs."""
-        return self._calls[0].micro_step if self._calls else None
 
     def number(self, listener: object) -> int:
         """Return the number of calls of which ``listener`` keeps something."""
-        return sum(listener in call.states for call in self._calls)
-
-    def begin(self, listener: object, module: object, micro_step: int, state: object, whole: bool) -> None:
-        """Keep ``state`` for ``listener`` until the call of ``module`` that has just begun ends.
-
-        Args:
-            whole: whether ``module`` is a whole model.
-        """
-        again = self.number(listener) > 0
-        if self._calls and (whole or again):
-            self._drop_interrupted(module, again)
-        calls = self._calls
-        if not calls:
-            self._place = _places(module)[-1]
-        if not calls or calls[-1].module is not module or listener in calls[-1].states:
-            calls.append(_Call(module, micro_step, {}))
-        calls[-1].states[listener] = state
+        return sum(listener in call.states for call in self.calls)
 
     def end(self, listener: object) -> object:
         """Return the state of the latest call, which ends; None if there is none. Calls inside it have ended, too."""
-        calls = self._calls
+        calls = self.calls
         for number in range(len(calls) - 1, -1, -1):
             if listener in (states := calls[number].states):
                 state = states.pop(listener)
@@ -70,11 +49,7 @@ class Forwards(threading.local):
                 return state
         return None
 
-    def clear(self) -> None:
-        """Drop all calls."""
-        self._calls.clear()
-
-    def _drop_interrupted(self, module: object, again: bool) -> None:
+    def drop_interrupted(self, module: object, again: bool) -> None:
         """Drop all calls if the outermost has ended without a hook, by a KeyboardInterrupt, for example.
 
         Args:
@@ -82,10 +57,62 @@ class Forwards(threading.local):
             again: whether it is another call in any case.
         """
         places = _places(module)
-        if again or self._calls[0].module is not module:
+        if again or self.calls[0].module is not module:
             places.pop()
-        if self._place not in places:
+        if self.place not in places:
+            self.calls.clear()
+
+
+class Forwards:
+    """Calls of watched modules that run now, by thread. Not a ``threading.local``, whose contents the garbage collector
+    does not follow: a model would refer to itself for ever."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, _Thread] = {}
+        """Only threads on which calls run."""
+
+    def __len__(self) -> int:
+        return sum(len(thread.calls) for thread in self._threads.values())
+
+    @property
+    def micro_step(self) -> int | None:
+        """The micro step of the outermost call on this thread; None if none runs."""
+        thread = self._threads.get(get_ident())
+        return None if thread is None else thread.calls[0].micro_step
+
+    def number(self, listener: object) -> int:
+        """Return the number of calls on this thread of which ``listener`` keeps something."""
+        thread = self._threads.get(get_ident())
+        return 0 if thread is None else thread.number(listener)
+
+    def begin(self, listener: object, module: object, micro_step: int, state: object, whole: bool) -> None:
+        """Keep ``state`` for ``listener`` until the call of ``module`` that has just begun ends.
+
+        Args:
+            whole: whether ``module`` is a whole model.
+        """
+        thread = self._threads.setdefault(get_ident(), _Thread())
+        calls, again = thread.calls, thread.number(listener) > 0
+        if calls and (whole or again):
+            thread.drop_interrupted(module, again)
+        if not calls:
+            thread.place = _places(module)[-1]
+        if not calls or calls[-1].module is not module or listener in calls[-1].states:
+            calls.append(_Call(module, micro_step, {}))
+        calls[-1].states[listener] = state
+
+    def end(self, listener: object) -> object:
+        """Return the state of the latest call on this thread, which ends; None if there is none."""
+        if (thread := self._threads.get(get_ident())) is None:
+            return None
+        state = thread.end(listener)
+        if not thread.calls:
             self.clear()
+        return state
+
+    def clear(self) -> None:
+        """Drop all calls of this thread."""
+        self._threads.pop(get_ident(), None)
 
 
 def _places(module: object) -> list[_Place]:
