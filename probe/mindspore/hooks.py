@@ -117,6 +117,25 @@ def modules(model: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
+def structure(model: Any) -> tuple[int, ...]:
+    """Return the identities of all cells of ``model`` and of their parameters."""
+    if adapted(model):
+        return tuple(id(thing) for named in (model.named_modules(), model.named_parameters()) for _, thing in named)
+    found, waiting = dict[int, None](), [model]
+    while waiting:
+        if id(cell := waiting.pop()) in found:
+            continue
+        found[id(cell)] = None
+        found.update(dict.fromkeys(map(id, cell._params.values())))
+        waiting.extend(child for child in cell._cells.values() if child is not None)
+    return tuple(found)
+
+
+def token(parameter: Any) -> int:
+    """Return the identity of ``parameter``, whose tensor cannot be exchanged."""
+    return id(parameter)
+
+
 def runs(module: Any) -> bool:
     """Return whether a cell has a ``construct``; a ``CellList`` has none."""
     return getattr(type(module), "construct", None) not in EMPTY or "construct" in vars(module)

@@ -110,6 +110,8 @@ def _ranks_of(group):
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
+    structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
+    token=id,
     runs=lambda module: module.forward is not None,
     value=lambda optimizer, parameter: parameter,
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,

@@ -255,8 +255,7 @@ class Session:
         """Call the listeners of a sampled step before the update of ``optimizer``."""
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         attempt(self.faults, "learning rate", self._read_rate, optimizer)
-        if not self._parameters.looked:
-            attempt(self.faults, "parameters", self._parameters.look)
+        attempt(self.faults, "parameters", self._parameters.look)
         owned = self._parameters.of(optimizer)
         for listen in run.before_update.all:
             attempt(self.faults, "before the update", listen, optimizer, owned, scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
@@ -28,8 +28,14 @@ from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
 _log = logging.getLogger("probe")
+REPLACED = (
+    "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it has "
+    "been stopped, with its files in %s; to watch a model twice, use different configurations"
+)
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
+_RUNS: weakref.WeakKeyDictionary[Collector, Configuration] = weakref.WeakKeyDictionary()
+"""Runs that a program has begun itself, with their configurations."""
 
 
 class Monitor(Legacy):
@@ -113,6 +119,9 @@ class Monitor(Legacy):
                 Gradients of parameters whose attribute ``tensor_model_parallel`` is true are written by all of them.
             start_iteration: number of the first step, when a run is resumed.
 
+        Another monitor with an equal configuration that watches the same parameters of the same model is stopped, with
+        a warning; one with a different configuration watches beside this one.
+
         Raises:
             RuntimeError: if this monitor is attached already; ``stop()`` it first.
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
@@ -129,6 +138,7 @@ class Monitor(Legacy):
         if not self.automatic:
             for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
                 other.stop()
+            self._replace_alike(subject)
         try:
             self._collector = Collector(
                 self._configuration, subject, self._collectives, self._process_group, self._listeners
@@ -142,6 +152,8 @@ class Monitor(Legacy):
         self._unwatched = False
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
+        if not self.automatic:
+            _RUNS[self._collector] = self._configuration
 
     def _narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
         if self._collector is not None and models and optimizers:
@@ -153,6 +165,28 @@ class Monitor(Legacy):
             return False
         mine = [model for each in self._models if (model := each()) is not None]
         return bool(self._parts(mine) & self._parts(models))
+
+    def _replace_alike(self, subject: Subject) -> None:
+        """End runs of the same configuration on the same models and parameters, as when a cell of a notebook runs
+        again. Hooks keep them alive, even where no reference to their monitors is left."""
+        for collector, configuration in [*_RUNS.items()]:
+            run = collector.run
+            is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
+            if collector.session is None or not is_alike:
+                continue
+            if self._roots(run.chunks) == self._roots(enumerate(subject.models)) and not (
+                self._owned(run.optimizers).isdisjoint(self._owned(subject.optimizers))
+            ):
+                directory = collector.output.directory if collector.output is not None else None
+                _log.warning(REPLACED, directory or "no directory")
+                collector.end()
+
+    def _roots(self, chunks: Iterable[tuple[int, Any]]) -> list[int]:
+        """Return the identities of models without what wraps them."""
+        return [id(next(iter(self.framework.hooks.modules(model)), ("", model))[1]) for _, model in chunks]
+
+    def _owned(self, optimizers: Iterable[Any]) -> set[int]:
+        return {id(parameter) for each in optimizers for parameter in self.framework.hooks.owned(each)}
 
     def _parts(self, models: Sequence[Any]) -> set[int]:
         """Return the identities of models and of all modules in them, whatever wraps them."""

@@ -46,7 +46,7 @@ def on_gradient(
 ) -> Remove:
     """Listen to the gradient of a parameter that holds its own numbers."""
     if own:
-        return on_own(parameter, guard(listen))
+        return on_own(parameter, listen, guard)
 
     def accumulated(parameter: torch.nn.Parameter) -> None:
         total = held(parameter, main_grad)
@@ -132,6 +132,11 @@ class Steps:
     def version(self) -> int:
         """Return a number that each update changes."""
         return sum(parameter._version for parameter in owned(self._optimizer)[:1])
+
+    @property
+    def sampled(self) -> bool:
+        """True if the step in progress is sampled."""
+        return self._listener.sampled
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
