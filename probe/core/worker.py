@@ -54,7 +54,7 @@ class Worker:
         when_full: whether :meth:`submit` waits for room, or drops the work and counts it.
         inline: whether callers do the work where no thread can be started.
         look: called when it is due; returns the seconds until it is due again, or None: when it is woken.
-        due: seconds until ``look`` is due first; None: when it is woken.
+        due: seconds until ``look`` is due first, perhaps before the owner has this worker; None: when it is woken.
         things: the submitted works, as the counts of lost ones name them.
     """
 

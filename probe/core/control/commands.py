@@ -64,8 +64,9 @@ class CommandThread:
         self.found: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
         """Requests that have come since the run began."""
         self._seen: set[str] = set()
-        due = LOOK_SECONDS if looks else None
-        self._worker = Worker("probe-commands", WHERE, faults, inline=True, look=self._look, due=due, things="answers")
+        self._worker = Worker("probe-commands", WHERE, faults, inline=True, look=self._look, things="answers")
+        if looks:
+            self._worker.wake()  # only now: a look may answer
 
     def answer(self, request: str, state: State, step: int, text: str) -> None:
         """Have an answer written."""

@@ -102,6 +102,7 @@ class PerformanceMonitor:
             raise ImportError(missing("PerformanceMonitor", "psutil", "services"))
         machine = MachineSource(interval, self._deadline, self._commands)
         self._session = _Session(interval, machine, TrainingSource(self._training_file), self._take)
+        self._session.start()
 
     def stop_monitoring(self) -> None:
         """End the readings; do nothing if there are none. The readings so far are kept."""
@@ -225,7 +226,10 @@ class _Session:
     ) -> None:
         self._interval, self._machine, self._training, self._take = interval, machine, training, take
         self._faults, self._patience, self._due = Faults("the monitor goes on"), 0.0, 0.0
-        self._worker = Worker("probe-performance", READING, self._faults, look=self._look, due=0.0)
+        self._worker = Worker("probe-performance", READING, self._faults, look=self._look)
+
+    def start(self) -> None:
+        self._worker.wake()
 
     def close(self) -> None:
         self._machine.close()
