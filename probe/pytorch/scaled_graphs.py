@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -45,12 +46,13 @@ class _Waiting:
         identity, thread = torch._C._current_graph_task_id(), threading.get_ident()
         passed = _backwards.setdefault(identity, [])
         if not passed:
-            Variable._execution_engine.queue_callback(lambda: _running.pop(thread, None))
+            Variable._execution_engine.queue_callback(partial(_forget, thread))
             while len(_backwards) > MOST_BACKWARDS:
                 _backwards.popitem(last=False)
         _running[thread] = identity
         _waiting.discard(self)
-        mixed = any(each.scaler() is not self.scaler() for each in (*passed, *_waiting))
+        losses: list[_Passed | _Waiting] = [*passed, *_waiting]
+        mixed = any(loss.scaler() is not self.scaler() for loss in losses)
         passed.append(_Passed(self.scaler, _leaves(torch._C._current_autograd_node()) if mixed else None))
 
 
@@ -59,6 +61,11 @@ _backwards: OrderedDict[int, list[_Passed]] = OrderedDict()
 """The losses that each backward has passed, by its identity."""
 _running: dict[int, int] = {}
 """The backward that runs on each thread."""
+
+
+def _forget(thread: int) -> None:
+    """Forget the backward of a thread, which has ended."""
+    _running.pop(thread, None)
 
 
 def place(loss: Any, scaler: Any, faults: FaultCounter) -> bool:

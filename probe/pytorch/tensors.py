@@ -39,7 +39,7 @@ def unpacking(kind: type) -> pytree.Unpack | None:
 pytree.consult(unpacking)
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
     return issubclass(type(value), torch.Tensor) and value.device.type != "meta"  # isinstance asks the value itself
 

@@ -272,7 +272,8 @@ class ViewEndpoints:
             text = f"expected at most {MOST_STREAMS} pages at a time: close some of them"
             return page_data({"error": text}, 503, retry_after=10)
         query = AddressParameters(request)
-        wanted = sorted(set(query.ranks("runs") or []))[:16]
+        chosen_runs = query.ranks("runs") or ()
+        wanted = [run.number for run in self._runs.runs if run.number in chosen_runs][:16]
         since = request.headers.get("last-event-id") or request.query_params.get("cursor")
         cursor = parsed_cursor(since, self._log)
         ended = self.is_ending

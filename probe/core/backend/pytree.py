@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, cast
 
 DEPTH = 8
 """Levels of nesting that are searched."""
@@ -67,7 +67,8 @@ def keys(value: object) -> list[str]:
     """Return the keys of a dict as text; an empty list for anything else."""
     if not issubclass(type(value), dict) or _unpack(type(value)) is None:
         return []
-    return [str(key) if type(key) in PLAIN_KEYS else type(key).__name__ for key in islice(dict.keys(value), MOST)]  # type: ignore[arg-type]
+    names: Iterable[object] = dict.keys(cast("dict[object, object]", value))
+    return [str(key) if type(key) in PLAIN_KEYS else type(key).__name__ for key in islice(names, MOST)]
 
 
 def kind(value: object) -> str:

@@ -102,7 +102,8 @@ def _plans(directories: Sequence[RankDirectory]) -> _Plans | None:
             return None
         trimmed = len(manifest.changes) > MOST_CHANGES
         first = manifest.first_step or 0
-        for step, name in [*([] if trimmed else [(first, REST)]), *((c["step"], c["plan"]) for c in listed)]:
+        begins = [] if trimmed else [(first, REST)]
+        for step, name in [*begins, *((int(str(change["step"])), str(change["plan"])) for change in listed)]:
             changes = [*(change for change in changes if change[0] < step), (step, name)]  # a run resumed goes back
         end = _end(manifest, changes)
     return _Plans(tuple(changes), end)
