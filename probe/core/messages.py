@@ -80,8 +80,8 @@ def printable(text: str) -> str:
 
 
 def writable(value: object) -> str:
-    """Return ``value`` as a text that every file, terminal and socket takes: lone surrogates, which UTF-8 does not have,
-    are escaped. Raises nothing: what has no text is named by its type."""
+    """Return ``value`` as a text that every file, terminal and socket takes: lone surrogates, which UTF-8 has not, are
+    escaped. Raises nothing: what has no text is named by its type."""
     try:
         text = str(value)
     except Exception:  # noqa: BLE001 - a method of the program's object

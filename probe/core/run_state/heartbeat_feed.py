@@ -71,7 +71,9 @@ class HeartbeatFeed:
         row, left = self._budget.look(now)
         if (row.phase, row.until) != self._sent and now - row.time >= LOOK_SECONDS * 1e9 and left > 0:
             self._sent = row.phase, row.until
-            self._sender.send("progress", {"step": row.step, "phase": row.phase}, promise=promise_of(left) + WAY_SECONDS)
+            self._sender.send(
+                "progress", {"step": row.step, "phase": row.phase}, promise=promise_of(left) + WAY_SECONDS
+            )
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Send findings about numbers of the run."""

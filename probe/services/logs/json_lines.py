@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.alerting.redaction import redact
-from probe.core.times import utc_text
 from probe.core.messages import printable_json
+from probe.core.times import utc_text
 
 LONGEST = 32_768
 """Largest number of characters of one text; the rest is cut, and counted in the text."""

@@ -17,7 +17,15 @@ from functools import partial
 from typing import ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
-from probe.core.alerting.channels.exchange import NotReceived, Received, Refusal, ask, json_object, posted, require_httpx
+from probe.core.alerting.channels.exchange import (
+    NotReceived,
+    Received,
+    Refusal,
+    ask,
+    json_object,
+    posted,
+    require_httpx,
+)
 from probe.core.alerting.channels.message import fitting, paragraphs, subject
 from probe.core.fields import Section
 from probe.core.records import Alert
