@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
-    frozenset({"histogram", "faults", "fields", "errors", "messages", "launch"}),
+    frozenset({"histogram", "faults", "fields", "errors", "messages", "launch", "times"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),
