@@ -333,3 +333,13 @@ def test_a_directory_begins_with_the_first_row_of_its_first_files(tmp_path: Path
     for name, step in (("grad_reduced_0-9", 4), ("param_origin_0-9", 3), ("grad_reduced_10-19", 10)):
         (tmp_path / f"{name}.csv").write_text(f"vpp_stage,name,step,norm\n0,w,{step},1.0\n", encoding="utf-8")
     assert first_step(tmp_path) == 3
+
+
+def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
+    """It is there, so that it is not sought elsewhere."""
+    file = tmp_path / "actv_0-9.csv"
+    file.write_text("vpp_stage,name,step,norm\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give the directory"
+    ):
+        find(file, Problems())
