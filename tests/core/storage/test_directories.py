@@ -348,3 +348,13 @@ def test_what_overlaps_in_time_is_no_earlier_run(tmp_path: Path) -> None:
     assert values(tmp_path, rank=2) == dict.fromkeys(range(5), 11.0)
     directory(tmp_path, 0, "Dec03_12-00-00", end_time="2025-12-03T13:00:00+0800")
     assert hours(last_run(tmp_path, Problems())) == [(0, "12")]
+
+
+def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
+    """It is there, so that it is not sought elsewhere."""
+    file = tmp_path / "actv_0-9.csv"
+    file.write_text("vpp_stage,name,step,norm\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give the directory"
+    ):
+        find(file, Problems())
