@@ -14,7 +14,6 @@ from probe.core.monitor.trainer_mon import Monitor, watcher_of
 from probe.launch.run_lines import attached, ended
 from probe.launch.sources import Source, configured
 
-
 Method = TypeVar("Method", bound=Callable[..., None])
 
 

@@ -18,8 +18,8 @@ from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.attach.exchange import AttachRequest, ProcessPlace
 from probe.launch.environment import DEFAULTS
 from probe.launch.found_run import ENOUGH, FoundRun
-from probe.launch.model_search import Finder, ModelSearch, distinct
 from probe.launch.made_objects import FINDERS, note_optimizers
+from probe.launch.model_search import Finder, ModelSearch, distinct
 from probe.launch.run_lines import watched_by
 from probe.launch.watch import ScriptWatch
 
