@@ -25,7 +25,7 @@ from probe.core.run_state.progress_file import started
 from probe.services.exporter.json_numbers import JsonNumbers
 from probe.services.exporter.node_page import NodePage
 from probe.services.exporter.ranks import NodeRanks
-from probe.services.listening import bound, raise_limit_of_files
+from probe.services.web.listening import bound, raise_limit_of_files
 
 RANKS = 8
 SERIES = 200

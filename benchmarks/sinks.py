@@ -14,7 +14,7 @@ from _report import Array, Part, arguments, milliseconds, of_the_step, publish_p
 
 from probe.core.faults import Faults
 from probe.core.moments import columns_for
-from probe.core.output.delivery import Delivery
+from probe.core.output.run_output import delivery
 from probe.core.output.sinks import SINKS
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
@@ -85,15 +85,15 @@ def training_step() -> Callable[[], object]:
 
 def while_training(train: Callable[[], object], write: Write | None, snapshots: list[Snapshot]) -> float:
     """Measure seconds a step while a thread writes each snapshot, until the last is written."""
-    delivery = Delivery(QUEUE, "wait", Faults())
+    worker = delivery(QUEUE, "wait", Faults())
     begin = time.perf_counter()
     for each in snapshots:
         train()
         if write is not None:
-            delivery.submit(lambda each=each: write(each))
-    delivery.flush(60)
+            worker.submit(lambda each=each: write(each))
+    worker.flush(60)
     seconds = time.perf_counter() - begin
-    delivery.close(60)
+    worker.close(60)
     return seconds / len(snapshots)
 
 

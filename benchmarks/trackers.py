@@ -28,7 +28,7 @@ from _quiet import spread
 from _report import Array, Part, arguments, milliseconds, of_the_step, publish_parts, table, verdict
 
 from probe.core.faults import Faults
-from probe.core.output.delivery import Delivery
+from probe.core.output.run_output import delivery
 from probe.core.output.sinks.tracker import TrackerOutlet, TrackerSettings
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.trackers import TRACKERS, TrackerPlace, TrackerTarget
@@ -119,15 +119,15 @@ def take(outlet: TrackerOutlet, *parts: Snapshot) -> None:
 
 def block(train: Callable[[], object], outlet: TrackerOutlet | None, steps: Sequence[tuple[Snapshot, ...]]) -> float:
     """Measure seconds a step while a thread passes each step on, until the last is."""
-    delivery = Delivery(QUEUE, "wait", Faults())
+    worker = delivery(QUEUE, "wait", Faults())
     begin = time.perf_counter()
     for parts in steps:
         train()
         if outlet is not None:
-            delivery.submit(partial(take, outlet, *parts))
-    delivery.flush(60)
+            worker.submit(partial(take, outlet, *parts))
+    worker.flush(60)
     seconds = time.perf_counter() - begin
-    delivery.close(60)
+    worker.close(60)
     return seconds / len(steps)
 
 

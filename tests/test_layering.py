@@ -45,7 +45,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
-    frozenset({"histogram", "door", "faults", "fields", "errors", "messages", "launch"}),
+    frozenset({"histogram", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}),
+    frozenset({"worker"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),
@@ -89,6 +90,20 @@ SPELLED_ELSEWHERE = {
     ("probe.core.analysis.diagnosis.export", "first_step"): "a field of an analysis, not of the manifest",
 }
 """Modules outside ``probe.core.storage`` that spell some of it, with the reason."""
+
+STARTS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "run_sync", "to_thread"}
+"""Functions that start a thread."""
+THREADS = {
+    "probe.core.worker": "the one class with a thread and a queue",
+    "probe.core.alerting.channels.exchange": "shuts sockets down at a deadline, under the thread that waits for them",
+    "probe.core.analysis.convert.workers": "in a child process, whose parent's end it waits for to end it at once",
+    "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
+    "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
+    "probe.services.remediation.workers": "several threads with one queue, never two for one target",
+    "probe.services.server.store": "what comes within a moment is one transaction, what is too much is refused",
+    "probe.view.app": "a request that reads files, beside the event loop that answers it",
+}
+"""Modules that start threads, with the reason for which those of all but the first are no workers."""
 
 WATCHED_IMPORT = """
 import importlib, json, sys
@@ -319,6 +334,17 @@ def test_no_script_of_a_page_spells_the_format_on_disk() -> None:
     assert len(scripts) > 5
     found = {path.name: GRAMMAR.findall(path.read_text(encoding="utf-8")) for path in scripts}
     assert {name: spelled for name, spelled in found.items() if spelled} == {}
+
+
+def test_threads_are_started_by_the_worker_alone() -> None:
+    """Work beside training has one organ; any other thread of the package is listed with its reason."""
+    starting = {
+        name
+        for name, path in modules_of("probe").items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS
+    }
+    assert starting == set(THREADS)
 
 
 def test_no_modules_import_each_other() -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Any
@@ -18,9 +19,11 @@ from probe.core.alerting.redaction import MASK, describe_error
 from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, names
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
+from probe.core.faults import Faults
 from probe.core.language import message
 from probe.core.messages import complain, plural, printable, printable_lines
 from probe.core.records import Alert
+from probe.core.worker import Worker
 
 app = typer.Typer(no_args_is_help=True, help="Test the channels of alerts, and send alerts that a run could not send.")
 
@@ -123,14 +126,16 @@ def _outlets(config: Path) -> list[Outlet]:
 
 def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]]) -> list[Attempt]:
     """Send to all channels at once; print a line for each as it ends."""
-    ended: SimpleQueue[Any] = SimpleQueue()
-    attempts = []
+    ended: SimpleQueue[Attempt] = SimpleQueue()
+    attempts, faults = [], Faults("the other channels are tried")
     for outlet in outlets:
         alerts = [entry.alert for entry in entries[outlet.label]]
-        attempts.append(Attempt(outlet, (), _sending(outlet, alerts)))
+        attempts.append(Attempt(outlet, (), _sending(outlet, alerts), SEND_SECONDS))
     for attempt in attempts:
         attempt.error = TimeoutError(message("no answer within {send_seconds:g} s", send_seconds=SEND_SECONDS))
-        attempt.start(SEND_SECONDS, ended)
+        worker = Worker("probe alert", f"alert: {attempt.outlet.label}", faults, inline=True)
+        worker.submit(partial(attempt.run, ended.put))
+        worker.end()
     deadline = time.monotonic() + SEND_SECONDS + 0.5
     left = {id(attempt): attempt for attempt in attempts}
     while left:

@@ -46,8 +46,8 @@ def compare(
 ) -> None:
     """Compare two runs: print the first row that differs by more than rounding, in causal order.
 
-    The runs may differ in machine, framework, version and precision. Exit code 0 if the runs are the same within the
-    tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
+    The runs may differ in machine, framework, version and precision. Exit code 0 if the runs agree within the
+    tolerance; 1 if they differ, if a module parts them, or if data had to be left out; 2 for wrong use.
     """
     from probe.core.analysis.compare.compare import compare as compared
     from probe.core.analysis.compare.compare import planned
@@ -71,7 +71,7 @@ def compare(
         typer.echo(explain.as_json(found))
     else:
         explain.show(found, out)
-    raise typer.Exit(0 if found.same and not found.skipped else 1)
+    raise typer.Exit(0 if found.agrees and not found.skipped else 1)
 
 
 def _write(out: Path, found: Comparison) -> None:

@@ -40,7 +40,9 @@ def exporter(
     cannot start.
     """
     from probe.services.exporter.serving import TOKEN_VARIABLE, ExporterOptions, serve_until_ended
-    from probe.services.listening import ServerError, is_loopback, secret_in
+    from probe.services.web.hosts import is_loopback
+    from probe.services.web.listening import ServerError
+    from probe.services.web.tokens import secret_in
 
     def started(address: str) -> None:
         typer.echo(f"probe: listening at {printable(address)}/metrics")

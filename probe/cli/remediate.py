@@ -24,10 +24,10 @@ def remediate(
     Exit code 0 after that; 2 if it cannot start.
     """
     from probe.core.config.errors import ConfigError
-    from probe.services.listening import ServerError
     from probe.services.remediation.serving import serve_until_ended
     from probe.services.remediation.settings import load
     from probe.services.server.store import StoreError
+    from probe.services.web.listening import ServerError
 
     try:
         options = load(config, listen, database)

@@ -39,13 +39,13 @@ def serve(
     code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
     """
     from probe.core.config.errors import ConfigError
-    from probe.services.listening import ServerError
     from probe.services.server.serving import TOKEN_VARIABLE, ServerOptions, serve_until_ended
     from probe.services.server.store import StoreError
+    from probe.services.web.listening import ServerError
 
     try:
-        token = _first_line(token_file, "--token-file") or os.environ.get(TOKEN_VARIABLE, "").strip() or None
-        address = _first_line(dead_man_file, "--dead-man-file") or dead_man
+        token = _secret(token_file, "--token-file") or os.environ.get(TOKEN_VARIABLE, "").strip() or None
+        address = _secret(dead_man_file, "--dead-man-file") or dead_man
         settings = None if config is None else _settings(config)
         options = ServerOptions(
             host, port, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
@@ -68,18 +68,7 @@ def _settings(config: Path) -> Settings:
     return load(config)
 
 
-def _first_line(file: Path | None, option: str) -> str | None:
-    """Return the secret in ``file``; no message has any of it."""
-    if file is None:
-        return None
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise ValueError(message("{option} {file}: expected UTF-8", option=option, file=file)) from None
-    except OSError as error:
-        raise ValueError(
-            message("{option} {file}: cannot be read: {strerror}", option=option, file=file, strerror=error.strerror)
-        ) from None
-    if not text or "\n" in text:
-        raise ValueError(message("{option} {file}: expected one line", option=option, file=file))
-    return text
+def _secret(file: Path | None, option: str) -> str | None:
+    from probe.services.web.tokens import secret_in
+
+    return None if file is None else secret_in(file, option)

@@ -22,9 +22,14 @@ _log = logging.getLogger("probe")
 
 
 class Faults:
-    """Counts of faults, by place and kind."""
+    """Counts of faults, by place and kind.
 
-    def __init__(self) -> None:
+    Args:
+        consequence: what the log says of a fault.
+    """
+
+    def __init__(self, consequence: str = "training goes on without it") -> None:
+        self._consequence = consequence
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
@@ -50,7 +55,7 @@ class Faults:
                 return
             what, number = f"{kind}: {error}"[:300], self._counts[kind]
             seen = f" (seen {number} times)" if number > 1 else ""
-            _log.warning("training goes on without it: %s%s", what, seen, exc_info=error)
+            _log.warning("%s: %s%s", self._consequence, what, seen, exc_info=error)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing
             self.lost(LOG, 1)
 

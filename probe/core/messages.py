@@ -106,6 +106,26 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def writable(value: object) -> str:
+    """Return ``value`` as a text that every file, terminal and socket takes: lone surrogates, which UTF-8 does not have,
+    are escaped. Raises nothing: what has no text is named by its type."""
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - a method of the program's object
+        text = f"<{type(value).__name__}>"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shortened(text: str, most: int) -> str:
+    """Return ``text``, or its beginning and its end with the number of characters left out between them: the message of
+    an exception is the last line of its traceback."""
+    if len(text) <= most:
+        return text
+    note = f"\n... ({len(text) - most} characters left out) ...\n"
+    end = (most * 2 + 2) // 3
+    return f"{text[: most - end]}{note}{text[-end:]}" if most > len(note) else text[:most]
+
+
 def printable_json(text: str) -> str:
     """Return JSON with each control character escaped as in JSON and YAML: ``\u001b``."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -85,10 +85,15 @@ COUNTS = frozenset({"nans", "infs", "global_nans", "global_infs", "merged"})
 """Columns whose values are whole numbers: ops, and what ``global_stats`` adds."""
 
 
+def moment_of(op: str) -> str:
+    """Return the moment that ``op`` is derived from; of another column its own name."""
+    return OPS[op].moment if op in OPS else op
+
+
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
     """Moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
     ops = tuple(ops)
-    needed = {OPS[op].moment if op in OPS else op for op in ops}
+    needed = {moment_of(op) for op in ops}
     if any(op in QUANTILES for op in ops):
         needed |= {"min", "max"}  # quantiles are clipped to these
     return tuple(moment for moment in (*MOMENTS, HISTOGRAM) if moment in needed)

@@ -11,7 +11,20 @@ RUN = "run"
 """Signal of the numbers of the run."""
 PHASE = "phase/"
 """Beginning of the name of the seconds spent in a phase of the run."""
-CLOCKS = ("step_seconds", "throughput", "tokens_per_second", "model_tflops", "outside_seconds")
+RANK = "rank/"
+"""Beginning of the name of another rank's number: ``rank/3/outside_seconds`` is that of rank 3."""
+LOSS, VAL_LOSS, GRAD_NORM = "loss", "val_loss", "grad_norm"
+BATCH_SIZE, BATCH_TOKENS = "batch_size", "tokens"
+"""Numbers that programs log, and that rules, metrics and pages know by these names."""
+LEARNING_RATE, LOSS_SCALE = "learning_rate", "loss_scale"
+"""Numbers that are read from the optimizer at the update, unless the program has logged them."""
+STEP_SECONDS = "step_seconds"
+THROUGHPUT, TOKENS_PER_SECOND, MODEL_TFLOPS = "throughput", "tokens_per_second", "model_tflops"
+OUTSIDE_SECONDS = "outside_seconds"
+"""Seconds of a step in which a rank was not inside a collective."""
+SKIPPED_UPDATE = "skipped"
+"""1 if a gradient scaler has skipped the update, else 0."""
+CLOCKS = (STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND, MODEL_TFLOPS, OUTSIDE_SECONDS)
 """Numbers of the run that follow from clocks, as those of phases do: another run has others."""
 
 

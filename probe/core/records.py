@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.moments import derive
+from probe.core.moments import derive, moment_of
 
 Array = npt.NDArray[np.float64]
 
 Outcome = Literal["applied", "skipped", "unknown", "partial"]
 """Outcome of a step: its update was applied, skipped (by a gradient scaler), or either; or the run ended within it."""
+
+
+class Update(NamedTuple):
+    """Update of a step, with those just before it."""
+
+    outcome: Outcome = "unknown"
+    skips: int = 0
+    """Number of updates in a row, up to this one, that were skipped, those of steps that were not sampled included."""
+    begun: bool = True
+    """True if an update has been applied earlier in this process: a gradient scaler has had a usable scale."""
+    rate: float = nan
+    """Learning rate of the first optimizer's first group of parameters; NaN if unknown."""
 
 
 class Key(NamedTuple):
@@ -68,6 +81,24 @@ class Batch:
     """Coverage of each row of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
     distribution: bool = False
     """True if the histograms are written even if no op asks for them."""
+    absent: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """Rows that lack a column, by its name: their number there is NaN and stands for nothing. Columns that no row lacks
+    are left out; files of other writers alone have some."""
+
+    update: Update = Update()  # noqa: RUF009 - it cannot change
+    """Update of the step."""
+
+    def has(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return for each row whether it has an op or a column.
+
+        Raises:
+            KeyError: as :meth:`op`.
+        """
+        column = moment if (moment := moment_of(name)) in self.columns else name
+        if column not in self.columns:
+            raise KeyError(name)
+        missing = self.absent.get(column)
+        return np.ones(len(self), dtype=np.bool_) if missing is None else ~missing
 
     def op(self, name: str) -> Array:
         """Column of an op such as ``norm``; ``len(self)`` float64 values.
@@ -117,6 +148,11 @@ class Alert(NamedTuple):
     """Seconds since the epoch."""
     resolved: bool = False
     """True if the matter has ended."""
+    lasting: bool = False
+    """True if the matter is a state that is resolved when it ends: until then the alert is sent again to receivers that
+    forget what is not."""
+    repeated: bool = False
+    """True if an earlier process has sent the alert, and its matter goes on: only those receivers get it again."""
 
 
 class Finding(NamedTuple):
@@ -155,3 +191,5 @@ class Snapshot:
     """Time that probe itself spent on this step, in seconds: ``hooks`` and ``drain`` on the training thread."""
     outcome: Outcome = "applied"
     """``applied``, ``skipped`` (by a gradient scaler) or ``partial`` (the run ended inside the step)."""
+    update: Update | None = None
+    """Update of the step; None if nothing is known but its outcome."""

@@ -74,19 +74,25 @@ def surfacing(function: Callable[..., None]) -> Callable[..., None]:
 def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
     """Listen to the inputs of ``cell``."""
     register = cell.register_forward_pre_hook
-    options = {"with_kwargs": True} if "with_kwargs" in inspect.signature(register).parameters else {}
+    options = _options(register, "with_kwargs")
     if _keeps_hooks_of_its_own(cell):
         remove: Remove = register(Before(listen).__call__, **options).remove
         return remove
     return _place(cell, cell._forward_pre_hook, Before(listen), register(_nothing, **options))
 
 
+def _options(register: Callable[..., Any], option: str) -> dict[str, bool]:
+    """Return the option, which older versions of MindSpore (and of other packages) lack, as arguments."""
+    return {option: True} if option in inspect.signature(register).parameters else {}
+
+
 def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
-    """Listen to the outputs of ``cell``."""
+    """Listen to the outputs of ``cell``; where MindSpore can, also to its end by an exception, with None."""
     if _keeps_hooks_of_its_own(cell):
         remove: Remove = cell.register_forward_hook(After(listen).__call__).remove
         return remove
-    return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing))
+    options = _options(cell.register_forward_hook, "always_call")
+    return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing, **options))
 
 
 def _keeps_hooks_of_its_own(module: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from mindspore import communication
@@ -22,6 +23,11 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return int(communication.get_group_size()) if _ready() else int(os.environ.get("RANK_SIZE", "1"))
+
+
+def replicas(models: Iterable[Any]) -> list[int]:  # noqa: ARG001
+    """Return nothing: cells do not show among which ranks their gradients are averaged."""
+    return []
 
 
 def ranks_of(group: Any) -> list[int]:

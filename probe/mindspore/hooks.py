@@ -24,7 +24,7 @@ from probe.mindspore.optimizers import table
 adam, owned, state, state_names = table.adam, table.owned, table.state, table.state_names
 gradient, holds, on_gradient = gradients.gradient, gradients.holds, gradients.on_gradient
 learning_rate = table.learning_rate
-held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 backward_id, differentiates, feeds = autograd.backward_id, autograd.differentiates, autograd.feeds
 
@@ -117,6 +117,25 @@ def modules(model: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
+def structure(model: Any) -> tuple[int, ...]:
+    """Return the identities of all cells of ``model`` and of their parameters."""
+    if adapted(model):
+        return tuple(id(thing) for named in (model.named_modules(), model.named_parameters()) for _, thing in named)
+    found, waiting = dict[int, None](), [model]
+    while waiting:
+        if id(cell := waiting.pop()) in found:
+            continue
+        found[id(cell)] = None
+        found.update(dict.fromkeys(map(id, cell._params.values())))
+        waiting.extend(child for child in cell._cells.values() if child is not None)
+    return tuple(found)
+
+
+def token(parameter: Any) -> int:
+    """Return the identity of ``parameter``, whose tensor cannot be exchanged."""
+    return id(parameter)
+
+
 def runs(module: Any) -> bool:
     """Return whether a cell has a ``construct``; a ``CellList`` has none."""
     return getattr(type(module), "construct", None) not in EMPTY or "construct" in vars(module)
@@ -178,6 +197,10 @@ def on_forward(
         placed.callback(cell_hooks.before(module, guard(before)))
         placed.callback(cell_hooks.after(module, guard(after)))
         return placed.pop_all().close
+
+
+def graph_size() -> None:
+    """Return None: MindSpore does not count what becomes part of a graph."""
 
 
 def may_rest() -> bool:

@@ -6,7 +6,7 @@ methods cannot be replaced, since MindSpore may compile them from their source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -27,12 +27,21 @@ def listened(optimizer: Any) -> Iterator[None]:
         _listened.discard(optimizer)
 
 
+def found_inf(optimizer: Any) -> None:
+    """Return None: each outcome is known on the host."""
+
+
 def held_scale(optimizer: Any) -> Tensor | None:
     """Return the factor on the gradients with which ``optimizer`` is called; None if it is 1."""
     scale = vars(optimizer).get("loss_scale")
     return Tensor(scale, dtype.float32) if isinstance(scale, float) and scale != 1.0 else None
 
 
-def loss_scale() -> Tensor | None:
-    """Return the factor on the losses of the step in progress; None if it is 1 or unknown."""
-    return next((scale for each in _listened if (scale := held_scale(each)) is not None), None)
+def loss_scale(parameters: Callable[[], Iterable[Any]] = tuple) -> Tensor | None:
+    """Return the factor on the losses of the step in progress, as their gradients reach ``parameters``; None if it is 1
+    or unknown."""
+    optimizers = [*_listened]
+    if len(optimizers) > 1:
+        mine = {id(parameter) for parameter in parameters()}
+        optimizers = [each for each in optimizers if any(id(one) in mine for one in each.parameters)]
+    return next((scale for each in optimizers if (scale := held_scale(each)) is not None), None)

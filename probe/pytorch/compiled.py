@@ -178,6 +178,7 @@ def on_forward(
         _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
         placed.callback(lambda _: _listeners.pop(number, None), listener)
         placed.callback(module.register_forward_pre_hook(TracedHook(enter), with_kwargs=True).remove)
+        # not always_call: graphs would depend on the hook's number, so that blocks could not share one (torch 2.13)
         placed.callback(module.register_forward_hook(TracedHook(leave)).remove)
         return placed.pop_all().close
 

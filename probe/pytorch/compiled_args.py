@@ -9,7 +9,8 @@ import ast
 import enum
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -50,13 +51,16 @@ def left_out() -> str:
 
 
 def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
-    if isinstance(value, Mapping):
+    if type(value) in (dict, OrderedDict, defaultdict):
         return _mapping(value.items(), tensors, depth)
-    if isinstance(value, (tuple, list)):
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(type(value), "_fields")):
         inside = "".join([written(each, tensors, depth) + ", " for each in value])
         return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
     if is_dataclass(value) and not isinstance(value, type):
-        return _mapping([(field.name, getattr(value, field.name)) for field in fields(value)], tensors, depth)
+        members = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        if isinstance(value, dict):  # an output of transformers, which holds no None
+            members = [(name, member) for name, member in members if member is not None]
+        return _mapping(members, tensors, depth)
     return "None"
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 
 def has_store() -> bool:
@@ -21,6 +24,15 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return dist.get_world_size() if has_store() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def replicas(models: Iterable[torch.nn.Module]) -> list[int]:
+    """Return the ranks of torch's ``DistributedDataParallel`` in ``models``; nothing if there is none."""
+    if not has_store():
+        return []
+    wrappers = [each for model in models for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    found = {tuple(ranks_of(wrapper.process_group)) for wrapper in wrappers}
+    return list(found.pop()) if len(found) == 1 else []
 
 
 def ranks_of(group: Any) -> list[int]:

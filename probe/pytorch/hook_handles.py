@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from probe.core.backend.protocols import Guard
 from probe.core.door import weakly
+from probe.pytorch.input_gradients import edge_of
 
 Hook = Callable[..., None]
 
@@ -112,8 +114,14 @@ class PlacedHooks:
             hook.wake()
 
 
-def on_own(tensor: torch.Tensor, hook: Hook) -> TensorHook:
-    """Call ``hook`` with each gradient of ``tensor`` before accumulation."""
+def on_own(tensor: torch.Tensor, listen: Hook, guard: Guard) -> TensorHook:
+    """Call ``listen`` with each gradient of ``tensor`` before accumulation."""
+
+    def arrived(gradient: torch.Tensor) -> None:
+        if _accumulates(tensor):
+            listen(gradient)
+
+    hook = guard(arrived)
     return TensorHook(tensor.register_hook(weakly(hook)), tensor, "_backward_hooks", hook)
 
 
@@ -121,3 +129,12 @@ def on_accumulated(tensor: torch.Tensor, hook: Hook) -> TensorHook:
     """Call ``hook`` with ``tensor`` when a gradient has been added to ``tensor.grad``."""
     handle = tensor.register_post_accumulate_grad_hook(weakly(hook))
     return TensorHook(handle, tensor, "_post_accumulate_grad_hooks", hook)
+
+
+def _accumulates(leaf: torch.Tensor) -> bool:
+    """Return whether the running backward adds to ``leaf.grad``: ``torch.autograd.grad`` returns the gradient instead,
+    which no optimizer receives."""
+    try:
+        return bool(torch._C._will_engine_execute_node(edge_of(leaf)[0]))
+    except RuntimeError:  # a leaf that is an input of torch.autograd.grad (torch 2.4 to 2.13)
+        return False

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.nn.parameter import is_lazy
 
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
@@ -24,13 +25,13 @@ from probe.core.door import FaultCounter, Hook
 from probe.pytorch import compiled, input_gradients
 from probe.pytorch import loss_scale as scaling
 from probe.pytorch.engines import names, native, pipelining, steps, table
-from probe.pytorch.engines.homes import home, ready
+from probe.pytorch.engines.homes import home, ready, wrapped
 from probe.pytorch.hook_handles import PlacedHook, PlacedHooks
 from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
 check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
-held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 modules = names.modules
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
@@ -57,9 +58,30 @@ def runs(module: torch.nn.Module) -> bool:
     return getattr(type(module), "forward", None) is not torch.nn.Module.forward or "forward" in vars(module)
 
 
+def structure(model: torch.nn.Module) -> tuple[int, ...]:
+    """Return the identities of the modules of ``model`` and, unless a wrapper exchanges them at each forward, of their
+    parameters. No code of the user's runs."""
+    found, waiting, whole = dict[int, None](), [model], not wrapped()
+    while waiting:
+        inside = vars(module := waiting.pop())
+        if id(module) in found:
+            continue
+        found[id(module)] = None
+        if whole:
+            found.update(dict.fromkeys(map(id, inside.get("_parameters", {}).values())))
+        waiting.extend(child for child in inside.get("_modules", {}).values() if child is not None)
+    return tuple(found)
+
+
+def token(parameter: torch.nn.Parameter) -> int:
+    """Return the address of the tensor behind ``parameter``, which ``torch.utils.swap_tensors`` exchanges."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return int(parameter._cdata)
+
+
 def trainable(parameter: torch.nn.Parameter) -> bool:
-    """Return whether a gradient hook can be placed now."""
-    return parameter.requires_grad and ready(parameter)
+    """Return whether a gradient hook can be placed now; on a lazy parameter only after its first forward."""
+    return parameter.requires_grad and ready(parameter) and not is_lazy(parameter)
 
 
 def check_model(model: Any, settings: Settings) -> None:
@@ -106,6 +128,15 @@ def backward_id() -> int:
     return torch._C._current_graph_task_id()
 
 
+_sequence: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
+"""Number of the next node that this thread makes (torch 2.4 to 2.13)."""
+
+
+def graph_size() -> int | None:
+    """Return the number of nodes that this thread has made."""
+    return None if _sequence is None else _sequence()
+
+
 def differentiates() -> bool:
     """Return whether operations now become part of a graph."""
     call = compiled.RUNNING.call
@@ -139,7 +170,7 @@ def on_forward(
     inside: Callable[[], bool] | None = None,
     gradients: bool = False,
 ) -> Remove:
-    """Listen to forwards.
+    """Listen to forwards. Where one raises an exception, ``after`` is called with None while that is handled.
 
     While ``torch.compile`` traces, the hooks do nothing, unless ``inside`` is passed: if traced, they would break the
     graph, or raise if breaks are forbidden. A hook that is removed while a forward calls the module's hooks is still
@@ -157,7 +188,7 @@ def on_forward(
     with ExitStack() as placed:
         entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
         placed.callback(entering)
-        leaving = PlacedHook(module.register_forward_hook(guard(leave)))
+        leaving = PlacedHook(module.register_forward_hook(guard(leave), always_call=True))
         placed.pop_all()
         return PlacedHooks(entering, leaving)
 

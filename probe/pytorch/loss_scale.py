@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -16,8 +16,11 @@ import torch
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove, StepListener
+from probe.core.backend.pytree import leaves
 from probe.core.door import Around, FaultCounter, attempt, compiling, entrance, replace
 from probe.core.records import Outcome
+from probe.pytorch import scaled_graphs
+from probe.pytorch.scaled_graphs import Parameters
 
 Method = Callable[..., Any]
 Scale = torch.Tensor | None
@@ -30,6 +33,8 @@ class ScaledStepListener(Protocol):
     def scaled_ended(self) -> None: ...
     @property
     def faults(self) -> FaultCounter: ...
+    @property
+    def sampled(self) -> bool: ...
 
 
 class _Watched:
@@ -42,20 +47,49 @@ class _Watched:
 _stepping: list[_Watched] = []
 """Optimizers whose scaler's ``step`` is running: that of a subclass may call its parent's."""
 _current: weakref.ref[Any] | None = None
-_others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
-"""Functions that return the scale of optimizers that scale gradients themselves."""
+"""The scaler that has scaled a loss last."""
+_unplaced = False
+"""True if that loss shows nothing of its backward."""
+_steps: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The scaler of each optimizer that has stepped by one."""
+_others: list[_Own] = []
+"""Optimizers that scale gradients themselves."""
 
 
-def loss_scale() -> torch.Tensor | None:
-    """Return the factor on the losses of the step in progress, if a watched scaler or optimizer scales them."""
+class _Own:
+    """Optimizer that scales gradients itself, with the function that returns its factor."""
+
+    def __init__(self, optimizer: Any, scale: Callable[[], Scale], owned: Callable[[], Sequence[Any]]) -> None:
+        self.optimizer, self.scale, self._owned = optimizer, scale, owned
+        self._parameters: frozenset[int] | None = None
+
+    def updates(self, parameters: Iterable[Any]) -> bool:
+        """Return whether the optimizer updates any of ``parameters``."""
+        if self._parameters is None:
+            self._parameters = frozenset(map(id, self._owned()))
+        return any(id(parameter) in self._parameters for parameter in parameters)
+
+
+def loss_scale(parameters: Parameters = tuple) -> Scale:
+    """Return the factor on the loss whose backward runs, as its gradients reach ``parameters``; outside of a backward,
+    that on the latest loss. None if no watched scaler or optimizer scales it."""
     scaler = _current() if _current is not None else None
-    if scaler is None:
-        return next((scale for read in _others if (scale := read()) is not None), None) if _others else None
-    return getattr(scaler, "_scale", None)
+    if torch._C._current_graph_task_id() != -1 and not _unplaced:
+        scaler = scaled_graphs.scaler_of(parameters)
+    if scaler is not None:
+        return getattr(scaler, "_scale", None)
+    if len(_others) > 1:
+        mine = [*parameters()]
+        return next((own.scale() for own in _others if own.updates(mine)), None)
+    return _others[0].scale() if _others else None
 
 
 def on_own_scale(
-    optimizer: Any, listener: StepListener, scale: Callable[[], Scale], outcome: Callable[[Any], Outcome]
+    optimizer: Any,
+    listener: StepListener,
+    scale: Callable[[], Scale],
+    outcome: Callable[[Any], Outcome],
+    owned: Callable[[], Sequence[Any]],
 ) -> Remove:
     """Call ``listener`` at every ``step`` of an optimizer that has no hooks and scales gradients itself; replace the
     method on this one object.
@@ -63,6 +97,7 @@ def on_own_scale(
     Args:
         scale: returns the factor on losses and held gradients; :func:`loss_scale` calls it, too.
         outcome: returns the outcome of a step, from the result of the method.
+        owned: returns the parameters that the optimizer updates.
     """
 
     def before(*_: Any) -> None:
@@ -73,8 +108,8 @@ def on_own_scale(
 
     with ExitStack() as placed:
         placed.callback(replace(optimizer, "step", Around(optimizer, "step", listener.faults, before, after)))
-        _others.add(scale)
-        placed.callback(_others.discard, scale)
+        _others.append(own := _Own(optimizer, scale, owned))
+        placed.callback(_others.remove, own)
         return placed.pop_all().close
 
 
@@ -83,11 +118,20 @@ def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[],
     return _watched.listen(_Watched(optimizer, listener))
 
 
+def found_inf(optimizer: Any) -> torch.Tensor | None:
+    """Return the number that a scaler has handed to a fused optimizer, which skips its update if it is not 0."""
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def held_scale(optimizer: Any) -> torch.Tensor | None:
     """Return the factor on the gradients of ``optimizer``: that of the losses until the gradients are unscaled."""
-    scaler = _current() if _current is not None else None
+    if (own := next((own for own in _others if own.optimizer is optimizer), None)) is not None:
+        return own.scale()
+    known = _steps.get(optimizer, _current)
+    scaler = known() if known is not None else None
     state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
-    return None if state and state["stage"].name != "READY" else loss_scale()
+    return None if state and state["stage"].name != "READY" else getattr(scaler, "_scale", None)
 
 
 def _install() -> Iterator[Undo]:
@@ -111,8 +155,8 @@ def _kinds(kind: type) -> Iterator[type]:
 
 
 def _forget() -> None:
-    global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
-    _current = None
+    global _current, _unplaced  # noqa: PLW0603 - the scaler in use is a fact of the process
+    _current, _unplaced = None, False
 
 
 def _scale(original: Method) -> Method:
@@ -120,18 +164,22 @@ def _scale(original: Method) -> Method:
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if not compiling():
-            for entry in _watched:
-                attempt(entry.listener.faults, "loss scale", _record_scaler, self)
+            listeners = [entry.listener for entry in _watched]
+            if listeners:
+                faults = listeners[0].faults
+                attempt(faults, "loss scale", _scaled, self, result, any(each.sampled for each in listeners), faults)
         return result
 
     return scale
 
 
-def _record_scaler(scaler: Any) -> None:
-    """Record that ``scaler`` has scaled a loss."""
-    global _current  # noqa: PLW0603
+def _scaled(scaler: Any, losses: Any, sampled: bool, faults: FaultCounter) -> None:
+    """Record that ``scaler`` has scaled ``losses``."""
+    global _current, _unplaced  # noqa: PLW0603
     _forget()
-    _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None
+    if scaler.is_enabled():
+        _current = weakref.ref(scaler)
+        _unplaced = not (sampled and all([scaled_graphs.place(loss, scaler, faults) for loss in leaves(losses)]))
 
 
 def _step(original: Method) -> Method:
@@ -142,6 +190,7 @@ def _step(original: Method) -> Method:
         watched = [entry for entry in _watched if entry.optimizer is optimizer and entry not in _stepping]
         for entry in watched:
             _stepping.append(entry)
+            _steps[optimizer] = weakref.ref(self)
             attempt(entry.listener.faults, "optimizer", entry.listener.scaled_began)
         try:
             result = original(self, optimizer, *args, **kwargs)

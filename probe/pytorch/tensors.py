@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils import _pytree as registry
 from torch.utils._python_dispatch import _disable_current_modes
 
+from probe.core.backend import pytree
 from probe.core.backend.protocols import Adam
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
@@ -26,9 +28,20 @@ HELD_ELEMENTS = 4096
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 
 
-def is_tensor(value: object) -> bool:
+def unpacking(kind: type) -> pytree.Unpack | None:
+    """Return the function by which torch itself reads containers of a class; None if it is not registered."""
+    if kind is torch.Size:  # of numbers
+        return lambda _: ()
+    node = registry.SUPPORTED_NODES.get(kind)
+    return None if node is None else lambda value: node.flatten_fn(value)[0]
+
+
+pytree.consult(unpacking)
+
+
+def is_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
-    return isinstance(value, torch.Tensor) and value.device.type != "meta"
+    return issubclass(type(value), torch.Tensor) and value.device.type != "meta"  # isinstance asks the value itself
 
 
 def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:

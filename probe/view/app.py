@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import number_text
-from probe.core.storage.layout import MICRO_STEP, ranks_of
+from probe.core.storage.layout import MICRO_STEP
+from probe.services.web.answers import PAGE_HEADERS, failures, json_answer
+from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
 from probe.view.binary import packed
 from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
-from probe.view.findings import chosen, short_text
+from probe.view.findings import chosen, health_of, short_text
 from probe.view.heatmap import Span
 from probe.view.located_row import located_row
 from probe.view.run_files import RunGone
@@ -94,7 +97,7 @@ class ViewEndpoints:
         if language not in LANGUAGES:
             raise WrongRequest(f"lang: expected one of {', '.join(LANGUAGES)}")
         path = PAGE / f"messages.{language}.json"
-        return json_answer(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
+        return page_data(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
 
     async def runs(self, request: Request) -> Response:
         """Return the runs that are asked for, of all that there are."""
@@ -109,12 +112,13 @@ class ViewEndpoints:
         shown = every[offset : offset + limit]
         await self._on_thread(self._read_some, [run for run in shown if run.summary is None])
         known = sum(run.summary is not None for run in everything)
-        return json_answer(
+        return page_data(
             {
                 "runs": [self._listed(run) for run in shown if not run.gone],
                 "total": len(every),
                 "known": known,
                 "cursor": str(self._log.cursor),
+                "problem": self._runs.problem,
             }
         )
 
@@ -132,12 +136,12 @@ class ViewEndpoints:
         fields: dict[str, Any] = {"number": run.number, "name": run.name, "location": run.place}
         if summary is None:
             nothing = dict.fromkeys((*RunSummary._fields, "steps"))
-            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none"}
+            return {**fields, **nothing, "known": False, "problems": [], "analysis": "none", "analysis_error": ""}
         analysis = self._runs.tasks.result(("analysis", run.place, run.directory))
         findings, cause = summary.findings, summary.first_cause
         if analysis is not None and analysis.answer is not None:
             answer = analysis.answer
-            findings = answer["findings"] + len(answer["run_numbers"])
+            findings = answer["findings"] + len(answer["run_numbers"]) or findings
             cause = short_text(answer["diagnosis"]) if answer["diagnosis"] else None
         return {
             **fields,
@@ -147,6 +151,7 @@ class ViewEndpoints:
             "first_cause": cause,
             "steps": max(summary.last_step - summary.first_step + 1, 0),
             "analysis": "none" if analysis is None else analysis.state,
+            "analysis_error": "" if analysis is None else analysis.error,
         }
 
     def _answer(self, read: Callable[[ViewedRun, ListedRun, AddressParameters], Response]) -> Callable[[Request], Any]:
@@ -178,10 +183,14 @@ class ViewEndpoints:
     def _run(self, viewed: ViewedRun, run: ListedRun, _: AddressParameters) -> Response:
         about = viewed.about()
         self._runs.read(run)
-        diagnosis, state = viewed.diagnosis()
-        fields = {**self._listed(run), **about, **shown_findings(diagnosis), "analysis": state}
+        diagnosis, analysis = viewed.diagnosis()
+        fields = {**self._listed(run), **about, **shown_findings(diagnosis)}
+        recorded = None if run.summary is None else run.summary.findings
+        fields["health"] = health_of(analysis.state, analysis.answer, fields["finding_total"], recorded)
+        fields |= {"analysis": analysis.state, "analysis_error": analysis.error, "recorded_findings": recorded}
+        fields["analysis_command"] = f"probe anomalies {shlex.quote(run.place)}"
         fields["problems"] = list(dict.fromkeys([*viewed.reader.problems(), *fields["problems"]]))
-        return json_answer(fields)
+        return page_data(fields)
 
     def _findings(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         wanted = {
@@ -194,9 +203,7 @@ class ViewEndpoints:
         }
         limit, offset = query.whole("limit", 200, 0, MOST_LISTED), query.whole("offset", 0)
         found = chosen(viewed.diagnosis()[0].findings, wanted)
-        return json_answer(
-            {"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]}
-        )
+        return page_data({"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]})
 
     def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op, span = self._signal(viewed, query), query.text("op"), query.span()
@@ -237,7 +244,7 @@ class ViewEndpoints:
         found = located_row(viewed.reader, signal, row, rank, step, query.optional(MICRO_STEP))
         if found is None:
             raise HTTPException(404, f"{signal} {row}: rank {rank} has no such row at step {step}")
-        return json_answer(found)
+        return page_data(found)
 
     def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
         signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]
@@ -249,25 +256,24 @@ class ViewEndpoints:
         """Return the first difference of two runs, or that it is looked for."""
         query = AddressParameters(request)
         one, other = (self._listed_run(query.needed(name)) for name in ("run", "against"))
-        return json_answer(await self._on_thread(self._compared, one, other))
+        return page_data(await self._on_thread(self._compared, one, other))
 
     def _compared(self, one: ListedRun, other: ListedRun) -> dict[str, Any]:
         sides = [(run.place, run.directory) for run in (one, other)]
         versions = [version_of(self._runs.viewed(run.number).reader.listing()) for run in (one, other)]
         found = self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), tuple(versions))
-        if found.answer is not None:
-            return {"state": "done", **found.answer}
-        return {"state": "failed", "error": found.error} if found.state == "failed" else {"state": "running"}
+        if found.state == "failed":
+            return {"state": "failed", "error": found.error}
+        return {"state": "running"} if found.answer is None else {"state": "done", **found.answer}
 
     async def events(self, request: Request) -> Response:
         """Return the stream of changes."""
         if self._log.streams >= MOST_STREAMS:
             text = f"expected at most {MOST_STREAMS} pages at a time: close some of them"
-            answer = json_answer({"error": text}, 503)
-            answer.headers["Retry-After"] = "10"
-            return answer
+            return page_data({"error": text}, 503, retry_after=10)
         query = AddressParameters(request)
-        wanted = sorted(set(query.ranks("runs") or []))[:16]
+        chosen_runs = query.ranks("runs") or ()
+        wanted = [run.number for run in self._runs.runs if run.number in chosen_runs][:16]
         since = request.headers.get("last-event-id") or request.query_params.get("cursor")
         cursor = parsed_cursor(since, self._log)
         ended = self.is_ending
@@ -373,7 +379,7 @@ class AddressParameters:
         first = self.whole("from", 0, 0, 2**40)
         return Span(first, max(self.whole("to", 2**40, 0, 2**40), first))
 
-    def ranks(self, name: str = "ranks") -> list[int] | None:
+    def ranks(self, name: str = "ranks") -> curves.RankChoice | None:
         """Return the ranks of a text such as ``0-3,7``; None if it is missing.
 
         Raises:
@@ -383,9 +389,10 @@ class AddressParameters:
         if not text:
             return None
         try:
-            return [rank for part in text.split(",") for rank in ranks_of(part)]
+            return curves.RankChoice(text)
         except ValueError:
-            raise WrongRequest(f"{name}: expected numbers such as 0-3,7; got {text[:60]!r}") from None
+            expected = f"expected numbers such as 0-3,7, of at most {curves.MOST_RANKS} spans"
+            raise WrongRequest(f"{name}: {expected}; got {text[:60]!r}") from None
 
 
 def _check_op(viewed: ViewedRun, signal: str, op: str) -> None:
@@ -407,15 +414,14 @@ def page_file(name: str) -> Response:
     path = PAGE / name
     kind = TYPES.get(path.suffix)
     if kind is None or "/" in name or "\\" in name or name.startswith(".") or not path.is_file():
-        return json_answer({"error": "there is no such file of the page"}, 404)
+        return page_data({"error": "there is no such file of the page"}, 404)
     headers = {"Content-Type": f"{kind}; charset=utf-8", "Cache-Control": "no-cache"}
     return Response(path.read_bytes(), headers=headers)
 
 
-def json_answer(body: object, status: int = 200) -> Response:
+def page_data(body: object, status: int = 200, retry_after: int | None = None) -> Response:
     """Return an answer in JSON, with texts for numbers that it lacks."""
-    text = json.dumps(_jsonable(body), separators=(",", ":"), allow_nan=False)
-    return Response(text, status, media_type="application/json")
+    return json_answer(status, _jsonable(body), retry_after=retry_after)
 
 
 def _jsonable(value: Any) -> Any:
@@ -438,36 +444,31 @@ def curve_answer(found: curves.Curves, lines: str) -> Response:
     return binary_answer(header, found.cells, curves.SENT)
 
 
-async def _failure(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return json_answer({"error": error.detail}, error.status_code)
-
-
 async def _wrong(_: Request, error: Exception) -> Response:
-    return json_answer({"error": str(error)}, 400)
+    return page_data({"error": str(error)}, 400)
 
 
 async def _gone(_: Request, error: Exception) -> Response:
-    return json_answer({"error": str(error)}, 410)
+    return page_data({"error": str(error)}, 410)
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:
-    return json_answer({"error": str(error)}, 503)
+    return page_data({"error": str(error)}, 503)
 
 
 async def _internal(_: Request, __: Exception) -> Response:
-    return json_answer({"error": "internal error: the program's own output has it"}, 500)
+    return page_data({"error": "internal error: the program's own output has it"}, 500)
 
 
-def application(runs: RunList, log: ChangeLog) -> tuple[Starlette, ViewEndpoints]:
-    """Return the application behind the guard, and its endpoints."""
-    endpoints = ViewEndpoints(runs, log)
+def application(endpoints: ViewEndpoints, token: str, cookie: str, is_host: Callable[[str], bool]) -> Gate:
+    """Return the application behind its gate."""
     handlers: dict[Any, Any] = {
-        HTTPException: _failure,
+        **failures(),
         WrongRequest: _wrong,
         RunGone: _gone,
         ValueError: _unreadable,
         OSError: _unreadable,
-        500: _internal,
+        Exception: _internal,
     }
-    return Starlette(routes=endpoints.routes(), exception_handlers=handlers), endpoints
+    inner = Starlette(routes=endpoints.routes(), exception_handlers=handlers)
+    return Gate(inner, [reads_only, same_site(is_host), token_cookie(token, cookie)], PAGE_HEADERS)

@@ -1,12 +1,15 @@
 """Analyses and comparisons, each in a process of its own, of low priority.
 
-python -m probe.view.background analyse PLACE DIRECTORY
-python -m probe.view.background compare PLACE DIRECTORY PLACE DIRECTORY
+python -m probe.view.background FOLDERS analyse PLACE DIRECTORY
+python -m probe.view.background FOLDERS compare PLACE DIRECTORY PLACE DIRECTORY
+
+FOLDERS is a JSON list of the folders out of which no link is followed; an empty one for all.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,16 +19,34 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from probe.core.alerting.redaction import describe_error
+from probe.core.child_process import python_module
+from probe.core.door import attempt
+from probe.core.faults import Faults
+from probe.core.language import message
+from probe.core.storage.confinement import confine
 from probe.core.storage.files import MOST_JSON
 from probe.core.storage.layout import MICRO_STEP
+from probe.core.worker import Worker
 
+_log = logging.getLogger("probe.view")
+
+MODULE = "probe.view.background"
+PAUSE_SECONDS = 1.0
+"""Pause after a failure of our own."""
+MOST_ERROR = 4096
+"""Bytes at the end of what a process writes to standard error, of which the last line is its error."""
 State = Literal["running", "done", "failed"]
 MOST_WAITING = 100
 """Tasks that wait at most; the oldest is dropped."""
 MOST_KEPT = 200
 """Results that are kept at most; the oldest is dropped."""
+WHERE = "tasks"
+"""Place under which failures are counted."""
+UNDONE = "its process could not be started or read: see the log of the view"
 NICE = 15
 """Priority of a task: beside a program that takes all of a processor it gets about 3 % of it."""
 MEMORY = "256MB"
@@ -52,21 +73,22 @@ class BackgroundTasks:
 
     Args:
         changed: called with the key of a task that has ended, on the thread of the tasks.
+        folders: folders out of which tasks follow no link; none: they follow all.
     """
 
-    def __init__(self, changed: Callable[[Hashable], None]) -> None:
-        self._changed = changed
-        self._condition = threading.Condition()
+    def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = ()) -> None:
+        self._changed, self._folders = changed, json.dumps(list(folders))
+        self._lock = threading.Lock()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="probe-view-tasks", daemon=True)
-        self._thread.start()
+        self._faults = Faults("the view goes on")
+        self._worker = Worker("probe-view-tasks", WHERE, self._faults, look=self._look)
 
     def result(self, key: Hashable) -> TaskResult | None:
         """Return the result of a task; None if it was not asked for."""
-        with self._condition:
+        with self._lock:
             return self._results.get(key)
 
     def ask(self, key: Hashable, arguments: Sequence[str], version: Hashable) -> TaskResult:
@@ -77,7 +99,7 @@ class BackgroundTasks:
         Returns:
             What there is of it.
         """
-        with self._condition:
+        with self._lock:
             found = self._results.get(key)
             if found is not None and (found.version == version or found.state == "running"):
                 return found
@@ -93,59 +115,80 @@ class BackgroundTasks:
                 dropped = next(iter(self._waiting))
                 del self._waiting[dropped]
                 self._results.pop(dropped, None)
-            self._condition.notify()
+            self._worker.wake()
             return found
 
     def close(self) -> None:
         """End the process that runs."""
-        with self._condition:
+        with self._lock:
             self._ended = True
             self._waiting.clear()
             if self._process is not None:
                 with suppress(OSError):
                     self._process.kill()
-            self._condition.notify()
-        self._thread.join(5)
+        self._worker.end()
+        self._worker.join(5)
 
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._waiting and not self._ended:
-                    self._condition.wait()
-                if self._ended:
-                    return
-                key = next(reversed(self._waiting))
-                arguments, version = self._waiting.pop(key)
-                found = self._results.setdefault(key, TaskResult("running"))
-            began = time.monotonic()
-            answer, error = self._answer(arguments)
-            with self._condition:
-                found.state = "failed" if error else "done"
-                found.answer = found.answer if error else answer
-                found.error, found.version, found.began, found.ended = error, version, began, time.monotonic()
-                if self._ended:
-                    return
-            self._changed(key)
+    def _look(self) -> float | None:
+        """Do the newest task that waits, and keep its result; return 0 seconds if there was one."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            key = next(reversed(self._waiting))
+            arguments, version = self._waiting.pop(key)
+            result = self._results.setdefault(key, TaskResult("running"))
+        began = time.monotonic()
+        answer, error, again = self._tried(arguments)
+        with self._lock:
+            result.state = "failed" if error else "done"
+            result.answer = result.answer if error else answer
+            result.error, result.version = error, None if again else version
+            result.began, result.ended = began, time.monotonic()
+        if not self._ended:
+            attempt(self._faults, WHERE, self._changed, key)
+        return 0.0
+
+    def _tried(self, arguments: Sequence[str]) -> tuple[Any, str, bool]:
+        """Run a task; return what it printed or its error, and whether it is worth another attempt as it is."""
+        try:
+            return *self._answer(arguments), False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            _log.warning("a task of the page could not be run", exc_info=True)
+            return None, message("it could not be run: {reason}", reason=describe_error(error)), True
 
     def _answer(self, arguments: Sequence[str]) -> tuple[Any, str]:
-        """Run a task; return what it printed, or its error."""
+        """Run a task in a process; return what that printed, or its error.
+
+        Raises:
+            OSError: if there is no memory for a process, or no room for its output.
+        """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as wrong:
-            command = [sys.executable, "-m", "probe.view.background", *arguments]
-            with self._condition:
+            command = python_module(MODULE, self._folders, *arguments)
+            with self._lock:
                 if self._ended:
                     return None, "ended"
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
-            code = self._process.wait()
-            with self._condition:
-                self._process = None
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
+                self._process = process
+            try:
+                code = process.wait()
+            finally:
+                with self._lock:
+                    self._process = None
             out.seek(0)
             data = out.read(MOST_JSON + 1)
             if code == 0 and len(data) <= MOST_JSON:
                 with suppress(ValueError):
                     return json.loads(data), ""
-            wrong.seek(0)
-            text = wrong.read(4096).decode("utf-8", "replace").strip()
-            return None, (text.splitlines() or [f"the process ended with code {code}"])[-1]
+            wrong.seek(max(0, wrong.seek(0, os.SEEK_END) - MOST_ERROR))
+            text = wrong.read().decode("utf-8", "replace").strip()
+            return None, (text.splitlines() or [_end_of(code)])[-1]
+
+
+def _end_of(code: int) -> str:
+    """Return how a process without a last word has ended."""
+    if code >= 0:
+        return message("the process ended with code {code}", code=code)
+    return message("the process was ended by signal {number}, as for lack of memory", number=-code)
 
 
 def analysis_arguments(place: str, directory: str) -> list[str]:
@@ -161,7 +204,9 @@ def comparison_arguments(one: tuple[str, str], other: tuple[str, str]) -> list[s
 def main(arguments: Sequence[str]) -> None:
     """Do a task and print its result as JSON."""
     _yield_processor()
-    kind, *names = arguments
+    folders, kind, *names = arguments
+    if permitted := json.loads(folders):
+        confine(map(Path, permitted))
     if kind == "analyse":
         print(json.dumps(_analysed(*names), allow_nan=False))  # noqa: T201 - its parent reads it
     else:
@@ -209,6 +254,7 @@ def _compared(one: str, one_directory: str, other: str, other_directory: str) ->
     return plain(  # type: ignore[no-any-return]
         {
             "same": found.same,
+            "agrees": found.agrees,
             "first_difference": differences[0] if differences else None,
             "differences": differences,
             "verdict": verdict(found),

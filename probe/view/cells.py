@@ -18,10 +18,6 @@ Whole = npt.NDArray[np.int64]
 KINDS = {"minimum": "<f8", "maximum": "<f8", "nan": "<u4", "inf": "<u4", "rank": "<i4", "count": "<u4"}
 """Arrays of cells, with their types."""
 NOTHING = {"minimum": np.nan, "maximum": np.nan, "nan": 0, "inf": 0, "rank": -1, "count": 0}
-TIE = 2.0**-50
-"""Part of a number that is taken off for each rank, so that of equal numbers the lowest rank's is the largest."""
-LEAST = 1e-300
-"""Magnitude below which numbers are taken for equal there."""
 
 
 @dataclass
@@ -121,12 +117,11 @@ class CellQuery:
         named = ", ".join(f"{sql} AS {name}" for name, sql in keys.items())
         self._by = ", ".join(keys)
         # NaN is greater than all numbers to DuckDB: the minimum is right without a condition, which costs more.
-        tie = f"x - greatest(abs(x), {LEAST}) * rank * {TIE}"
         self._rows = f"(SELECT {named}, v.rank, {quoted(op)} AS x FROM {source} WHERE {where})"  # noqa: S608 - quoted
         self._cells = (
             f"SELECT {self._by}, min(x) AS minimum, max(x) AS maximum, count(x) AS count, "  # noqa: S608
             "sum(isfinite(x)::INTEGER) AS finite, "
-            f"arg_max(rank, CASE WHEN isfinite(x) THEN {tie} ELSE x END) AS rank "
+            "arg_max(rank, (x, -rank)) FILTER (isfinite(x)) AS rank "
             f"FROM {self._rows} GROUP BY ALL HAVING count(x) > 0"
         )
         self._bad = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from probe.core.naming import RUN
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import rank_span
 from probe.core.storage.sql import literal
 from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
 from probe.view.heatmap import Span, rank_cells
@@ -24,6 +26,28 @@ VALUE = "value"
 """Column of the numbers of the run."""
 
 
+class RankChoice:
+    """Ranks of a text such as ``0-3,7``; it takes no more room than the text.
+
+    Raises:
+        ValueError: if it is no such text, or has more than :data:`MOST_RANKS` spans.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = [part for part in text.split(",") if part]
+        self._single = frozenset(int(part) for part in parts if "-" not in part)
+        self._spans = list(dict.fromkeys(span for part in parts if (span := rank_span(part)) is not None))
+        if len(self._spans) > MOST_RANKS:
+            raise ValueError(f"expected at most {MOST_RANKS} spans of ranks, got {len(self._spans)}")
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._single or any(rank in span for span in self._spans)
+
+    def __len__(self) -> int:
+        """Number of ranks, those of several spans more than once."""
+        return len(self._single) + sum(map(len, self._spans))
+
+
 class Curves(NamedTuple):
     """Several curves over the same steps."""
 
@@ -34,7 +58,7 @@ class Curves(NamedTuple):
 
 
 def row_curves(
-    reader: RunReader, signal: str, op: str, row: str, span: Span, ranks: Sequence[int] | None, points: int
+    reader: RunReader, signal: str, op: str, row: str, span: Span, ranks: Container[int] | None, points: int
 ) -> Curves:
     """Return the curves of a row, one a rank.
 
@@ -46,7 +70,7 @@ def row_curves(
         RunGone, ValueError: as :meth:`RunReader.rows`.
     """
     there = reader.listing().run.ranks
-    chosen = [rank for rank in there if ranks is None or rank in set(ranks)][:MOST_RANKS]
+    chosen = list(islice((rank for rank in there if ranks is None or rank in ranks), MOST_RANKS))
     found = rank_cells(reader, row_names(reader, signal), signal, op, span, row, chosen)
     return _curves(chosen, found, points)
 

@@ -113,6 +113,30 @@ def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
     return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text)
 
 
+def health_of(state: str, answer: Mapping[str, Any] | None, findings: int, recorded: int | None) -> str:
+    """Return what the page may say of a run: ``healthy`` only if the analysis is done and has judged all that is there,
+    and neither it nor the run itself has a finding.
+
+    Args:
+        state: state of the analysis.
+        answer: its JSON; None if there is none.
+        findings: number of findings that the page has.
+        recorded: number of findings that the run itself counted.
+
+    Returns:
+        ``failed`` or ``running``, as the analysis is; ``found``; ``unexplained``: the run itself counted findings, and
+        neither its files nor its dump have any; ``incomplete``: nothing, or not everything, could be judged; or
+        ``healthy``.
+    """
+    if state != "done" or answer is None:
+        return "failed" if state == "failed" else "running"
+    if findings or answer["diagnosis"]:
+        return "found"
+    if recorded or any(answer["run_found"].values()):
+        return "unexplained"
+    return "incomplete" if answer["skipped"] or not answer["judged"]["rows"] else "healthy"
+
+
 def short_text(diagnosis: Mapping[str, Any]) -> str:
     """Return the place of a first cause as one sentence, from the JSON of its diagnosis."""
     first = diagnosis["first"]

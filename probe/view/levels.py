@@ -44,7 +44,7 @@ WRITE_SECONDS = 20.0
 """Shortest time between two times at which the level of a run that grows is written."""
 DONE = 1 << 40
 """Step up to which the files of ranks are read that have ended."""
-VERSION = 1
+VERSION = 2
 """Version of the files of levels; another one's are made again."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.storage import sqlite_reader
+from probe.core.storage.confinement import check
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.layout import is_table_suffix
 from probe.core.storage.location import Location, Place, contents, located
@@ -45,7 +47,7 @@ class RunListing(NamedTuple):
     @property
     def ended(self) -> bool:
         """True if every rank has ended."""
-        return all(self.run.of(rank)[-1].manifest.ended for rank in self.run.ranks)
+        return self.run.ended
 
 
 class RunGone(Exception):  # noqa: N818 - a state, which the person who looks at a run is informed of
@@ -98,7 +100,10 @@ class GrowingFiles:
             index = root / INDEX
             stamps |= {index: stamp} if (stamp := stamp_of(index)) else {}
             files = packed_files(packed_index(root), run.directories)
-            stamps |= {f.path: s for own in files.values() for _, f in own if (s := stamp_of(f.path))}
+            for path in (file.path for own in files.values() for _, file in own):
+                if isinstance(path, Path):
+                    check(path)
+                stamps |= {path: stamp} if (stamp := stamp_of(path)) else {}
             return RunListing(run, files, stamps, problems, False)
         files = self._listed(run.directories, stamps, problems)
         databases = self._databases(run)

@@ -11,20 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probe.core.alerting.redaction import describe_error
+from probe.core.faults import Faults
+from probe.core.storage.confinement import leads_out
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed_run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_name
+from probe.core.worker import Worker
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
 from probe.view.run_files import GrowingFiles, RunGone
 from probe.view.run_reader import LEAST_SECONDS, REMOTE_SECONDS
-from probe.view.run_summary import RunSummary, summary_of
+from probe.view.run_summary import RunSummary, summary_of, unread_summary
 from probe.view.viewed_run import ViewedRun
 
 _log = logging.getLogger("probe.view")
 
+WHERE = "list of runs"
+"""Place under which failures are counted."""
 DEEPEST = 4
 """Levels of folders in which runs are looked for."""
 MOST_RUNS = 100_000
@@ -72,9 +78,16 @@ class RunList:
         places: folders, or URLs.
         cache: folder of the cache.
         changed: called with the number of a run that has changed; with None when the list has.
+        folders: folders out of which analyses follow no link; none: they follow all.
     """
 
-    def __init__(self, places: Sequence[str], cache: Path, changed: Callable[[int | None], None]) -> None:
+    def __init__(
+        self,
+        places: Sequence[str],
+        cache: Path,
+        changed: Callable[[int | None], None],
+        folders: Sequence[str] = (),
+    ) -> None:
         self._places, self._cache, self._changed = list(places), cache, changed
         self._lock = threading.RLock()
         self._runs: list[ListedRun] = []
@@ -88,20 +101,28 @@ class RunList:
         self._open: OrderedDict[int, ViewedRun] = OrderedDict()
         self._files: OrderedDict[int, GrowingFiles] = OrderedDict()
         self._ended = threading.Event()
-        self.tasks = BackgroundTasks(self._task_ended)
-        self._thread = threading.Thread(target=self._follow, name="probe-view-runs", daemon=True)
+        self._search_time = 0.0
+        """Time of the next search for new runs, on the monotonic clock."""
+        self.problem = ""
+        """Failure of the last search for runs, or of the thread that follows them; empty if it works."""
+        self._outside = set[Place]()
+        """Links out of the folders, which are not followed."""
+        self.tasks = BackgroundTasks(self._task_ended, folders)
+        self._worker: Worker | None = None
 
     def start(self) -> None:
         """Find the runs, and follow them on a thread."""
         self._search()
-        self._thread.start()
+        self._search_time = time.monotonic() + SEARCH_SECONDS
+        self._worker = Worker("probe-view-runs", WHERE, Faults("the view goes on"), look=self._follow, due=0.0)
 
     def close(self) -> None:
         """End the thread, and release all resources."""
         self._ended.set()
         self.tasks.close()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        if self._worker is not None:
+            self._worker.end()
+            self._worker.join(5)
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -158,7 +179,10 @@ class RunList:
             return None
         except (OSError, ValueError) as error:
             _log.warning("%s: its summary cannot be read: %s", run.place, error)
-            summary = RunSummary(False, 0, -1, 0, None, None, None, [str(error)], 0.0)
+            summary = unread_summary(str(error))
+        except Exception as error:  # noqa: BLE001 - one run is not to end the others
+            _log.exception("%s: its summary cannot be read", run.place)
+            summary = unread_summary(describe_error(error))
         before = run.update(summary)
         if before != summary:
             self._changed(run.number)
@@ -198,7 +222,7 @@ class RunList:
             if MARK in text and time.monotonic() < self._again.get(text, 0.0):
                 continue
             self._again[text] = time.monotonic() + REMOTE_SECONDS
-            for root in _roots(located(text).expanduser().absolute(), 0):
+            for root in self._rank_folders(located(text).expanduser().absolute()):
                 if self._ended.is_set() or len(self._runs) >= MOST_RUNS:
                     return
                 place, changed = str(root), _modified(root)
@@ -243,36 +267,52 @@ class RunList:
                 for name in names:
                     self._known[place, name] = one
 
-    def _follow(self) -> None:
-        """Read summaries: those of runs that were never read first, then those of runs that go on."""
-        again = time.monotonic() + SEARCH_SECONDS
-        while not self._ended.is_set():
-            began, new = time.monotonic(), False
-            for run in sorted(self.runs, key=lambda run: run.summary is not None):
-                if self._ended.is_set():
-                    return
-                if run.summary is None or run.summary.alive:
-                    new |= run.summary is None
-                    self.read(run)
-                    self._ended.wait(PAUSE_SECONDS)
-            if (now := time.monotonic()) >= again:
-                self._search()
-                again = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
-            self._ended.wait(1.0 if new else max(1.0, SHARE * (time.monotonic() - began)))
+    def _follow(self) -> float:
+        """Read summaries: those of runs that were never read first, then those of runs that go on. Return the seconds
+        until that is due again."""
+        try:
+            pause, problem = self._look(), ""
+        except Exception as error:  # noqa: BLE001 - the page shows it; the next look may succeed
+            _log.exception("the runs cannot be followed; the next look may succeed")
+            pause, problem = SEARCH_SECONDS, describe_error(error)
+        if problem != self.problem:
+            self.problem = problem
+            self._changed(None)
+        return pause
 
+    def _look(self) -> float:
+        """Read what is due, and return the seconds until the next look."""
+        began, new = time.monotonic(), False
+        for run in sorted(self.runs, key=lambda run: run.summary is not None):
+            if self._ended.is_set():
+                return 0.0
+            if run.summary is None or run.summary.alive:
+                new |= run.summary is None
+                self.read(run)
+                self._ended.wait(PAUSE_SECONDS)
+        if (now := time.monotonic()) >= self._search_time:
+            self._search_time = now + SEARCH_SECONDS
+            self._search()
+            self._search_time = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
+        return 1.0 if new else max(1.0, SHARE * (time.monotonic() - began))
 
-def _roots(folder: Place, depth: int) -> Iterator[Place]:
-    """Yield the folders in which ranks have written: ``folder``, or those in it."""
-    try:
-        names = _names(folder)
-    except OSError:
-        return
-    if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)):
-        yield folder
-    elif depth < DEEPEST:
-        for name in names:
-            if not name.startswith("."):
-                yield from _roots(folder / name, depth + 1)
+    def _rank_folders(self, folder: Place, depth: int = 0) -> Iterator[Place]:
+        """Yield the folders in which ranks have written: ``folder``, or those in it."""
+        if isinstance(folder, Path) and leads_out(folder):
+            if folder not in self._outside:
+                self._outside.add(folder)
+                _log.warning("%s: a link out of the folders of this command: it is not followed", folder)
+            return
+        try:
+            names = _names(folder)
+        except OSError:
+            return
+        if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)):
+            yield folder
+        elif depth < DEEPEST:
+            for name in names:
+                if not name.startswith("."):
+                    yield from self._rank_folders(folder / name, depth + 1)
 
 
 def _names(folder: Place) -> list[str]:

@@ -64,6 +64,11 @@ def summary_of(listing: RunListing, root: Place, found: DumpedFindings) -> RunSu
     )
 
 
+def unread_summary(problem: str) -> RunSummary:
+    """Return the summary of a run of which nothing could be read."""
+    return RunSummary(False, 0, -1, 0, None, None, None, [problem], 0.0)
+
+
 def is_alive(listing: RunListing) -> bool:
     """Return whether a run goes on: it has not ended, and its files have changed lately."""
     return not listing.ended and time.time() - listing.changed < ALIVE_SECONDS
@@ -120,7 +125,7 @@ def _objects(lines: Iterable[bytes]) -> Any:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from probe.core.errors import missing
 from probe.core.language import message
-from probe.core.storage.location import located
-from probe.services.guard import CookieGate, is_local_name, is_own_name
-from probe.services.listening import ServerError, address_of, bound, ended_by_signals, is_loopback, raise_limit_of_files
+from probe.core.storage.confinement import confine
+from probe.core.storage.location import MARK, located
+from probe.services.web.hosts import is_local_name, is_loopback, is_own_name
+from probe.services.web.listening import ServerError, bound
 
-MOST_CONNECTIONS = 512
-"""Most connections at one time; further ones get status 503."""
 END_SECONDS = 3
 """Longest time in seconds for requests that are under way at the end."""
 NICE = 10
@@ -47,9 +46,9 @@ def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> No
     """
     try:
         import duckdb  # noqa: F401 - found missing before anything is opened
-        import uvicorn
 
-        from probe.view.app import application
+        from probe.services.web.serving import ServingLimits, WebServer
+        from probe.view.app import ViewEndpoints, application
         from probe.view.events import ChangeLog
         from probe.view.run_list import RunList
     except ImportError as error:
@@ -59,38 +58,23 @@ def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> No
     places = checked(options.places)
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
-        raise_limit_of_files(MOST_CONNECTIONS + 256)
         with suppress(OSError):
             os.nice(NICE)
         cache = cache_folder(os.environ)
         trim(cache, MOST_CACHE)
         log = ChangeLog()
-        runs = RunList(places, cache, log.changed)
+        folders = [place for place in places if MARK not in place]
+        confine(map(Path, folders))
+        runs = RunList(places, cache, log.changed, folders)
         stack.callback(runs.close)
         runs.start()
-        inner, endpoints = application(runs, log)
-        address, token = address_of(listening), secrets.token_urlsafe(32)
-        port = address.rpartition(":")[2]
+        endpoints, token = ViewEndpoints(runs, log), secrets.token_urlsafe(32)
+        cookie = f"probe-view-{listening.getsockname()[1]}"
         is_host = is_local_name if is_loopback(options.host) else is_own_name
-        gate = CookieGate(inner, token, f"probe-view-{port}", is_host)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                gate,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_graceful_shutdown=END_SECONDS,
-            )
-        )
-        stack.enter_context(ended_by_signals(server))
-        endpoints.is_ending = lambda: server.should_exit
-        started(f"{address}/?token={token}")
-        server.run(sockets=[listening])
+        gate = application(endpoints, token, cookie, is_host)
+        server = WebServer(gate, listening, ServingLimits(end_seconds=END_SECONDS))
+        endpoints.is_ending = lambda: server.is_ending
+        server.run(lambda: started(f"{server.address}/?token={token}"))
 
 
 def checked(places: Sequence[str]) -> list[str]:

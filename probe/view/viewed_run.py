@@ -93,16 +93,16 @@ class ViewedRun:
         """Key of the run's analysis among the tasks."""
         return ("analysis", self.place, self.directory)
 
-    def diagnosis(self) -> tuple[RunDiagnosis, str]:
-        """Return the findings, and the state of the analysis: ``running``, ``done`` or ``failed``."""
+    def diagnosis(self) -> tuple[RunDiagnosis, TaskResult]:
+        """Return the findings, and the analysis as far as it has come."""
         with self.reader.lock:
             found = self.analysis()
             if found.answer is not None:
-                return of_analysis(found.answer, self.label), found.state
+                return of_analysis(found.answer, self.label), found
             listing = self.reader.listing()
             marks, number = self._dumped.read(located(self.place), listing.run, Problems())
             stages = {d.rank: d.manifest.pipeline_stage for d in listing.run.directories}
-            return of_dump(marks, number, self.label, lambda rank: stages.get(rank, 0)), found.state
+            return of_dump(marks, number, self.label, lambda rank: stages.get(rank, 0)), found
 
     def label(self, signal: str, pp_stage: int, vpp_stage: int, name: str) -> str:
         """Return the label of a row."""

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.naming import STEP_SECONDS, TOKENS_PER_SECOND
 from probe.core.records import Batch, Key
 from probe.core.storage.layout import COSTS
 from probe.core.storage.pack import pack
@@ -30,7 +31,7 @@ RANKS, STEPS = 4, 14
 
 def of_run(rank: int, step: int) -> list[Batch]:
     """Numbers of the run: a loss that becomes NaN, and seconds."""
-    names = ("loss", "step_seconds", "tokens_per_second")
+    names = ("loss", STEP_SECONDS, TOKENS_PER_SECOND)
     numbers = {"value": [math.nan if step > 9 else 2 / (step + 1), 1 + rank / 100, 1000.0]}
     return [batch("run", step, numbers, keys=tuple(map(Key, names)))]
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from probe.cli import app
 from probe.cli.performance import duration, size
+from probe.core.naming import STEP_SECONDS
 from tests.core.analysis.performance_data import write_calls, write_costs, write_rank
 from tests.required import require
 
@@ -29,7 +30,7 @@ def write(root: Path, slow: float = 1.0, **manifest: object) -> None:
 
         def numbers(step: int) -> dict[str, float]:
             seconds = 0.5 * (slow if 120 <= step < 180 else 1.0)
-            values = {"step_seconds": seconds, "throughput": 16 / seconds, "loss": 2.0, "learning_rate": 1e-3}
+            values = {STEP_SECONDS: seconds, "throughput": 16 / seconds, "loss": 2.0, "learning_rate": 1e-3}
             return {**values, "phase/data_seconds": 0.125, "gpu_utilization": 100.0, MEMORY: 3e9}
 
         directory = write_rank(root, rank, range(240), numbers, **manifest)

@@ -39,8 +39,7 @@ def test_without_a_token_only_this_machine_is_served(tmp_path: Path) -> None:
     short = refused(*database, environment={"PROBE_SERVER_TOKEN": "pass1234"})
     assert "at least 16" in short
     assert "pass1234" not in short
-    (tmp_path / "token").write_text("two words of a token")
-    spaces = refused(*database, "--token-file", tmp_path / "token")
+    spaces = refused(*database, "--token-file", secret(tmp_path / "token", b"two words of a token"))
     assert "without spaces" in spaces
     assert "words" not in spaces
     assert not (tmp_path / "a.sqlite").exists()
@@ -49,16 +48,24 @@ def test_without_a_token_only_this_machine_is_served(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     """Each with the option, and none of the content."""
     assert "--token-file" in refused("--token-file", tmp_path / "missing")
-    (tmp_path / "lines").write_text("secret\nlines\n")
-    lines = refused("--token-file", tmp_path / "lines")
+    lines = refused("--token-file", secret(tmp_path / "lines", b"secret\nlines\n"))
     assert "expected one line" in lines
     assert "secret" not in lines
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    assert "expected UTF-8" in refused("--dead-man-file", tmp_path / "bytes")
+    assert "expected UTF-8" in refused("--dead-man-file", secret(tmp_path / "bytes", b"\xff\xfe"))
     assert "missing.json" in refused("--config", tmp_path / "missing.json")
     (tmp_path / "wrong.json").write_text('{"alert": {"group_seconds": -1}}')
     assert "group_seconds" in refused("--config", tmp_path / "wrong.json")
     assert "dead man's address" in refused("--dead-man", "nowhere", "--database", tmp_path / "a.sqlite")
+
+
+@pytest.mark.parametrize("option", ["--token-file", "--dead-man-file"])
+def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path, option: str) -> None:
+    """As by the other servers, with the command that mends it and nothing of the secret."""
+    file = secret(tmp_path / "open", TOKEN.encode())
+    file.chmod(0o644)
+    line = refused(option, file, "--database", tmp_path / "a.sqlite")
+    assert f"{option} {file}: every user of this machine can read it; run: chmod 600 {file}" in line
+    assert TOKEN not in line
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
@@ -74,8 +81,14 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 
 def _token(folder: Path) -> Path:
-    (folder / "good").write_text(TOKEN)
-    return folder / "good"
+    return secret(folder / "good", TOKEN.encode())
+
+
+def secret(file: Path, content: bytes) -> Path:
+    """A file that its owner alone can read."""
+    file.touch(0o600)
+    file.write_bytes(content)
+    return file
 
 
 def test_a_database_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:

@@ -16,3 +16,13 @@ def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFix
     assert faults.counts == {f"actv of layer{number}: ValueError": 2 for number in range(10 * MOST_LOGGED)}
     assert len(caplog.records) == MOST_LOGGED + 1
     assert "monitor.faults" in caplog.messages[-1]
+
+
+def test_faults_count_by_place_and_kind() -> None:
+    """Faults are counted by where and what; the text of an error does not make another kind."""
+    faults = Faults()
+    for number in range(3):
+        faults.note("sink", OSError(f"number {number}"))
+    faults.note("sink", ValueError("another"))
+    faults.lost("rows", 5)
+    assert faults.counts == {"sink: OSError": 3, "sink: ValueError": 1, "rows": 5}

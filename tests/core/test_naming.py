@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from probe.core import naming
 from probe.core.instrumentation.selection import TargetNames
 from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
 from probe.core.records import Key
@@ -112,3 +117,51 @@ def test_optimizer_state_comes_between_gradients_and_updated_weights() -> None:
     """Any signal that is not fixed is optimizer state."""
     assert SIGNALS["grad_reduced"].phase < signal_of("exp_avg").phase < SIGNALS["param_updated"].phase
     assert signal_of("square_avg").task == "square_avg"
+
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = {naming.STEP_SECONDS, naming.TOKENS_PER_SECOND, naming.MODEL_TFLOPS, naming.OUTSIDE_SECONDS}
+"""Numbers of the run that have names of our own; the others have words that also name other things."""
+OTHERWISE = {
+    "probe/core/naming.py": "their home",
+    "probe/core/analysis/performance/export.py": "a field of the JSON of `probe performance`",
+    "probe/services/server/page.py": "a field of the page's JSON",
+    "probe/services/server/metrics.py": "a field of the server's points",
+}
+
+
+def literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that is a whole literal."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def read_by_literal(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each ``step.values["name"]``, ``step.values.get("name")`` and their like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            holder, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            holder, key = node.func.value, node.args[0]
+            if node.func.attr not in ("get", "setdefault", "pop"):
+                continue
+        else:
+            continue
+        of_step = isinstance(holder, ast.Attribute) and holder.attr == "values"
+        if of_step and isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield node.lineno, key.value
+
+
+def test_numbers_of_the_run_are_named_in_one_place() -> None:
+    """Whoever writes or reads one, tests included, imports its name: so no reader waits for one that nobody writes."""
+    spelled = []
+    for path in sorted([*ROOT.glob("probe/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+        name = path.relative_to(ROOT).as_posix()
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        found = [] if name in OTHERWISE else [(line, text) for line, text in literals(tree) if text in WRITTEN]
+        if "RunStep" in source and name.startswith("probe/"):
+            found += read_by_literal(tree)
+        spelled += [f"{name}:{line}: {text}" for line, text in found]
+    assert spelled == []

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import yaml
 
-from probe.core.run_state.rules import RunStep
 from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.log_lines import LossLine, Position, loss_lines, positional, state_line
@@ -25,6 +24,7 @@ from probe.core.transformers_monitor import (
     NAMES,
     LossMonitoring,
     StateMonitoring,
+    TransformersConfig,
     TransformersConfigError,
     make_callbacks,
     monitor_settings,
@@ -261,6 +261,74 @@ def test_a_key_that_is_not_supported_is_named(
     read_configuration(config | {section: config[section] | {key: value}}, environ={})
     assert f"{section}.{key} is not supported" in caplog.text
     assert instead in caplog.text
+
+
+ON = {"monitor_config": {"monitor_on": True}, "tensorboard": {"tensorboard_dir": "curves"}}
+PLACED = [
+    *(("monitor_config", key, ["log"]) for key in StateSection().formats),
+    ("monitor_config", "dump_path", "./elsewhere"),
+    ("monitor_config", "throughput_baseline", 100),
+    ("monitor_config", "print_struct", True),
+    ("monitor_config", "check_for_global_norm", True),
+    ("monitor_config", "global_norm_spike_threshold", 2.0),
+    ("monitor_config", "global_norm_spike_count_threshold", 4),
+    ("tensorboard", "tensorboard_queue_size", 20),
+    ("tensorboard", "log_loss_scale_to_tensorboard", True),
+    ("tensorboard", "log_timers_to_tensorboard", True),
+    ("", "use_skip_data_by_global_norm", True),
+    ("", "check_for_nan_in_loss_and_grad", True),
+]
+"""Keys of the tool's pages with their section, and a value that is not the default."""
+
+
+def effective(config: TransformersConfig) -> tuple[object, ...]:
+    """What the callbacks get."""
+    return config.state, config.tensorboard, config.skips_spikes, config.checks_nan
+
+
+@pytest.mark.parametrize(("section", "key", "value"), PLACED)
+def test_a_documented_key_has_an_effect_in_its_section_and_is_named_elsewhere(
+    section: str, key: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its section it changes what the callbacks get; in another, a warning says where it belongs."""
+    plain = effective(read_configuration(ON, environ={}))
+    placed = ON | ({section: ON[section] | {key: value}} if section else {key: value})
+    assert effective(read_configuration(placed, environ={})) != plain
+    assert caplog.records == []
+    assert effective(read_configuration(ON | {"runner_wrapper": {key: value}}, environ={})) == plain
+    where = f"in the section {section}" if section else "at the top of the file"
+    assert f"runner_wrapper.{key} has no effect: it belongs {where}" in caplog.text
+
+
+def test_a_key_that_needs_the_monitor_is_named_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Skipping of spikes is counted by the monitor of states, which is not added unless it is switched on."""
+    read_configuration({"use_skip_data_by_global_norm": True}, environ={})
+    assert "use_skip_data_by_global_norm has no effect without monitor_config.monitor_on" in caplog.text
+
+
+def test_skipped_spikes_end_training_as_the_page_says(tmp_path: Path) -> None:
+    """The page's sample: consecutive spikes up to the threshold are left to the training cell, then training ends."""
+    sample = {
+        "use_skip_data_by_global_norm": True,
+        "output_dir": str(tmp_path),
+        "monitor_config": {
+            "monitor_on": True,
+            "check_for_global_norm": False,
+            "global_norm_spike_threshold": 3.0,
+            "global_norm_spike_count_threshold": 2,
+        },
+    }
+    config = read_configuration(sample, environ={})
+    state = State(config=config.state, use_skip_data_by_global_norm=config.skips_spikes)
+
+    def steps() -> None:
+        for _ in range(4):
+            state.step_begin()
+            state.step_end(loss=1.0, grad_norm=5.0)
+
+    with pytest.raises(ValueError, match="global"):
+        steps()
+    state.close()
 
 
 def test_without_event_files_the_log_takes_their_place(caplog: pytest.LogCaptureFixture) -> None:
@@ -711,24 +779,6 @@ def test_the_run_gets_the_same_numbers() -> None:
 
     train(Loss(monitor=Run()), 1, **GIVEN, batch_size=4, accuracy=0.5)
     assert received == [{"loss": 1.0, "batch_size": 4, "accuracy": 0.5} | GIVEN]
-
-
-def test_model_flops_are_those_that_the_run_measures(tmp_path: Path) -> None:
-    """Without ``flops_per_step`` they come from the monitor, until the callback is closed."""
-    listeners: list[Any] = []
-
-    class Run:
-        def log_ended(self, **values: Any) -> None: ...
-
-        def on_run_step(self, listener: Any) -> Any:
-            listeners.append(listener)
-            return listeners.clear
-
-    loss = Loss(tensorboard={"tensorboard_dir": str(tmp_path)}, monitor=Run())
-    listeners[0](RunStep(0, 0.0, 1.0, "applied", {"model_flops": 1.5}))
-    train(loss, 1)
-    assert scalars_of(tmp_path / "rank_0")["model-flops-throughput-per-npu"] == [(1, 1.5)]
-    assert listeners == []
 
 
 def test_a_rank_has_its_folder_and_its_part_of_the_throughput(tmp_path: Path, lines: list[str]) -> None:

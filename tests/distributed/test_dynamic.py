@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
+from probe.core.storage.directories import last_run
+from probe.core.storage.plans import PlanDifference, plan_differences
+from probe.core.storage.problems import Problems
 from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
 from tests.required import require
@@ -113,6 +118,77 @@ def test_a_first_rank_that_takes_no_part_ends_it_all_the_same(two_ranks: Ranks, 
     assert (one, other) == ([12, 13, 14], [4, 5, 6, 12, 13, 14])
     assert faults == more == {}
     assert json.loads(text)["dynamic_on"] is False
+
+
+def sharing(folder: str, actions: list[int | dict[str, Any]]) -> dict[str, int]:
+    """The faults of this rank, whose model is its own. Both ranks follow one file.
+
+    Args:
+        actions: done one after the other: a number is a step of that rank, values are an edit of the file.
+    """
+    from probe.pytorch import TrainerMon
+
+    os.environ["DYNAMIC_MONITOR"], os.environ["MONITOR_OUTPUT_DIR"] = "True", f"{folder}/out"
+    file, rank = Path(folder) / "monitor.json", dist.get_rank()
+    if rank == 0:
+        file.write_text(json.dumps(CONFIG | {"format": "csv"}))
+    dist.barrier()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with TrainerMon(file) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for action in actions:
+            dist.barrier()
+            if action == rank:
+                loss_of(model(batch(0, 0))).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            elif isinstance(action, dict) and rank == 0:
+                (Path(folder) / "new.json").write_text(json.dumps(CONFIG | {"format": "csv"} | action))
+                (Path(folder) / "new.json").replace(file)
+        dist.barrier()
+    del os.environ["DYNAMIC_MONITOR"], os.environ["MONITOR_OUTPUT_DIR"]
+    return monitor.faults
+
+
+def collected(folder: Path) -> list[dict[int, tuple[str, ...]]]:
+    """The ops of each rank by step."""
+    ranks: list[dict[int, tuple[str, ...]]] = [{}, {}]
+    for path in (folder / "out").glob("*-rank*/grad_reduced_*.csv"):
+        with path.open(newline="") as rows:
+            for row in csv.DictReader(rows):
+                ops = tuple(name for name in row if name in ("norm", "min", "max"))
+                ranks[int(path.parent.name.split("-rank")[1].split("-")[0])][int(row["step"])] = ops
+    return ranks
+
+
+MAX, MIN = ({"dynamic_on": True, "ops": [op]} for op in ("max", "min"))
+TURN = [0, 1]
+
+
+def test_edits_in_a_row_hold_on_both_ranks_at_the_same_steps(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Also one that is replaced before the second rank has seen it."""
+    actions = [*TURN, MAX, 0, MIN, 1, *TURN * 8, {"dynamic_on": False}, 0, MAX, 1, *TURN * 8]
+    faults = two_ranks.run(sharing, str(tmp_path), actions)
+    one, other = collected(tmp_path)
+    assert one == other
+    assert set(one.values()) == {("max",), ("min",)}
+    assert faults == [{}, {}]
+    assert plan_differences(last_run(tmp_path / "out", Problems())) == []
+
+
+def test_where_ranks_differ_is_counted_and_said(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A rank that is far ahead of the first one reads a change after its step: it counts a fault, and readers name the
+    steps."""
+    actions = [*TURN, *[1] * 7, MAX, *[0] * 8, *TURN * 4]
+    faults = two_ranks.run(sharing, str(tmp_path), actions)
+    one, other = collected(tmp_path)
+    assert (min(one), min(other)) == (4, 9)
+    assert faults == [{}, {"control: TimeoutError": 1}]
+    run = last_run(tmp_path / "out", Problems())
+    assert plan_differences(run) == [PlanDifference(4, 8, (1,))]
+    result = CliRunner().invoke(app, ["anomalies", str(tmp_path / "out")])
+    assert "ranks 1 collected by another configuration than the others at steps 4-8" in " ".join(result.output.split())
 
 
 def merging(folder: str, steps: int, edits: dict[int, dict[str, Any]]) -> tuple[list[int], dict[str, int]]:

@@ -96,3 +96,39 @@ def test_a_rank_that_takes_no_part_holds_nobody_up(two_ranks: Ranks, absent: int
     assert none == {}
     plain = two_ranks.run(trained, None, rule="AnomalyNan")
     assert [losses, others] == [plain[0][3], plain[1][3]]
+
+
+def in_parts(split: bool) -> tuple[Found, dict[str, int]]:
+    """Findings of a rank that holds its own part of a layer under the same name, without a word about groups; the norm
+    is replicated, and one element of it changes on rank 1."""
+    rank, broken_at = dist.get_rank(), 8
+    model = Net(seed=rank if split else 0)
+    with torch.no_grad():
+        model.up.bias.zero_()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    monitor = watch(
+        model,
+        optimizer,
+        xy_distribution=False,
+        mv_distribution=False,
+        global_stats=True,
+        alert={"rules": [{"rule_name": "AnomalyReplica"}]},
+    )
+    for step in range(broken_at + 2):
+        loss_of(model(batch(step, 0))).backward()
+        for parameter in model.norm.parameters():
+            dist.all_reduce(parameter.grad)
+        if step == broken_at and rank == 1:
+            flip(model.norm.weight, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    return [(f.step, f.signal, str(f.key.name), f.rank) for f in monitor.findings], monitor.faults
+
+
+def test_parts_are_no_replicas_though_nothing_names_groups(two_ranks: Ranks) -> None:
+    """Rows that never were equal while they changed are left alone; of those that were, the difference is reported."""
+    for rank, (found, faults) in enumerate(two_ranks.run(in_parts, True)):
+        assert faults == {}
+        assert {(name, of) for _, _, name, of in found} == {("norm.weight", rank)}
+        assert min(step for step, _, _, _ in found) == 8

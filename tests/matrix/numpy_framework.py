@@ -110,6 +110,8 @@ def _ranks_of(group):
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
+    structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
+    token=id,
     runs=lambda module: module.forward is not None,
     value=lambda optimizer, parameter: parameter,
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
@@ -128,11 +130,12 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function, faults: _add(model.before, lambda *_: function()),
     learning_rate=lambda optimizer: optimizer.lr,
-    **dict.fromkeys("check_model check_optimizer loss_scale held_scale recomputed_by at_work".split(), lambda *_: None),  # noqa: SIM905
+    **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf"), lambda *_: None),
+    **dict.fromkeys(("graph_size", "recomputed_by", "at_work"), lambda *_: None),
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
-GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of)
+GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of, replicas=lambda _: [])
 
 
 class TrainerMon(Monitor):

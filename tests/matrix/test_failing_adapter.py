@@ -22,6 +22,7 @@ UNASKED = {
     "hooks.may_rest",  # between steps that are not sampled
     *("tensors.hold", "tensors.identity"),  # of tensors that the compiled pass cannot read, or of large ones
     *("hooks.held_scale", "hooks.recomputed_by"),  # of what the program asks for; in checkpointing
+    "hooks.found_inf",  # of updates whose outcome only a device has
     *("collectives.bytes_of", "parallel.has_store", "parallel.meet", "parallel.store"),  # among several processes
     *("arrays.on_host", "tensors.unchanged"),  # of large matrices; of tensors that have an identity
     *("tensors.adam", "hooks.holds"),  # of optimizers with two moments; of gradients that no backward has put there

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.naming import MODEL_TFLOPS, STEP_SECONDS, TOKENS_PER_SECOND
 from probe.core.run_state.rules import RunStep
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
@@ -84,7 +85,7 @@ def test_the_last_value_of_a_step_counts(framework: Harness) -> None:
         (0, "accuracy"): 0.5,
         (1, "loss"): 0.25,
         (2, "loss"): 3.0,
-        (2, "val_loss"): 1.0,
+        (1, "val_loss"): 1.0,
     }
 
 
@@ -167,11 +168,11 @@ def test_at_rest(framework: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_the_learning_rate_is_known(framework: Harness) -> None:
     """The optimizer's learning rate is recorded without a call, unless the program logs one."""
     training = Training(framework, run={"enable": True}).begin()
-    training.step()
     training.step(learning_rate=0.5)
+    training.step()
     found = training.end()
-    assert found[0, "learning_rate"] == pytest.approx(LR, rel=1e-5)
-    assert found[1, "learning_rate"] == 0.5
+    assert found[0, "learning_rate"] == 0.5
+    assert found[1, "learning_rate"] == pytest.approx(LR, rel=1e-5)
 
 
 def test_rates_and_times(framework: Harness) -> None:
@@ -180,13 +181,13 @@ def test_rates_and_times(framework: Harness) -> None:
     for _ in range(3):
         training.step(batch_size=8, tokens=100)
     found = training.end()
-    assert (0, "step_seconds") not in found
+    assert (0, STEP_SECONDS) not in found
     for step in (1, 2):
-        seconds = found[step, "step_seconds"]
+        seconds = found[step, STEP_SECONDS]
         assert seconds > 0
         assert found[step, "throughput"] == pytest.approx(8 / seconds, rel=1e-4)
-        assert found[step, "tokens_per_second"] == pytest.approx(100 / seconds, rel=1e-4)
-        assert found[step, "model_tflops"] == pytest.approx(2 / seconds, rel=1e-4)
+        assert found[step, TOKENS_PER_SECOND] == pytest.approx(100 / seconds, rel=1e-4)
+        assert found[step, MODEL_TFLOPS] == pytest.approx(2 / seconds, rel=1e-4)
 
 
 def test_phases(framework: Harness) -> None:
@@ -203,7 +204,7 @@ def test_phases(framework: Harness) -> None:
     phases = {key for key in found if key[1].startswith("phase/")}
     assert phases == {(1, "phase/checkpoint_seconds"), (1, "phase/data_seconds"), (2, "phase/evaluation_seconds")}
     assert found[1, "phase/data_seconds"] > found[1, "phase/checkpoint_seconds"] > 0
-    assert found[1, "step_seconds"] > found[1, "phase/data_seconds"]
+    assert found[1, STEP_SECONDS] > found[1, "phase/data_seconds"]
 
 
 def test_formats(framework: Harness) -> None:

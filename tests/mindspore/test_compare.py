@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_repeated_is_equal(runs: Path) -> None:
     """Digit for digit."""
     found = compare(runs / "pytorch", runs / "again", Options(relative=0.0))
-    assert found.same
+    assert found.agrees
     assert found.rows > 1000
 
 
@@ -54,7 +54,7 @@ def test_the_frameworks_are_the_same(runs: Path) -> None:
     """Within a tenth of the tolerance, with the names that each framework gives to norms and embeddings."""
     for a, b in (("pytorch", "mindspore"), ("mindspore", "pytorch")):
         found = compare(runs / a, runs / b)
-        assert found.same, found.first
+        assert found.agrees, found.first
         assert found.by_framework == found.renamed == 2 * 5 + 2  # gamma and beta of five norms, two embeddings
         assert max(largest for *_, largest in found.counts) < found.tolerance / 10
 

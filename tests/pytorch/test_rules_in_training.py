@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from probe.core.analysis.diagnosis.analyse import analyse
+from probe.core.rules.skipped import IN_TRAINING
 from tests.pytorch.watching import watch
 from tests.required import require
 
@@ -79,3 +83,80 @@ def test_a_gradient_that_is_cut_off_is_named() -> None:
 def test_a_parameter_that_the_optimizer_never_got_is_named(forgotten: str) -> None:
     """It has a gradient and stands still: named at the fifth step, and nothing else is."""
     assert findings_of(forgotten=forgotten) == {("Frozen", "param_updated", forgotten, "", 4)}
+
+
+def half(monitored: Any, broken: dict[int, float]) -> Any:
+    """The monitor of a training in float16 with a scaler that begins at too large a scale; in some steps a gradient is
+    overwritten after the scaler has looked at it."""
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=8)
+    generator = torch.Generator().manual_seed(2)
+    with monitored(model, optimizer) as monitor:
+        for step in range(STEPS):
+            inputs = torch.randn(16, 8, generator=generator)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(inputs).float() - inputs[:, :4].sin()).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if step in broken:
+                model[2].weight.grad[0, 0] = broken[step]
+            scaler.step(optimizer)
+            scaler.update()
+    assert scaler.get_scale() < 2.0**22
+    return monitor
+
+
+@pytest.mark.parametrize("formats", [["csv"], ["sqlite"], ["parquet"]])
+def test_steps_that_a_scaler_skips_are_no_findings(formats: list[str]) -> None:
+    """Neither while training runs nor by its files: the scale is halved, and growth is tried, again and again."""
+    monitor = half(lambda *of: watch(*of, format=formats, ops=OPS), {})
+    assert (monitor.findings, monitor.faults) == ([], {})
+    assert analyse(Path(monitor.output_directory)).diagnosis is None
+
+
+def test_a_true_nan_comes_first() -> None:
+    """Once an update with it is applied, it is the first cause, live and by the files; skipped steps are none."""
+    monitor = half(lambda *of: watch(*of, format="csv", ops=OPS), {BROKEN_AT: math.nan})
+    first = monitor.findings[0]
+    assert (first.signal, str(first.key.name), first.step) == ("grad_reduced", "2.weight", BROKEN_AT)
+    diagnosis = analyse(Path(monitor.output_directory)).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.first.finding.signal, diagnosis.first.finding.step) == ("grad_reduced", BROKEN_AT)
+
+
+def test_scaling_that_fails_again_and_again_is_found_where_it_began() -> None:
+    """Activations leave the range of float16: after five skipped updates in a row, the first of them is the cause."""
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with watch(model, optimizer, format="csv", ops=OPS) as monitor:
+        for step in range(STEPS):
+            if step == BROKEN_AT:
+                model[1].register_forward_hook(lambda _, __, output: output * 1e9)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(16, 8)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert monitor.findings[0].step == BROKEN_AT + IN_TRAINING - 1
+    diagnosis = analyse(Path(monitor.output_directory)).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.first.began == BROKEN_AT
+    assert diagnosis.first.finding.signal == "actv"
+
+
+def test_nothing_that_moves_is_named() -> None:
+    """An optimizer of other parameters than those that train."""
+    model = model_of()
+    others = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([{"params": [others], "lr": 0.1}])
+    optimizer.add_param_group({"params": [*model.parameters()], "lr": 0.0})
+    with watch(model, optimizer, format="api", ops=OPS) as monitor:
+        for _ in range(8):
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+    assert {(f.rule, f.step) for f in monitor.findings} == {("AnomalyFrozen", 4)}
+    assert len(monitor.findings) == len([*model.parameters()])

@@ -14,6 +14,7 @@ import pytest
 
 from probe.core.config.errors import ConfigError
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
+from probe.core.naming import STEP_SECONDS
 from tests.required import require
 
 torch = require("torch")
@@ -125,7 +126,7 @@ def test_the_trainer_is_watched_as_by_the_three_lines(tmp_path: Path) -> None:
         assert [*numbers_of(callback.monitor, name)] == [*range(STEPS)]
         assert [*numbers_of(callback.monitor, name).values()] == pytest.approx(logged(watched, name), rel=1e-5)
     assert logged(watched, "loss") == logged(plain, "loss")
-    assert [*numbers_of(callback.monitor, "step_seconds")] == [*range(1, STEPS)]
+    assert [*numbers_of(callback.monitor, STEP_SECONDS)] == [*range(1, STEPS)]
     assert callback.monitor.faults == {}
     assert watcher_of([watched.model]) is None
     assert not watched.model.fc._forward_hooks

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from probe.core.naming import MODEL_TFLOPS
 from probe.core.transformers_monitor import TransformersConfigError
-from probe.pytorch import MFLossMonitor, TrainingStateMonitor, TrainingStopped, from_yaml
+from probe.pytorch import MFLossMonitor, TrainerMon, TrainingStateMonitor, TrainingStopped, from_yaml
 from probe.pytorch import callbacks as callbacks_module
 from tests.core.test_transformers_monitor import scalars_of, texts_of
 from tests.required import require
@@ -478,3 +479,30 @@ def test_a_callback_without_its_package_says_what_to_install(
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"{name} needs {packages[0]}.*pip install"):
         getattr(callbacks_module, name)
+
+
+def test_operations_a_second_are_those_of_the_monitor(
+    lines: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``flops_per_step`` of its own, the loss monitor has what a monitor of the same training measures, until
+    it is closed."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "run"))
+    training = Training()
+    monitor = TrainerMon({"format": "api", "run": {"flops_per_step": 2e12}})
+    monitor.set_monitor(training.net, 1, training.optimizer)
+    seen: dict[int, float] = {}
+    monitor.on_run_step(lambda step: seen.update({step.step: step.values.get(MODEL_TFLOPS, math.nan)}))
+    loss = MFLossMonitor(tensorboard={"tensorboard_dir": "curves"}, monitor=monitor)
+    for step in range(4):
+        training.optimizer.zero_grad()
+        training.net(batch(step)).square().mean().backward()
+        training.optimizer.step()
+        loss.step_end(loss=1.0)
+        assert monitor.flush()
+    loss.close()
+    monitor.stop()
+    found = scalars_of(tmp_path / "curves" / "rank_0")["model-flops-throughput-per-npu"]
+    measured = [*seen.values()]
+    assert found
+    assert all(any(value == pytest.approx(other, rel=1e-6) for other in measured) for _, value in found)
+    assert monitor.faults == {}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.naming import OUTSIDE_SECONDS, STEP_SECONDS
 from probe.core.output.metrics import catalogue
 from probe.core.output.metrics.catalogue import Metric
 
@@ -58,7 +59,7 @@ class Recording:
         self._steps = np.minimum((self.times - BEGIN) * steps // seconds, steps - 1)
         self._ranks, self._seconds, self._ranks_of_node = ranks, seconds, ranks_of_node
         self._fully = fully
-        recorded = [_complete(run["step_seconds"]) for run in self._training["runs"]]
+        recorded = [_complete(run[STEP_SECONDS]) for run in self._training["runs"]]
         self._stretch = seconds / steps / float(np.mean(recorded))
 
     @property
@@ -94,8 +95,8 @@ class Recording:
         host = f"node{rank // self._ranks_of_node}"
         whole = {"job": JOB, "rank": str(rank), "instance": f"{host}:{NODE_PORTS['exporter']}"}
         run = {name: self._at(values) for name, values in self._training["runs"][rank % 8].items()}
-        seconds = run["step_seconds"] = run["step_seconds"] * self._stretch
-        run["outside_seconds"] = run["outside_seconds"] * self._stretch
+        seconds = run[STEP_SECONDS] = run[STEP_SECONDS] * self._stretch
+        run[OUTSIDE_SECONDS] = run[OUTSIDE_SECONDS] * self._stretch
         ended = BEGIN + self._steps * self._seconds / self._training["steps"]
         for line in self._of_run(run):
             yield line._replace(labels={**whole, **line.labels})
@@ -107,7 +108,7 @@ class Recording:
             (catalogue.LAST_STEP, {}, ended),
             (catalogue.FINDINGS, {"rule": "RunStraggler"}, (rank == 5) * np.maximum(self._steps - 40, 0)),
             (catalogue.FAULTS, {}, 0),
-            (catalogue.OVERHEAD, {}, 0.004 + 0.002 * run["step_seconds"] / seconds.max()),
+            (catalogue.OVERHEAD, {}, 0.004 + 0.002 * run[STEP_SECONDS] / seconds.max()),
             (catalogue.DROPPED, {}, 12),
             (catalogue.RANK_INFO, facts, 1),
             (catalogue.RANK_UP, {}, 1),
@@ -139,7 +140,7 @@ class Recording:
     def _gpu(self, rank: int) -> Iterator[Line]:
         host, place = f"node{rank // self._ranks_of_node}", rank % self._ranks_of_node
         run = self._training["runs"][rank % 8]
-        busy = np.clip(self._at(run["outside_seconds"]) / self._at(run["step_seconds"]), 0, 1)
+        busy = np.clip(self._at(run[OUTSIDE_SECONDS]) / self._at(run[STEP_SECONDS]), 0, 1)
         labels = {
             "job": "exporter",
             "instance": f"{host}:{NODE_PORTS['exporter']}",

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from probe.core.moments import OPS
+from probe.core.naming import OUTSIDE_SECONDS
 from probe.core.output.metrics import catalogue
 from probe.services.exporter.readings.catalogue import READINGS
 from probe.services.server.board import RunBoard
@@ -303,7 +304,7 @@ def test_numbers_of_panels_are_those_of_the_training(server: PrometheusServer, r
 
     board = shown("ranks", server, recording)
     (slow,) = (each for each in board.targets() if each.panel["title"] == "Time outside of collectives")
-    outside = np.array([run["outside_seconds"][-1] for run in training["runs"]])
+    outside = np.array([run[OUTSIDE_SECONDS][-1] for run in training["runs"]])
     ratios = last(server, slow.expression, recording, "rank")
     assert ratios == pytest.approx({str(rank): value for rank, value in enumerate(outside / np.median(outside))})
     assert max(ratios, key=lambda rank: ratios[rank]) == "5"

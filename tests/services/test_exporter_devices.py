@@ -302,33 +302,18 @@ def test_a_line_without_an_end_is_not_kept() -> None:
     assert (process.malformed, process.hung) == (1, False)
 
 
-class Turns(threading.Event):
-    """Event that is set after a number of waits, none of which takes time."""
-
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self._remaining = left
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._remaining -= 1
-        if not self._remaining:
-            self.set()
-        return self.is_set()
-
-
 def test_processes_that_cannot_be_killed_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside two that hang in a driver no further one is started, until one of them has ended."""
     with monkeypatch.context() as driver:
         driver.setattr(reading_process, "_kill", lambda _: None)
         process = ReadingProcess("nvml", 0.01, 0.01, ["sleep", "1000"])
-        process._closing = Turns(5)
-        process._run()
+        for _ in range(5):
+            process._look()
     assert process.starts == len(process._left) == reading_process.MOST_LEFT
     for left in process._left:
         left.kill()
         left.wait()
-    process._closing = Turns(1)
-    process._run()
+    process._look()
     assert process.starts == reading_process.MOST_LEFT + 1
 
 

@@ -183,3 +183,28 @@ def test_our_own_lines_are_parsed(path: Path) -> None:
     error, info = map(TrainingLogParser().parse_log_line, path.read_text().splitlines())
     assert (error["level"], error["rank"], error["anomalies"][0]["type"]) == ("ERROR", 3, "oom_error")
     assert (info["level"], info["anomalies"], info["timestamp_source"]) == ("INFO", [], "line")
+
+
+def test_a_file_that_was_rotated_away_is_begun_anew(path: Path) -> None:
+    """Each file has the records of its time, also if it was removed, or is truncated in place."""
+    LOGGER.warning("one")
+    rotated = path.rename(path.with_suffix(".1"))
+    LOGGER.warning("two")
+    assert [[record["message"] for record in lines(file)] for file in (rotated, path)] == [["one"], ["two"]]
+    path.unlink()
+    LOGGER.warning("three")
+    assert [record["message"] for record in lines(path)] == ["three"]
+    os.truncate(path, 0)
+    LOGGER.warning("four")
+    assert [record["message"] for record in lines(path)] == ["four"]
+
+
+def test_records_go_to_the_rotated_file_as_long_as_no_new_one_can_be_made(path: Path) -> None:
+    """None is lost, and the new file is begun as soon as it can be."""
+    LOGGER.warning("one")
+    rotated = path.rename(path.parent.parent / f"{path.parent.name}.1")
+    path.parent.rename(path.parent.with_suffix(".moved"))
+    LOGGER.warning("two")
+    path.parent.with_suffix(".moved").rename(path.parent)
+    LOGGER.warning("three")
+    assert [[record["message"] for record in lines(file)] for file in (rotated, path)] == [["one", "two"], ["three"]]

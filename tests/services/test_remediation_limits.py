@@ -273,3 +273,62 @@ def test_the_history_is_bounded(tmp_path: Path) -> None:
         assert (len(entries), entries[0]["id"]) == (100, number)
         assert service.send(acted) == (200, {"actions": [], "known": 1})
         assert (tmp_path / "history.sqlite").stat().st_size < 1 << 20
+
+
+def test_what_the_limits_count_is_not_removed_from_the_history(tmp_path: Path) -> None:
+    """However many refused alerts come within the hour, an action beyond the limit stays refused."""
+    path = program(tmp_path / "nothing", f'echo "$1" >> {tmp_path}/calls')
+    configuration = configured(
+        tmp_path, {"act": runs(path, "Act", per_hour=1)}, programs=[str(path)], limits={"history": 100}
+    )
+    with remediating(configuration) as service:
+        assert service.outcome(alert("Act", gpu_id="1"))["state"] == "done"
+        service.send(*(alert("Act", gpu_id="2", instance="elsewhere", number=str(number)) for number in range(150)))
+        assert len(service.get("/history")) == 100
+        assert service.outcome(alert("Act", gpu_id="3"))["state"] == "refused"
+    assert lines_of(tmp_path / "calls") == ["1"]
+
+
+def test_the_history_has_every_time_that_an_alert_can_have(tmp_path: Path) -> None:
+    """At either end of the calendar the offset leads out of it; also after a restart."""
+    path = program(tmp_path / "nothing")
+    configuration = configured(tmp_path, {"act": runs(path, "Act")}, programs=[str(path)])
+    texts = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.9Z"]
+    with remediating(configuration) as service:
+        assert service.send(*({**alert("Nothing", n=text), "startsAt": text} for text in texts))[0] in (200, 202)
+        assert len(service.get("/history")) == 4
+    with remediating(configuration) as service:
+        assert {entry["starts_at"][:10] for entry in service.get("/history")} == {"0001-01-01", "9999-12-31"}
+
+
+def test_a_gpu_is_one_target_by_index_and_by_uuid(tmp_path: Path) -> None:
+    """The limits of a target count both names together, in both kinds of actions; other GPUs are other targets."""
+    gpus = tmp_path / "gpus"
+    excluded, *used = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(3))
+    places = {"0000:19:00.0": excluded, "0000:3b:00.0": used[0], "0001:00:00.0": used[1]}
+    for place, uuid in places.items():
+        answer = "Yes" if uuid == excluded else "No"
+        (gpus / place).mkdir(parents=True)
+        text = (
+            f"Model: \t\t NVIDIA\nIRQ:   \t\t 18\nGPU UUID: \t {uuid}\nDevice Minor: \t 0\nGPU Excluded:\t {answer}\n"
+        )
+        (gpus / place / "information").write_text(text)
+    smi = program(tmp_path / "nvidia-smi", "echo 350.00")
+    own = {"argv": [str(smi), "{gpu}"], "fields": {"gpu": {"label": "gpu", "type": "gpu"}}}
+    actions = {
+        "cool": {"alerts": ["Hot"], "do": "lower_power_limit", "args": {"watts": 200, "program": str(smi)}},
+        "own": {"alerts": ["Own"], "do": "run_program", "args": own},
+    }
+    path = configured(tmp_path, {name: {**action, "per_target_per_hour": 1} for name, action in actions.items()},
+                      programs=[str(smi)])  # fmt: skip
+    prelude = (
+        f"import pathlib, probe.services.remediation.gpu_names as names\nnames.FOLDER = pathlib.Path({str(gpus)!r})"
+    )
+    with remediating(path, prelude=prelude) as service:
+        for alertname, by_index, by_uuid in (("Hot", "gpu_id", "gpu_uuid"), ("Own", "gpu", "gpu")):
+            assert service.outcome(alert(alertname, **{by_index: "0"}))["state"] == "done"
+            again = service.outcome(alert(alertname, **{by_uuid: used[0]}))
+            assert (again["state"], used[0] in again["message"]) == ("refused", True)
+            assert service.outcome(alert(alertname, **{by_uuid: used[1]}))["state"] == "done"
+            assert service.outcome(alert(alertname, **{by_index: "1"}))["state"] == "refused"
+            assert service.outcome(alert(alertname, **{by_index: "7"}))["state"] == "done"

@@ -7,8 +7,12 @@ import json
 import random
 import re
 import socket
+import sqlite3
 import ssl
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,8 +92,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remediating]:
     actions["free"] = {"alerts": ["Free"], "do": "run_program", "args": {"argv": [str(called), "free"]}}
     path = configured(folder, actions, token_file=str(token), programs=[str(called)])
     prelude = (
-        "import probe.services.remediation.app as app, probe.services.remediation.serving as serving\n"
-        "app.BODY_SECONDS = serving.HEADER_SECONDS = 0.15"
+        "import probe.services.web.body as body, probe.services.web.connections as connections\n"
+        "body.BODY_SECONDS = connections.HEADER_SECONDS = 0.15"
     )
     with remediating(path, token=TOKEN, prelude=prelude) as started:
         yield started
@@ -305,6 +309,21 @@ def test_a_database_that_cannot_be_written_answers_500(tmp_path: Path) -> None:
         assert service.request("POST", "/webhook", b"{}", host)[0] == 403  # a page of another site, by a name for us
     assert len(lines_of(tmp_path / "calls")) == 1
     assert "disk is full" in service.errors.read_text()
+
+
+def test_a_locked_database_is_answered_before_alertmanager_gives_up(tmp_path: Path) -> None:
+    """Each of many webhooks within 10 s, with status 500; once the database is free the alert acts."""
+    called = program(tmp_path / "called", f"echo >> {tmp_path}/calls")
+    action = {"alerts": ["Free"], "do": "run_program", "args": {"argv": [str(called)]}}
+    with remediating(configured(tmp_path, {"free": action}, programs=[str(called)])) as service:
+        with closing(sqlite3.connect(tmp_path / "history.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with ThreadPoolExecutor(8) as senders:
+                began = time.monotonic()
+                answers = list(senders.map(lambda number: service.send(alert("Free", number=str(number))), range(8)))
+                assert time.monotonic() - began < 10
+            assert answers == [(500, {"error": "internal error"})] * 8
+        assert service.outcome(alert("Free"))["state"] == "done"
 
 
 def test_certificates_of_clients_admit_them(tmp_path: Path) -> None:

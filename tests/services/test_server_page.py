@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.naming import STEP_SECONDS
 from tests.core.analysis.browsing import browser, errors, requested, wait_until
 from tests.required import require
 from tests.services.server_process import Served, batch, serving, wait_for
@@ -53,7 +54,7 @@ def test_the_page_shows_jobs_ranks_and_findings(driver: Any, server: Served) -> 
 
     def send(rank: int) -> None:
         slow, loss = 5.0 if rank == 77 else 1.0, "NaN" if rank == 88 else 2.5
-        values = {"loss": loss, "grad_norm": 0.25, "step_seconds": slow, "phase": EVIL}
+        values = {"loss": loss, "grad_norm": 0.25, STEP_SECONDS: slow, "phase": EVIL}
         message = batch(EVIL, rank=rank, run=f"{rank}", numbers=[5], values=values, world=300)
         wait_for(lambda: server.post(message)[0] == 200)  # a busy server asks for another attempt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,17 +64,17 @@ class LossAboveTen:
 class Judged:
     """A board with its judge, whose clock the test sets."""
 
-    def __init__(self, *open_before: str) -> None:
-        self.sent, self.remembered = Sent(), dict[str, bool]()
+    def __init__(self, open_before: Mapping[str, Alert | None] = {}) -> None:
+        self.sent, self.remembered = Sent(), dict[str, Alert | None]()
         self.board = RunBoard(keep_seconds=86_400)
         self.judge = RunJudge(self.board, self.sent, Faults(), self.remembered.__setitem__, [LossAboveTen], GRACE)
         self.judge.restore(open_before)
         self.now, self.number = 1000.0, 0
 
     def message(self, rank: int, promise: float | None, run: str = "", late: bool = False, **values: Any) -> None:
-        kind = values.pop("kind", "progress")
-        sent = HeartbeatMessage(self.number, kind, 0.0, promise, values)
-        self.number += 1
+        kind, number = values.pop("kind", "progress"), values.pop("number", self.number)
+        sent = HeartbeatMessage(number, kind, 0.0, promise, values)
+        self.number = max(self.number, number + 1)
         whole = HeartbeatBatch(Origin("job", rank, 4, run or f"run {rank}", "launch"), (sent,), late)
         view = self.board.admit(whole.origin, self.now, late)
         assert view is not None
@@ -139,6 +140,48 @@ def test_a_thousand_silent_ranks_are_two_alerts() -> None:
     assert len(judged.sent.resolved) == 2
 
 
+def test_a_part_of_a_silent_job_that_returns_is_no_new_alert() -> None:
+    """All ranks fell silent at once; that some still are is known."""
+    judged = Judged()
+    for rank in range(3):
+        judged.message(rank, 10)
+    judged.pass_time(20)
+    judged.message(0, 1000)
+    judged.pass_time(20)
+    assert judged.titles == ["job: all ranks silent"]
+    assert judged.sent.resolved == []
+
+
+def test_silence_lasts_until_it_ends_or_the_job_is_forgotten() -> None:
+    """Receivers that forget get it again; of a job that is forgotten nobody could end it later."""
+    judged = Judged()
+    judged.message(0, 10)
+    judged.pass_time(20)
+    (alert,) = judged.sent.alerts
+    assert alert.lasting
+    judged.board.sweep(judged.now + 2 * 86_400)
+    judged.pass_time(1)
+    assert judged.sent.resolved == [alert.key]
+    assert judged.remembered == {alert.key: None}
+
+
+@pytest.mark.parametrize("state", ["ended", "replaced"])
+def test_a_message_that_is_known_revives_no_rank(state: str) -> None:
+    """It is sent again where its answer was lost; a newer one than all before is a sign of life."""
+    judged = Judged()
+    judged.message(0, 10, run="first", number=5)
+    if state == "ended":
+        judged.message(0, INFINITE, run="first", number=6, state="ended")
+    else:
+        judged.message(0, 1e6, run="second", number=6)
+    judged.message(0, 10, run="first", number=5)
+    judged.pass_time(60)
+    assert judged.titles == []
+    judged.message(0, 10, run="first", number=7)
+    judged.pass_time(60)
+    assert len(judged.titles) == 1
+
+
 def test_a_rank_that_has_ended_is_not_silent() -> None:
     """Its last message says so; messages of an ended process that come later change nothing."""
     judged = Judged()
@@ -175,21 +218,42 @@ def test_a_server_that_stood_still_blames_nobody() -> None:
     assert judged.titles == ["job: all ranks silent"]
 
 
-def test_a_restart_repeats_no_alert() -> None:
-    """Matters that were open stay open; their end is an alert of its own, since the sender is another one."""
-    first = Judged()
-    first.message(0, 10)
-    first.pass_time(20)
-    (key,) = (key for key, present in first.remembered.items() if present)
-    second = Judged(key)
+def restarted(matters: Mapping[str, Alert | None]) -> Judged:
+    """A server that takes over silence of a rank, which is still silent."""
+    second = Judged(matters)
     second.board.restore(
         Origin("job", 0, 1, "run", "launch"), HeartbeatMessage(0, "progress", 0, 10, {}), False, 1000.0
     )
     second.pass_time(30)
-    assert (second.titles, second.sent.resolved) == ([], [])
-    second.message(0, 10, run="run")
+    assert second.sent.resolved == []
+    return second
+
+
+def test_a_restart_repeats_no_alert() -> None:
+    """Matters that were open stay open, for receivers that forget what is not sent again, and end as any other."""
+    first = Judged()
+    first.message(0, 10)
+    first.pass_time(20)
+    ((key, alert),) = first.remembered.items()
+    assert alert is not None
+    second = restarted({key: alert})
+    assert second.sent.alerts == [alert._replace(repeated=True)]
+    second.message(0, 10, run="run", number=9)
     second.pass_time(1)
-    assert (second.titles, second.remembered) == (["job: no rank is silent any more"], {key: False})
+    assert (second.sent.resolved, second.remembered) == ([key], {key: None})
+
+
+def test_the_end_of_a_matter_of_an_earlier_version_is_an_alert() -> None:
+    """Its database has no alerts: the sender does not know the matter."""
+    first = Judged()
+    first.message(0, 10)
+    first.pass_time(20)
+    (key,) = first.remembered
+    second = restarted({key: None})
+    assert second.titles == []
+    second.message(0, 10, run="run", number=9)
+    second.pass_time(1)
+    assert (second.titles, second.remembered) == (["job: no rank is silent any more"], {key: None})
 
 
 def test_findings_and_exceptions_become_alerts() -> None:
@@ -245,6 +309,37 @@ def test_processes_are_bounded() -> None:
     assert [board.admit(Origin("other", rank, 1, "run", "launch"), 20.0) is None for rank in (1, 2, 3)] == [0, 0, 1]
 
 
+def test_the_dead_give_way_to_new_launches() -> None:
+    """A launch that was killed holds no place that the next one needs; its alert ends; one that partly lives keeps
+    its own."""
+    judged = Judged()
+    board, numbers = judged.board, iter(range(1_000_000))
+
+    def launched(name: str, ranks: int, silent: bool) -> list[bool]:
+        admitted = []
+        for rank in range(ranks):
+            origin = Origin("job", rank, ranks, f"{name} {rank}", name)
+            view = board.admit(origin, judged.now)
+            admitted.append(view is not None)
+            if view is not None:
+                message = HeartbeatMessage(next(numbers), "progress", 0.0, 10.0 if silent else INFINITE, {})
+                board.receive(view, HeartbeatBatch(origin, (message,)), judged.now)
+        judged.pass_time(20)
+        return admitted
+
+    assert all(launched("living", 1000, silent=False))
+    for killed in range(40):
+        assert all(launched(f"killed {killed}", 1000, silent=True))
+    assert board.ranks <= MOST_RANKS
+    assert sum(len(job.of("alive")) for job in board.jobs) == 1000
+    known = {job.launch for job in board.jobs}
+    assert {"living", "killed 39", "killed 38"} <= known
+    assert "killed 0" not in known
+    gone = {alert.key for alert in judged.sent.alerts if alert.labels["launch"] not in known}
+    assert gone <= set(judged.sent.resolved)
+    assert len(gone) > 10
+
+
 @pytest.mark.parametrize(
     ("numbers", "text"), [([0, 1, 2, 3, 7], "0-3, 7"), ([5], "5"), (range(0, 80, 2), "and 8 more ranges"), ([], "")]
 )
@@ -269,6 +364,30 @@ def test_a_server_notices_silence_and_return(tmp_path: Path) -> None:
         wait_for(lambda: "no rank is silent any more" in server.errors.read_text(), server.process)
         assert server.job("job")["states"] == {"alive": 1}
         assert server.errors.read_text().count("all ranks silent") == 1
+
+
+@pytest.mark.slow
+def test_a_time_in_milliseconds_silences_nobody(tmp_path: Path) -> None:
+    """What the message says arrives with the time of its receipt; so do the alerts of other jobs, also after a
+    restart."""
+    lines, config = tmp_path / "lines.jsonl", tmp_path / "server.json"
+    channels = [{"channel": "file", "args": {"path": str(lines)}}, {"channel": "console"}]
+    config.write_text(json.dumps({"alert": {"channels": channels, "group_seconds": 0}}))
+
+    def raised(kind: str, time_: float) -> None:
+        whole = batch(kind, kind="exception", values={"type": kind})
+        whole["messages"][0]["time"] = time_
+        assert server.post(whole, "/v1/exceptions") == (200, {"stored": 1, "known": 0})
+        wait_for(lambda: lines.exists() and f"exception {kind}" in lines.read_text(), server.process)
+
+    for _ in range(2):
+        with serving(tmp_path / "server.sqlite", "--config", str(config)) as server:
+            raised(f"Before{_}", time.time())
+            raised(f"Odd{_}", time.time() * 1000)
+            raised(f"After{_}", time.time())
+            assert all(abs(row["time"] - time.time()) < 600 for row in server.stored())
+            assert f"job Odd{_}, rank 0: times are none" in server.errors.read_text()
+    assert all(abs(json.loads(line)["time"] - time.time()) < 600 for line in lines.read_text().splitlines())
 
 
 @pytest.mark.slow

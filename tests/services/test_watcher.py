@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def test_a_standstill_its_end_and_another_one(node: Node) -> None:
     node.signal("end")
     closed = node.alert("closed")
     assert not {"torch", "mindspore"} & set(closed["loaded"])
-    assert [each["kind"] for each in node.alerts()] == ["hang", "resolved"] * 2 + ["closed"]
+    sent = [(alert["kind"], alert.get("repeated")) for alert in node.alerts()]
+    assert [kind for kind, repeated in sent if not repeated] == ["hang", "resolved"] * 2 + ["closed"]
+    assert [kind for kind, repeated in sent if repeated] == ["hang"]  # for receivers that forget what is not sent again
     until(lambda: not node.folder.exists())
 
 
@@ -231,3 +234,24 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
     finally:
         node.close()
         until(lambda: removed(group))
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_a_standstill_is_found_after_the_folder_was_removed(node: Node, renews: bool) -> None:
+    """As login managers remove what a user has in shared memory: the ranks make their files again, and one watcher
+    watches them; where they cannot, the watcher goes on with the files that it has open."""
+    node.start([*([] if renews else [["leave_files"]]), ["steps", "still"], ["load_batch", "go"]])
+    before = until(lambda: node.watcher)
+    until(lambda: "begins" in (node.folder / LOG).read_text())
+    node.trained(0, node.reader(0).row().step + 50)  # the watcher has looked meanwhile
+    shutil.rmtree(node.folder)
+    if renews:
+        until(lambda: node.watcher not in (0, before))
+        until(lambda: node.reader(0).row().step > 40)
+        until(lambda: not Path(f"/proc/{before}").exists())
+    node.signal("still")
+    alert = node.alert("hang")
+    assert "load_batch (toy_rank.py:" in alert["title"]
+    node.signal("go")
+    assert node.alert("resolved")["key"] == alert["key"]
+    assert [sent["kind"] for sent in node.alerts() if sent["kind"] == "hang"] == ["hang"]

@@ -24,7 +24,7 @@ STEP_SECONDS = 0.01
 class ToyRank:
     def __init__(self, specification: dict) -> None:
         self.signals = Path(specification["signals"])
-        self.number = 0
+        self.number, self.looks = 0, True
         folder = Path(specification["folder"])
         self.rank = specification["rank"]
         self.progress = Progress(folder, self.rank, specification["ranks"], "toy")
@@ -36,7 +36,12 @@ class ToyRank:
     def look(self) -> None:
         while True:
             time.sleep(0.05)
-            self.watcher.look()
+            if self.looks:
+                self.watcher.look()
+
+    def leave_files(self) -> None:
+        """Make no file again that is removed, as a rank whose threads all stand still."""
+        self.looks = False
 
     def there(self, name: str) -> bool:
         return (self.signals / name).exists()

@@ -276,6 +276,18 @@ def test_of_equal_numbers_it_is_the_lowest_rank() -> None:
         assert found == [(f"r{n}", 1) for n in range(len(values))]
 
 
+def test_the_rank_of_the_largest_number_is_exact() -> None:
+    """However near the numbers of the others are, and of equal ones the lowest rank; 0 and -0 are equal."""
+    with closing(connect(threads=2)) as connection:
+        for value in (1.0, -1.0, 1e300, 5e-324, 0.0, -1e-310):
+            for other in (float(np.nextafter(value, np.inf)), value, -value if value == 0 else value):
+                rows = [(rank, "r", other if rank in (63, 70) else value) for rank in range(100)]
+                largest = max((x, -rank) for rank, _, x in rows)
+                fill(connection, "v", {"rank": "INTEGER", "name": "VARCHAR", "x": "DOUBLE"}, rows)
+                CellQuery({"name": "v.name", "block": "0"}, "x", "v").make(connection, "found")
+                assert connection.execute("SELECT maximum, rank FROM found").fetchall() == [(largest[0], -largest[1])]
+
+
 @pytest.mark.parametrize("size", [7, 64, 1 << 20])
 def test_a_line_is_counted_in_a_file_of_any_size(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many pieces it is read in."""

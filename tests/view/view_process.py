@@ -75,17 +75,20 @@ class ViewServer(NamedTuple):
 
 
 @contextmanager
-def viewing(folder: Path, *places: object, options: tuple[str, ...] = ()) -> Iterator[ViewServer]:
+def viewing(folder: Path, *places: object, options: tuple[str, ...] = (), prelude: str = "") -> Iterator[ViewServer]:
     """A server that is killed at the end, if it still runs.
 
     Args:
         folder: where its cache is, and what it writes to standard error.
+        prelude: is run in it first.
     """
     httpx = require("httpx")
     require("uvicorn"), require("starlette"), require("duckdb")
     folder.mkdir(exist_ok=True, parents=True)
     errors = folder / "errors"
-    arguments = ["-m", "probe.__main__", "view", *map(str, places), "--no-browser", *options]
+    script = folder / "view.py"
+    script.write_text(f"{prelude}\nfrom probe.cli import main\nmain()\n")
+    arguments = [str(script), "view", *map(str, places), "--no-browser", *options]
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
     with (
         listening(arguments, MODULES, errors, environment) as (process, address),

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from probe.core.alerting.dispatcher import COUNTED, Dispatcher, Flush, Omission, Resolution, Start, severity_of
+from probe.core.alerting.channels.message import sound
+from probe.core.alerting.dispatcher import COUNTED, Dispatcher, Omission, Resolution, Start
 from probe.core.alerting.matters import Matters, run_name
 from probe.core.alerting.outlet import opened
 from probe.core.alerting.spool import FOLDER
 from probe.core.config import schema
+from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.messages import shortened, writable
 from probe.core.records import Alert
 
 MOST_QUEUED = 1000
 """Most alerts that wait for the thread; further ones are counted, and the number is sent."""
 MOST_COUNTED = 100_000
 """Most alerts that are counted by severity; further ones are counted in the faults alone."""
+WHERE = "alerts: send"
+"""Place under which failures are counted."""
 LONGEST = 20_000
 """Most characters of a text that is queued."""
 
@@ -62,43 +65,40 @@ class Alerts:
         matters = Matters(folder, run or run_name(os.environ), faults, once)
         facts = {"job": job, "rank": str(rank), "host": socket.gethostname(), **(labels or {})}
         channels = settings.model_dump(mode="json", exclude_unset=True).get("channels", [])
-        self._dispatcher = Dispatcher(outlets, settings.group_seconds, folder, matters, faults, facts, channels)
-        self._queue = self._dispatcher.queue
-        self._active = bool(outlets)
-        self._running = _thread.allocate_lock()  # held for good by the first that starts the thread
+        self._dispatcher: Dispatcher | None = None
+        if outlets:  # with its thread: a signal handler must not start one, since that takes locks
+            self._dispatcher = Dispatcher(outlets, settings.group_seconds, folder, matters, faults, facts, channels)
+        self._active = True
 
     def start(self) -> None:
         """Check in the background that the addresses answer, with a warning for each that does not, and send what an
         earlier run in the directory could not."""
-        if self._usable():
-            self._queue.put(Start())
-            self._start_thread()
+        if (dispatcher := self._usable()) is not None:
+            dispatcher.put(Start())
 
     def send(self, alert: Alert) -> None:
         """Queue an alert. It is not sent if its matter is open already, here or on another rank."""
-        try:
-            if not self._usable():
-                return
-            waiting = self._queue.qsize()
-            if waiting < MOST_QUEUED:
-                text = alert.text if len(alert.text) <= LONGEST else alert.text[:LONGEST]
-                self._queue.put(alert._replace(text=text, severity=severity_of(alert)))  # type: ignore[arg-type]
-            elif waiting < MOST_COUNTED:
-                self._queue.put(Omission(severity_of(alert)))
-            else:
-                self._faults.lost(COUNTED, 1)
-            self._start_thread()
-        except Exception as error:  # noqa: BLE001 - such as an alert that is none
-            self._faults.note("alerts: send", error)
+        attempt(self._faults, WHERE, self._send, alert)  # it may be none
+
+    def _send(self, alert: Alert) -> None:
+        if (dispatcher := self._usable()) is None:
+            return
+        waiting = dispatcher.waiting
+        if waiting < MOST_QUEUED:
+            alert = sound(alert)
+            dispatcher.put(alert._replace(text=shortened(alert.text, LONGEST)))
+        elif waiting < MOST_COUNTED:
+            dispatcher.put(Omission(sound(alert).severity))
+        else:
+            self._faults.lost(COUNTED, 1)
 
     def resolve(self, key: str, text: str = "") -> None:
         """Queue the notice that a matter has ended; it is sent only by the rank that sent its alert."""
-        try:
-            if self._usable() and self._queue.qsize() < MOST_COUNTED:
-                self._queue.put(Resolution(str(key), str(text)[:LONGEST]))
-                self._start_thread()
-        except Exception as error:  # noqa: BLE001 - as for send
-            self._faults.note("alerts: send", error)
+        attempt(self._faults, WHERE, self._resolve, key, text)
+
+    def _resolve(self, key: str, text: str) -> None:
+        if (dispatcher := self._usable()) is not None and dispatcher.waiting < MOST_COUNTED:
+            dispatcher.put(Resolution(writable(key), shortened(writable(text), LONGEST)))
 
     def flush(self, seconds: float) -> bool:
         """Send everything now, and wait up to ``seconds``; return whether every channel has accepted all of it. The
@@ -112,35 +112,9 @@ class Alerts:
         return complete
 
     def _flush(self, seconds: float, last: bool) -> bool:
-        if not self._usable():
+        if (dispatcher := self._usable()) is None:
             return True
-        if not self._running.locked() and self._queue.empty():
-            return True  # never used
-        seconds = min(max(seconds, 0.0), threading.TIMEOUT_MAX - 2)
-        flush = Flush(time.monotonic() + seconds, last)
-        self._queue.put(flush)
-        if not self._start_thread():
-            self._dispatcher.run(flush.deadline + 1.0)
-        return flush.done.acquire(timeout=seconds + 1.0) and flush.complete
+        return dispatcher.flush(min(max(seconds, 0.0), threading.TIMEOUT_MAX - 2), last)
 
-    def _usable(self) -> bool:
-        return self._active and os.getpid() == self._process
-
-    def _start_thread(self) -> bool:
-        """Start the thread unless it runs; return false if none can be started, as at the end of the interpreter.
-
-        The module ``threading`` takes locks when it starts a thread: a signal handler that interrupts it would wait for
-        ever.
-        """
-        if not self._running.acquire(blocking=False):
-            return True
-        try:
-            _thread.start_new_thread(self._run, ())
-        except RuntimeError:
-            self._running.release()
-            return False
-        return True
-
-    def _run(self) -> None:
-        threading.current_thread().name = "probe alerts"
-        self._dispatcher.run()
+    def _usable(self) -> Dispatcher | None:
+        return self._dispatcher if self._active and os.getpid() == self._process else None

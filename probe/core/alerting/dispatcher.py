@@ -11,25 +11,34 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from probe.core.alerting.channels.exchange import NotReceived
+from probe.core.alerting.channels.message import heading
 from probe.core.alerting.matters import Matters, forget_old
 from probe.core.alerting.outlet import MOST_WAITING, SEND_SECONDS, Attempt, Outlet, queue_again
 from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
+from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.records import SEVERITIES, Alert
+from probe.core.records import Alert
+from probe.core.worker import Worker
 
 CHECK_SECONDS = 5.0
 """Longest time in which an address is expected to answer when a run begins."""
+END_SECONDS = 1.0
+"""Longest time in which the thread ends, once its last flush is over."""
 SPACING = 1.0
 """Least time between two messages of a run, whatever the time of grouping."""
 COUNTED = "alerts: counted, not sent one by one"
-"""Kind of loss that is counted."""
+GIVEN_UP = "alerts: refused by the receiver for good"
+"""Kinds of losses that are counted."""
+
+WHERE = "alerts"
+"""Place under which failures are counted."""
 
 _log = logging.getLogger("probe.alerts")
 
@@ -80,13 +89,13 @@ class Dispatcher:
         labels: Mapping[str, str],
         channels: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self.queue: SimpleQueue[Any] = SimpleQueue()  # put is safe within a signal handler
+        self._queue: SimpleQueue[Any] = SimpleQueue()  # put is safe within a signal handler
         self._outlets, self._group_seconds, self._folder = outlets, group_seconds, folder
         self._matters, self._faults, self._labels = matters, faults, labels
         self._group: list[SpooledAlert] = []
         self._omitted: Counter[str] = Counter()
         self._due: float | None = None
-        self._earliest = 0.0
+        self._earliest = self._renewed = 0.0
         self._spool = None if folder is None else Spool(folder, channels=channels)
         self._inherited: list[Spool] = []
         self._flushes: list[Flush] = []
@@ -95,31 +104,69 @@ class Dispatcher:
             Alert: self._alert, Resolution: self._resolve, Omission: self._omit, Start: self._check,
             Flush: self._flush, Attempt: self._ended,
         }  # fmt: skip
+        self._used = False
+        self._looking = _thread.allocate_lock()  # nobody waits for it
+        self._worker = Worker("probe alerts", WHERE, faults, look=self._look)
 
-    def run(self, until: float | None = None) -> None:
-        """Loop until closed, or until a time (monotonic)."""
-        while not self._closed and (until is None or time.monotonic() < until):
-            try:
-                self._turn(until)
-            except Exception as error:  # noqa: BLE001 - the thread goes on; the error is counted
-                self._faults.note("alerts", error)
+    @property
+    def waiting(self) -> int:
+        """Number of alerts and requests that wait."""
+        return self._queue.qsize()
 
-    def _turn(self, until: float | None) -> None:
-        if not self._began:
-            self._began = True
-            self._inherit()
-        pause = self._pause(until)
-        with suppress(Empty):
-            item = self.queue.get(timeout=pause)
-            self._react[type(item)](item)
-            for _ in range(self.queue.qsize()):
-                item = self.queue.get_nowait()
-                self._react[type(item)](item)
-        self._advance(time.monotonic())
+    def put(self, item: object) -> None:
+        """Queue an alert or a request; on any thread, and inside a signal handler."""
+        self._used = True
+        self._queue.put(item)
+        self._worker.wake()
 
-    def _pause(self, until: float | None) -> float | None:
-        times = [self._due, until, *(outlet.next_time() for outlet in self._outlets)]
+    def flush(self, seconds: float, last: bool) -> bool:
+        """Send everything now, and wait up to ``seconds``; return whether every channel has accepted all of it.
+
+        Args:
+            last: whether the dispatcher ends then.
+        """
+        complete = not self._used or self._flushed(Flush(time.monotonic() + seconds, last), seconds + 1.0)
+        if last:
+            self._worker.end()
+            self._worker.join(END_SECONDS)
+        return complete
+
+    def _flushed(self, flush: Flush, seconds: float) -> bool:
+        self.put(flush)
+        until = time.monotonic() + seconds
+        while not self._worker.wake() and flush.done.locked() and time.monotonic() < until:
+            time.sleep(min(self._look() or 0.0, 0.01))  # where no thread can be started, the work is done here
+        return flush.done.acquire(timeout=max(0.0, until - time.monotonic())) and flush.complete
+
+    def _look(self) -> float | None:
+        """React to what is queued, and advance; return the seconds until there is more to do."""
+        if not self._looking.acquire(blocking=False):
+            return 0.01
+        try:
+            if not self._began:
+                self._began = True
+                attempt(self._faults, WHERE, self._inherit)
+            for _ in range(self._queue.qsize()):
+                item = self._queue.get_nowait()
+                attempt(self._faults, WHERE, self._react[type(item)], item)
+            if self._closed:
+                return None
+            attempt(self._faults, WHERE, self._advance, time.monotonic())
+            return self._pause()
+        finally:
+            self._looking.release()
+
+    def _start(self, trial: Attempt) -> None:
+        """Start an attempt on a thread of its own, since no call for a name's address and no mail client can be ended
+        from outside. Where no thread can be started, as at the end of the interpreter, it is made here."""
+        worker = Worker("probe alert", WHERE, self._faults, inline=True)
+        worker.submit(partial(trial.run, self.put))
+        worker.end()
+
+    def _pause(self) -> float | None:
+        times = [self._due, *(outlet.next_time() for outlet in self._outlets)]
         times += [each.deadline for each in self._flushes]
+        times.append(self._renewal())
         known = [at for at in times if at is not None]
         return max(0.01, min(known) - time.monotonic()) if known else None
 
@@ -127,10 +174,14 @@ class Dispatcher:
         if alert.resolved:
             return self._resolve(Resolution(alert.key, alert.text))
         alert = without_secrets(alert._replace(labels={**self._labels, **alert.labels}))
+        if alert.repeated:
+            return self._matters.take_over(alert)
         if self._matters.is_open(alert.key):
             return None
         if sum(each.alert.severity == alert.severity for each in self._group) >= MOST_WAITING:
             return self._omit(Omission(alert.severity))
+        if alert.lasting and not self._matters.lasts:
+            self._renewed = time.monotonic()
         return self._add(alert) if self._matters.open(alert) else None
 
     def _resolve(self, resolution: Resolution) -> None:
@@ -164,13 +215,28 @@ class Dispatcher:
     def _advance(self, now: float) -> None:
         if self._due is not None and (now >= self._due or self._flushes):
             self._distribute(now)
+        if (due := self._renewal()) is not None and now >= due:
+            self._renew(now)
         for outlet in self._outlets:
             if (failure := outlet.expire(now)) is not None:
                 self._note(outlet, failure)
-            outlet.begin(now, self._seconds(now), self.queue)
+            if (trial := outlet.begin(now, self._seconds(now))) is not None:
+                self._start(trial)
         for flush in [*self._flushes]:
             if self._settled() or now >= flush.deadline:
                 self._release(flush)
+
+    def _renewal(self) -> float | None:
+        """Return the time (monotonic) at which lasting alerts are sent again; None if no receiver needs that."""
+        periods = [period for outlet in self._outlets if (period := outlet.renewal_seconds) is not None]
+        return self._renewed + min(periods) if periods and self._matters.lasts else None
+
+    def _renew(self, now: float) -> None:
+        self._renewed = now
+        for alert in self._matters.lasting():
+            for outlet in self._outlets:
+                if outlet.renewal_seconds is not None:
+                    outlet.renew(alert)
 
     def _seconds(self, now: float) -> float:
         """Return the time of an attempt that begins now: what is left if somebody waits for it."""
@@ -192,15 +258,24 @@ class Dispatcher:
             self._faults.lost(COUNTED, 1)
             self._accept(entry, outlet)
 
-    def _ended(self, attempt: Attempt) -> None:
-        if attempt.outlet not in self._outlets or (attempt not in (attempt.outlet.attempt, attempt.outlet.late)):
-            self._checked(attempt)
+    def _ended(self, trial: Attempt) -> None:
+        outlet = trial.outlet
+        if outlet not in self._outlets or trial not in (outlet.attempt, outlet.late):
+            self._checked(trial)
             return
-        accepted, failure = attempt.outlet.end(attempt, time.monotonic())
-        for entry in accepted:
-            self._accept(entry, attempt.outlet)
-        if failure is not None:
-            self._note(attempt.outlet, failure)
+        ended = outlet.end(trial, time.monotonic())
+        for entry in ended.accepted:
+            self._accept(entry, outlet)
+        for entry in ended.given_up:
+            self._give_up(entry, outlet, ended.failure)
+        if ended.failure is not None:
+            self._note(outlet, ended.failure)
+
+    def _give_up(self, entry: SpooledAlert, outlet: Outlet, failure: NotReceived | None) -> None:
+        """Count and log an alert that a receiver refuses for good, and keep it for this channel no longer."""
+        self._faults.lost(GIVEN_UP, 1)
+        _log.error("alerts: %s refuses an alert for good, %s: %s", outlet.label, failure, heading(entry.alert))
+        self._accept(entry, outlet)
 
     def _accept(self, entry: SpooledAlert, outlet: Outlet) -> None:
         try:
@@ -233,15 +308,19 @@ class Dispatcher:
 
     def _check(self, _: Start) -> None:
         for outlet in self._outlets:
-            Attempt(outlet, (), outlet.channel.check).start(CHECK_SECONDS, self.queue)
+            self._start(Attempt(outlet, (), outlet.channel.check, CHECK_SECONDS))
 
-    def _checked(self, attempt: Attempt) -> None:
-        if attempt.error is not None:
+    def _checked(self, check: Attempt) -> None:
+        if check.error is not None:
             kept = "" if self._folder is None else f" Until then they are kept in {self._folder}."
             text = "alerts: %s does not answer: %s. Alerts will be sent as soon as it does.%s"
-            _log.warning(text, attempt.outlet.label, describe_error(attempt.error), kept)
+            _log.warning(text, check.outlet.label, describe_error(check.error), kept)
 
     def _flush(self, flush: Flush) -> None:
+        if self._closed:  # by a call that was interrupted
+            flush.complete = self._settled()
+            flush.done.release()
+            return
         self._flushes.append(flush)
         for outlet in self._outlets:
             outlet.hurry()
@@ -257,11 +336,6 @@ class Dispatcher:
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
-
-
-def severity_of(alert: Alert) -> str:
-    """Return the severity of an alert; ``critical`` for an unknown one."""
-    return alert.severity if alert.severity in SEVERITIES else "critical"
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:

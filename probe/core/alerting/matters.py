@@ -1,4 +1,5 @@
-"""Open matters: each is sent once, by one rank, until it is resolved or an hour has passed.
+"""Open matters: each is sent once, by one rank, until it is resolved or an hour has passed. A lasting one is open until
+it is resolved, and its alert is there for receivers that get it again.
 
 Ranks agree without talking to each other: the first to create the matter's file in the folder that they share sends it,
 and the others count it. Files that were created before this rank began belong to an earlier run.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -36,7 +38,7 @@ def run_name(environ: Mapping[str, str]) -> str:
 
 class _Matter:
     def __init__(self, alert: Alert, since: float, own: bool) -> None:
-        self.alert, self.since, self.own = alert._replace(text=""), since, own
+        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, own
         self.repeats = 0
 
 
@@ -58,14 +60,35 @@ class Matters:
     def is_open(self, key: str) -> bool:
         """Return whether the matter is known here and open, and count the repetition if so."""
         matter = self._open.get(key)
-        if matter is None or time.monotonic() - matter.since >= OPEN_SECONDS:
+        if matter is None or (not matter.alert.lasting and time.monotonic() - matter.since >= OPEN_SECONDS):
             return False
         matter.repeats += 1
         return True
 
     def open(self, alert: Alert) -> bool:
         """Open a matter; return whether this rank sends it."""
-        own = self._claimed(alert.key)
+        return self._keep(alert, self._claimed(alert.key))
+
+    def take_over(self, alert: Alert) -> None:
+        """Open a matter whose alert an earlier process of this rank has sent, unless another rank has sent it."""
+        if alert.key not in self._open:
+            self._keep(alert, self._sent_here(alert))
+
+    @property
+    def lasts(self) -> bool:
+        """True if a matter is open that lasts."""
+        return any(matter.alert.lasting for matter in self._open.values())
+
+    def lasting(self) -> list[Alert]:
+        """Return the alerts of lasting matters that this rank has sent; other ranks are shown that they are open."""
+        matters = [matter for matter in self._open.values() if matter.own and matter.alert.lasting]
+        for matter in matters if self._folder is not None else ():
+            with suppress(OSError):
+                for path in self._files(matter.alert.key)[-1:]:
+                    os.utime(path)
+        return [matter.alert for matter in matters]
+
+    def _keep(self, alert: Alert, own: bool) -> bool:
         self._open.pop(alert.key, None)
         self._open[alert.key] = _Matter(alert, time.monotonic(), own)
         while len(self._open) > MOST:
@@ -86,7 +109,7 @@ class Matters:
         number = matter.repeats
         repeats = f"{number} {plural(number, 'repetition')} not sent" if number else ""
         text = "\n".join(filter(None, (text, repeats)))
-        return matter.alert._replace(text=text, time=time.time(), resolved=True)
+        return matter.alert._replace(text=text, time=time.time(), resolved=True, repeated=False)
 
     def _claimed(self, key: str) -> bool:
         """Return whether this rank is the first with the matter; errors count as yes: rather twice than never."""
@@ -110,9 +133,21 @@ class Matters:
             return False
         path = self._folder / f"{self._stem(key)}.{len(taken) + 1}.open"
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
+        with suppress(OSError):  # for the next process of this rank
+            os.write(descriptor, socket.gethostname().encode("utf-8", "replace"))
+        os.close(descriptor)
+        return True
+
+    def _sent_here(self, alert: Alert) -> bool:
+        """Return whether an earlier process on this host has sent an alert, as far as the folder shows."""
+        if self._folder is None:
+            return True
+        with suppress(OSError):
+            for path in self._files(alert.key)[-1:]:
+                return path.read_text("utf-8", errors="replace") == socket.gethostname()
         return True
 
     def _stem(self, key: str) -> str:

@@ -25,34 +25,39 @@ without."""
 LOGGERS = ("probe", "httpx", "httpcore", "apprise", "urllib3", "requests")
 """Loggers, each with those below it, whose records are redacted: libraries log the addresses that they open."""
 
-_FORMS = (
-    (
-        re.compile(
-            r"(?i)(authorization['\"]?\s*[:=,]\s*(?:b(?=['\"]))?['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\",}]+"
+_END = "{1,65536}"
+"""Bound of a token's last repetition: far above any, so that no rest of one stays."""
+_FORMS = tuple(
+    (re.compile(pattern.replace("{END}", _END), re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        (
+            r"(authorization['\"]?\s{0,64}[:=,]\s{0,64}(?:b(?=['\"]))?['\"]?(?:(?:bearer|basic|token)\s{1,64})?)"
+            r"[^\s'\",}]{END}",
+            r"\1" + MASK,
         ),
-        r"\1" + MASK,
-    ),
-    (re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/-]{8,}=*"), r"\1" + MASK),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/'\"<>]*@"), r"\1" + MASK + "@"),
-    (
-        re.compile(
-            r"(?i)([?&](?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth|access[_-]?token)=)"
-            r"[^&\s'\"<>]+"
+        (r"\b((?:bearer|basic)\s{1,64})[\w.~+/-]{8,65536}={0,8}", r"\1" + MASK),
+        (r"(://)[^\s/'\"<>]{0,8192}@", r"\1" + MASK + "@"),
+        (
+            r"([?&](?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth|access[_-]?token)=)"
+            r"[^&\s'\"<>]{END}",
+            r"\1" + MASK,
         ),
-        r"\1" + MASK,
-    ),
-    (
-        re.compile(r"(?i)\b((?:token|secret|password|passwd|pwd|api[_-]?key)\s*=\s*['\"]?)[^\s'\",;&<>)]+"),
-        r"\1" + MASK,
-    ),
-    (re.compile(r"(?i)(/open-apis/bot/(?:v2/)?hook/)[\w%.~-]+"), r"\1" + MASK),
-    (re.compile(r"(?i)(slack\.com(?::\d+)?/(?:services|workflows|triggers)/)[\w%/.~-]+"), r"\1" + MASK),
-    (re.compile(r"(?i)(discord(?:app)?\.com(?::\d+)?/api/(?:v\d+/)?webhooks/)[\w%/.~-]+"), r"\1" + MASK),
-    (re.compile(r"(?i)(office\.com(?::\d+)?/webhook(?:b2)?/)[\w%/.@~-]+"), r"\1" + MASK),
-    (re.compile(r"(?i)(api\.telegram\.org(?::\d+)?/bot)[\w%:.~-]+"), r"\1" + MASK),
+        (
+            r"\b((?:token|secret|password|passwd|pwd|api[_-]?key)\s{0,64}=\s{0,64}['\"]?)[^\s'\",;&<>)]{END}",
+            r"\1" + MASK,
+        ),
+        (r"(/open-apis/bot/(?:v2/)?hook/)[\w%.~-]{END}", r"\1" + MASK),
+        (r"(slack\.com(?::\d{1,5})?/(?:services|workflows|triggers)/)[\w%/.~-]{END}", r"\1" + MASK),
+        (r"(discord(?:app)?\.com(?::\d{1,5})?/api/(?:v\d{1,3}/)?webhooks/)[\w%/.~-]{END}", r"\1" + MASK),
+        (r"(office\.com(?::\d{1,5})?/webhook(?:b2)?/)[\w%/.@~-]{END}", r"\1" + MASK),
+        (r"(api\.telegram\.org(?::\d{1,5})?/bot)[\w%:.~-]{END}", r"\1" + MASK),
+    )
 )
 """Secrets by their form: the header Authorization, ``user:password@``, tokens in queries, and the webhooks of Feishu,
-Slack, Discord, Teams and Telegram. Those of DingTalk and WeCom have their tokens in the query."""
+Slack, Discord, Teams and Telegram. Those of DingTalk and WeCom have their tokens in the query.
+
+Every repetition has a bound: the time for a text is proportional to its length (``tests/core/alerting/test_redaction.py``
+holds it)."""
 
 
 class Redaction:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from probe.core.alerting.channels.message import as_json
+from probe.core.alerting.channels.message import as_json, sound
 from probe.core.alerting.redaction import redact
 from probe.core.records import SEVERITIES, Alert
 
@@ -198,7 +198,8 @@ def _parsed(fields: Mapping[str, Any]) -> Alert:
         raise ValueError("expected texts")
     if texts["severity"] not in SEVERITIES:
         raise ValueError("expected a severity")
-    return Alert(**texts, labels=dict(labels), time=float(fields["time"]), resolved=fields["resolved"] is True)
+    alert = Alert(**texts, labels=dict(labels), time=fields["time"], resolved=fields["resolved"])
+    return sound(alert._replace(lasting=fields.get("lasting")))  # type: ignore[arg-type] # checked there
 
 
 def without_secrets(alert: Alert) -> Alert:

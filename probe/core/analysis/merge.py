@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import csv
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import repeat
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.histogram import HISTOGRAM, parsed, text_of
+from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES
-from probe.core.storage.csv_reader import read_all
+from probe.core.storage import sqlite_reader
+from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, last_run
+from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import (
     COMPLETE,
     CSV,
     DTYPE,
     FORM,
+    FORMATS,
+    INTEGERS,
     KEY,
     NAME,
     NEEDED,
@@ -35,11 +44,12 @@ from probe.core.storage.layout import (
     coverage_of,
     ranks_text,
     shape_of,
+    table_name,
 )
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import PIPELINE
 from probe.core.storage.problems import Problems
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import TableFile
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
 """Signals whose whole tensors differ between ranks: only rows about parts are merged."""
@@ -53,6 +63,7 @@ class MergedRow(NamedTuple):
     """One row of one rank's file."""
 
     key: tuple[str, ...]
+    """Cells of the columns in ``KEY``; empty for a column that the file lacks."""
     pp_stage: int
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
@@ -65,6 +76,13 @@ class MergedRow(NamedTuple):
     ops: Mapping[str, float]
     histogram: str | None = None
     """Its cell, if the file has one."""
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The tensor and step that it is about: a column that one format lacks has 0 in another."""
+        return *(
+            cell or "0" if column in INTEGERS else cell for column, cell in zip(KEY, self.key, strict=True)
+        ), self.pp_stage
 
 
 class Merged(NamedTuple):
@@ -92,40 +110,105 @@ class Report:
 
 
 def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
-    """Merge the files of all ranks under ``root`` into files of the same layout in ``out``.
+    """Merge the files and databases of all ranks under ``root`` into CSV files in ``out``.
 
     Args:
         observe: called with the signal and the last step of each file before it is merged.
 
     Raises:
         ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
+        ImportError: if DuckDB is missing, and not all rows are in CSV files.
     """
     report = Report()
     problems = Problems()
     run = last_run(root, problems)
     if run.directories[0].packed is not None:
         raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run")
-    found: dict[tuple[str, int], list[tuple[TableFile, RankDirectory]]] = {}
-    for directory in run.directories:
-        looked = Problems()
-        for file in tables(directory.path, looked):
-            if file.format == CSV:
-                found.setdefault((file.signal, file.last), []).append((file, directory))
-        for problem in looked.kept:
-            if problem.skipped:  # a file of another name is no part of the run
-                problems.add(problem.path, problem.what, problem.line)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
-    for (signal, last), files in sorted(found.items()):
-        observe(f"{signal} up to step {last}")
-        rows = [row for file, directory in files for row in _read(file, directory, problems)]
-        if merged := merge_rows(signal, rows, report):
-            report.files.append(out / str(TableName(signal, min(file.first for file, _ in files), last)))
-            _write(report.files[-1], merged)
+    with _opened(run.directories) as rows:
+        if not rows.files:
+            raise ValueError("\n".join([f"{root}: {nothing_judged(run)}", *rows.problems.lines()]))
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
+        for signal in sorted(rows.files):
+            for piece in _pieces(rows.files[signal]):
+                observe(f"{signal} up to step {piece.last}")
+                own = [row for n, file in piece.files for row in _read(rows, n, file, piece)]
+                if merged := merge_rows(signal, own, report):
+                    report.files.append(out / str(TableName(signal, piece.first, piece.last)))
+                    _write(report.files[-1], merged)
+    for problem in rows.problems.kept:
+        if problem.skipped:  # a file of another name is no part of the run
+            problems.add(problem.path, problem.what, problem.line)
     report.problems += problems.lines()
     return report
+
+
+@contextmanager
+def _opened(directories: Sequence[RankDirectory]) -> Iterator[PlainRows | Rows]:
+    """Open the rows of all ranks: by DuckDB, unless all are in CSV files."""
+    problems = Problems()
+    if all(_is_plain(directory.path) for directory in directories):
+        yield PlainRows(directories, problems)
+        return
+    with Rows(directories, problems) as rows:
+        yield rows
+
+
+def _is_plain(directory: Place) -> bool:
+    """Return whether all rows of a rank are in CSV files."""
+    names = [name for path in directory.iterdir() if (name := table_name(path.name))]
+    in_csv = {(name.signal, name.first) for name in names if name.format == CSV}
+    return in_csv >= {(name.signal, name.first) for name in names} and not sqlite_reader.may_have_rows(directory)
+
+
+class _Piece(NamedTuple):
+    """Files of one signal that are merged together, and the steps that are."""
+
+    files: list[tuple[int, TableFile]]
+    """With the index of their directory."""
+    begin: int | None
+    """Step before which rows belong to an earlier piece; None for no bound."""
+    end: int | None
+    """Step from which on rows belong to a later piece; None for no bound."""
+
+    @property
+    def first(self) -> int:
+        """First step that may be in it."""
+        return max(min(file.first for _, file in self.files), self.begin or 0)
+
+    @property
+    def last(self) -> int:
+        """Last step that may be in it."""
+        last = max(file.last for _, file in self.files)
+        return last if self.end is None else min(last, self.end - 1)
+
+
+def _pieces(files: Sequence[tuple[int, TableFile]]) -> Iterator[_Piece]:
+    """Yield the files of a signal in pieces of as few steps as files of one rank have: ranks may have divided their
+    steps in another way, or hold them in another format."""
+    ends = _ends(files)[:-1]
+    pieces = [_Piece([], begin, end) for begin, end in pairwise([None, *(end + 1 for end in ends), None])]
+    for n, file in files:
+        for piece in pieces[bisect_left(ends, file.first) : bisect_left(ends, file.last) + 1]:
+            piece.files.append((n, file))
+    yield from (piece for piece in pieces if piece.files)
+
+
+def _ends(files: Sequence[tuple[int, TableFile]]) -> list[int]:
+    """Return the last steps of the pieces: those at which no file goes on. Copies of databases, which can be read in
+    any pieces, count only if there are no others, and then those of one rank."""
+    named = [file for _, file in files if file.format in FORMATS]
+    lowest = min(n for n, _ in files)
+    spans = sorted((file.first, file.last) for file in named or (file for n, file in files if n == lowest))
+    ends: list[int] = []
+    for first, last in spans:
+        if ends and first <= ends[-1]:
+            ends[-1] = max(ends[-1], last)
+        else:
+            ends.append(last)
+    return ends
 
 
 def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
@@ -134,8 +217,12 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
     groups: dict[tuple[object, ...], list[MergedRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
-            groups.setdefault((row.key, row.pp_stage, row.ranks), []).append(row)
-    merged = _merge([list({row.part: row for row in group}.values()) for group in groups.values()])
+            groups.setdefault((*row.place, row.ranks), []).append(row)
+    parts = [list({row.part: row for row in group}.values()) for group in groups.values()]
+    merged = _merge(parts)
+    for op, number in _lost(parts, merged).items():
+        tensors = plural(number, "tensor lacks", "tensors lack")
+        report.problems.append(f"{signal}: {number} {tensors} {op}: not all ranks that hold parts have it")
     report.incomplete += sum(not whole.complete for whole in merged)
     if signal in OWN:
         report.rows += len(merged)
@@ -143,33 +230,43 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
     alike: dict[tuple[object, ...], Merged] = {}
     apart: list[Merged] = []
     for whole in merged:
-        kept = alike.setdefault((whole.first.key, whole.first.pp_stage), whole)
-        if kept.complete and whole.complete and not _equal(kept.ops, whole.ops):
+        place = whole.first.place
+        kept = alike.setdefault(place, whole)
+        differs = kept.complete and whole.complete and not _equal(kept.ops, whole.ops)
+        if differs:
             report.differing.append(f"{signal} {' '.join(whole.first.key)}: ranks {kept.ranks} and {whole.ranks}")
             apart.append(whole)
-        if whole.complete and not kept.complete:
-            alike[whole.first.key, whole.first.pp_stage] = whole
+        if (whole.complete, 0 if differs else len(whole.ops)) > (kept.complete, len(kept.ops)):
+            alike[place] = whole
     report.rows += len(alike) + len(apart)
     return [*alike.values(), *apart]
 
 
 def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     """Return whether numbers agree to the digits in a file, although parts may have been added up in another order."""
-    pairs = ((one[op], other[op]) for op in one)
+    pairs = ((one[op], other[op]) for op in one if op in other)
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
 
 def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
-    """Merge each group, whose rows are about different elements, to one row."""
-    if not groups:
-        return []
+    """Merge each group, whose rows are about different elements, to one row, with the ops that all of them have."""
+    alike: dict[tuple[tuple[str, ...], bool], list[int]] = {}
+    for n, group in enumerate(groups):
+        ops = tuple(op for op in group[0].ops if all(op in row.ops for row in group))
+        alike.setdefault((ops, all(row.histogram is not None for row in group)), []).append(n)
+    merged: dict[int, Merged] = {}
+    for (ops, with_histograms), places in alike.items():
+        merged |= zip(places, _merged([groups[n] for n in places], ops, with_histograms), strict=True)
+    return [merged[n] for n in range(len(groups))]
+
+
+def _merged(groups: Sequence[list[MergedRow]], ops: Sequence[str], with_histograms: bool) -> list[Merged]:
+    """Merge groups whose rows all have ``ops``."""
     rows = [row for group in groups for row in group]
-    ops = [op for op in rows[0].ops if all(op in row.ops for row in rows)]
     wholes = np.array([i for i, group in enumerate(groups) for _ in group])
     counts = np.array([row.elements for row in rows], dtype=np.float64)
     values = {op: np.array([row.ops[op] for row in rows]) for op in ops}
     moments = moments_of(values, counts)
-    with_histograms = all(row.histogram is not None for row in rows)
     if with_histograms:
         moments[HISTOGRAM] = np.stack([parsed(row.histogram or "") for row in rows])
     columns = merge_columns(moments, counts, wholes, len(groups))
@@ -190,33 +287,47 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
     ]
 
 
-def _read(file: TableFile, directory: RankDirectory, problems: Problems) -> Iterator[MergedRow]:
-    """Yield the rows of a file; rows that cannot be read are recorded in ``problems`` and left out."""
-    if missing := [column for column in NECESSARY if column not in file.columns]:
+def _lost(groups: Iterable[Sequence[MergedRow]], merged: Iterable[Merged]) -> dict[str, int]:
+    """Return the number of tensors of which some parts have an op, and others lack it, by op."""
+    lost: Counter[str] = Counter()
+    for group, whole in zip(groups, merged, strict=True):
+        lost.update({op for row in group for op in row.ops} - {*whole.ops})
+    return lost
+
+
+def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Iterator[MergedRow]:
+    """Yield the rows of a file that belong to a piece; those that cannot be read are recorded as problems and left
+    out."""
+    directory, path = rows.directories[n], rows.original(file)
+    begin = piece.begin if file.first < (piece.begin or 0) else None
+    end = piece.end if piece.end is not None and file.last >= piece.end else None
+    ends = [bound - 1 for bound in (end, directory.until) if bound is not None]
+    columns, read = rows.read([file], begin, min(ends, default=None))
+    if missing := [column for column in NECESSARY if column not in columns]:
         what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
-        problems.add(file.path, f"{what}: the file is left out", 1)
+        rows.problems.add(path, f"{what}: the file is left out", 1)
         return
     described = cache(partial(_described, directory.rank))
-    stage, ops = _pp_stage(directory), [column for column in file.columns if column in OPS and column != "id"]
-    for found in read_all(file, problems):
-        columns = [found.about.get(column) or [""] * found.number for column in KEY]
-        forms = zip(*(found.about.get(column) or [""] * found.number for column in FORM), strict=True)
-        values = zip(*(found.values[op].tolist() for op in ops), strict=True) if ops else repeat(())
-        histograms = found.about.get(HISTOGRAM) or repeat(None)
-        for key, form, numbers, histogram in zip(zip(*columns, strict=True), forms, values, histograms, strict=False):
-            if directory.until is not None and key[KEY.index(STEP)] >= directory.until:
-                continue
-            try:
-                if None in numbers:
-                    raise ValueError(f"expected a number in column {ops[numbers.index(None)]}, got ''")
-                shape, part, ranks, elements = described(*form)
-            except ValueError as error:
-                where = " ".join(map(str, key[: len(NEEDED)]))
-                problems.add(file.path, f"{error}: rows such as {where} are left out")
-                continue
-            texts = tuple(map(str, key))
-            row = dict(zip(ops, numbers, strict=True))
-            yield MergedRow(texts, stage, shape, form[1], part, ranks, elements, row, histogram)
+    at = {column: place for place, column in enumerate(columns)}
+    ops = [column for column in columns if column in OPS and column != "id"]
+    stage = _pp_stage(directory)
+    for cells in read:
+        key = tuple("" if column not in at else _text(cells[at[column]]) for column in KEY)
+        form = tuple("" if column not in at else _text(cells[at[column]]) for column in FORM)
+        values = {op: cells[at[op]] for op in ops if cells[at[op]] is not None}
+        histogram = (cells[at[HISTOGRAM]] or None) if HISTOGRAM in at else None
+        try:
+            if not values and histogram is None:
+                raise ValueError(f"expected a number in one of the columns {', '.join(ops)}, got none")
+            shape, part, ranks, elements = described(*form)
+        except ValueError as error:
+            rows.problems.add(path, f"{error}: rows such as {' '.join(key[: len(NEEDED)])} are left out")
+            continue
+        yield MergedRow(key, stage, shape, form[1], part, ranks, elements, values, histogram)
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else str(cell)
 
 
 def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int, ...], str, str, int]:
@@ -246,13 +357,18 @@ def _pp_stage(directory: RankDirectory) -> int:
 def _write(path: Path, rows: Sequence[Merged]) -> None:
     used = [column for i, column in enumerate(KEY) if any(row.first.key[i] for row in rows)]
     stages = [PP_STAGE] if len({row.first.pp_stage for row in rows}) > 1 else []
-    ops, last = list(rows[0].ops), [*LAST, *([HISTOGRAM] if rows[0].histogram is not None else [])]
+    ops = list(dict.fromkeys(op for row in rows for op in row.ops))
+    last = [*LAST, *([HISTOGRAM] if any(row.histogram is not None for row in rows) else [])]
     with replacing(path) as file:
         write = csv.writer(file, lineterminator="\n").writerow
         write([*used, *stages, *ops, *last])
         for row in rows:
-            key = [row.first.key[KEY.index(column)] for column in used]
-            numbers = [f"{row.ops[op]:.0f}" if op in COUNTS else f"{row.ops[op]:.6g}" for op in ops]
+            key = [row.first.place[KEY.index(column)] for column in used]
+            numbers = [_number(op, row.ops[op]) if op in row.ops else "" for op in ops]
             stage = [row.first.pp_stage] if stages else []
             about = [list(row.first.shape), row.first.dtype, row.ranks, int(row.complete), row.histogram]
             write([*key, *stage, *numbers, *about[: len(last)]])
+
+
+def _number(op: str, value: float) -> str:
+    return f"{value:.0f}" if op in COUNTS else f"{value:.6g}"

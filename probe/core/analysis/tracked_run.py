@@ -44,6 +44,7 @@ class TrackedRun:
         self._root, self.problems = root, Problems()
         self.run = last_run(root, self.problems)
         """The run, as it was read last."""
+        self._directories = self.run.by_rank()
         self._first_rank = self.run.ranks[0]
         self._series = TrackedSeries(most, asked)
         self._findings = TrackedFindings(self._first_rank)
@@ -53,7 +54,7 @@ class TrackedRun:
     @property
     def ended(self) -> bool:
         """True if all ranks have ended."""
-        return all(self.run.of(rank)[-1].manifest.ended for rank in self.run.ranks)
+        return self.run.ended
 
     @property
     def last_step(self) -> int:
@@ -75,7 +76,7 @@ class TrackedRun:
         problems, number = Problems(), 0
         run = last_run(self._root, problems)
         if run.name == self.run.name:
-            self.run = run
+            self.run, self._directories = run, run.by_rank()
         with Rows(self.run.directories, problems) as rows:
             for part in _parts(heapq.merge(self._numbers(rows, whole), self._tensors(rows, whole), key=_step)):
                 found = [each for each in part if isinstance(each, TrackedRow)]
@@ -128,7 +129,7 @@ class TrackedRun:
     def _found(self, rows: Rows, step: StoredStep) -> list[Finding]:
         rules = self._rules.get(step.rank)
         if rules is None:
-            directory = self.run.of(step.rank)[0]
+            directory = self._directories[step.rank][0]
             alert = configured(directory.manifest, directory.path, self.problems)
             rules = self._rules[step.rank] = rules_of(alert, step.rank, ops_of(rows))[0]
 
@@ -162,7 +163,7 @@ def _horizon(rows: Rows, run: RecordedRun, signals: Iterable[str], whole: bool) 
 
 
 def _by_signal(own: Sequence[StoredStep]) -> dict[str, SignalStep]:
-    """Return the rows of all ranks by signal; several batches of one signal of a rank differ in what they lack."""
+    """Return the rows of all ranks by signal."""
     found: dict[str, list[tuple[Batch, int]]] = {}
     for step in own:
         for batch in tensors_of(step.batches):

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from types import FrameType
+from types import CodeType, FrameType
 
 Line = tuple[str, int, str]
 """Path, line number and function."""
@@ -93,3 +93,10 @@ def callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def machinery(module: object) -> CodeType | None:
+    """Return the code by which the framework calls modules: that of the outermost class with a ``__call__``."""
+    calls = [vars(each).get("__call__") for each in reversed(type(module).__mro__)]
+    codes = (getattr(call, "__code__", None) for call in calls)
+    return next((code for code in codes if isinstance(code, CodeType)), None)

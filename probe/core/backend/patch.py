@@ -63,9 +63,9 @@ class Shared(Generic[Listener]):
         """If there are no listeners, undo the changes in reverse order, up to one that cannot be undone now."""
         with self._lock:
             while self._undos and not self._listeners:
-                if (undo := self._undos.pop())() is False:
-                    self._undos.append(undo)
+                if self._undos[-1]() is False:
                     return
+                self._undos.pop()  # only now: an undo that was interrupted is called again
 
     def _installed(self) -> list[Undo]:
         undos: list[Undo] = []

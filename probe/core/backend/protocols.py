@@ -191,6 +191,13 @@ class Hooks(Protocol):
     def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
         """Return every parameter once, with its name, as in :meth:`modules`."""
 
+    def structure(self, model: Module) -> tuple[int, ...]:
+        """Return the identities of the modules and parameters of ``model``, in any constant order; cheaply, since it
+        is called in every sampled step."""
+
+    def token(self, parameter: Parameter) -> int:
+        """Return the identity of what hooks of ``parameter`` are placed on."""
+
     def trainable(self, parameter: Parameter) -> bool:
         """Return whether a gradient hook can be placed now."""
 
@@ -221,14 +228,23 @@ class Hooks(Protocol):
         """Return the learning rate of the optimizer's first group of parameters, a number or a tensor; None if it has
         none. Never wait for a device."""
 
-    def loss_scale(self) -> Tensor | None:
-        """Return the factor on the losses of the step in progress, if known."""
+    def loss_scale(self, parameters: Callable[[], Iterable[Parameter]] = ...) -> Tensor | None:
+        """Return the factor on the loss whose backward runs, as its gradients reach ``parameters``; outside of a
+        backward, that on the latest loss. None if it is not known."""
+
+    def found_inf(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the number on a device that is not 0 if the update that has just ended with the outcome ``unknown``
+        was skipped; None if there is none."""
 
     def held_scale(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factor that the gradients held for ``optimizer`` still carry, if known."""
 
     def backward_id(self) -> int:
         """Return the identity of the running backward pass; -1 if none is running."""
+
+    def graph_size(self) -> int | None:
+        """Return a number that grows by one with each operation that this thread makes part of a graph; None if the
+        framework does not count them."""
 
     def differentiates(self) -> bool:
         """Return whether operations now become part of a graph."""
@@ -262,7 +278,8 @@ class Hooks(Protocol):
         inside: Callable[[], bool] | None = None,
         gradients: bool = False,
     ) -> Remove:
-        """Listen to every forward of ``module``: ``before`` receives ``args`` and ``kwargs``, ``after`` the outputs. If
+        """Listen to every forward of ``module``: ``before`` receives ``args`` and ``kwargs``, ``after`` the outputs; if
+        the forward raises, it receives None while the exception is handled (older frameworks do not call it). If
         ``inside`` is passed, include forwards inside compiled graphs whenever it returns true; if ``gradients``,
         ``after`` may listen to the gradients of the outputs there."""
 
@@ -333,6 +350,10 @@ class Groups(Protocol):
 
     def ranks_of(self, group: Any) -> list[int]:
         """Return the global ranks of ``group``; this rank alone if ``group`` is None."""
+
+    def replicas(self, models: Iterable[Module]) -> Sequence[int]:
+        """Return the ranks among which a wrapper of ``models``, or of a part of one, averages gradients: they hold the
+        same parameters. Return nothing if no wrapper does, or several do among different ranks."""
 
 
 class Parallel(Protocol):

@@ -43,15 +43,21 @@ class _Object(NamedTuple):
     """True if it is written in braces."""
 
 
-def change(path: Path, changes: Mapping[str, Any]) -> None:
+def change(path: Path, changes: Mapping[str, Any], only: bytes | None = None) -> None:
     """Write the values of ``changes`` (dotted keys) into a configuration file, in one move.
 
+    Args:
+        only: the content that is changed; None: any.
+
     Raises:
+        InterruptedError: if the file has another content than ``only``; it stays.
         ConfigError: if the file is no configuration, or if these keys cannot be changed without changing others.
         OSError: if it cannot be written.
     """
     name, found = str(path), path.resolve()
     raw = content(name)  # once: another process may be writing
+    if only is not None and raw != only:
+        raise InterruptedError(f"{name}: it was edited meanwhile")
     text = text_of(name, raw)
     before = parse(name, text).values
     edited = edit(text, changes, path.name.lower().endswith(YAML_ENDINGS))
@@ -76,6 +82,8 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
             os.fchown(file.fileno(), about.st_uid, about.st_gid)
         os.fchmod(file.fileno(), S_IMODE(about.st_mode))
         file.write("\ufeff" * raw.startswith(BOM_UTF8) + edited)
+        if only is not None and content(name) != only:  # again, since what is edited from now on is lost
+            raise InterruptedError(f"{name}: it was edited meanwhile")
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -344,7 +344,8 @@ class Settings(Section):
     keep their first values."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
-    the next one; with several ranks the first rank writes a step here that lies dynamic_seconds ahead."""
+    the next one; with several ranks the first rank writes a step here that lies dynamic_seconds ahead. It announces
+    every change in the folder `<configuration>.changes` beside the file, which the other ranks read."""
     dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
     """In dynamic mode with several ranks: longest time in seconds until all of them see a change of the file."""
     dynamic_broadcast: FlagOrAddress = False

@@ -77,11 +77,14 @@ class ScheduledChange(Generic[Change]):
         """
         if (notice := self._notices.read()) is None:
             return False
-        step, change = int(notice["step"]), self._parse(notice)
+        self.expect(int(notice["step"]), self._parse(notice))
+        return True
+
+    def expect(self, step: int, change: Change) -> None:
+        """Schedule ``change`` for ``step``, in place of pending changes of the same or a later step."""
         while self._pending and self._pending[-1][0] >= step:
             self._pending.pop()
         self._pending.append((step, change))
-        return True
 
     def next_step(self) -> int | None:
         """Return the step of the first pending change; if none is pending, read the next announcement first.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -31,6 +30,7 @@ from probe.core.control.command_requests import (
 )
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
+from probe.core.worker import Worker
 
 LOOK_SECONDS = 0.5
 """Time from one look into the folder to the next."""
@@ -60,39 +60,25 @@ class CommandThread:
     """
 
     def __init__(self, folder: Path, rank: int, looks: bool, began: float, faults: Faults) -> None:
-        self._folder, self._rank, self._began, self._faults = folder, rank, began, faults
+        self._folder, self._rank, self._began = folder, rank, began
         self.found: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
         """Requests that have come since the run began."""
-        self._answers: queue.SimpleQueue[Acknowledgement | None] = queue.SimpleQueue()
         self._seen: set[str] = set()
-        self._looks = looks
-        self._thread = threading.Thread(target=self._work, name="probe-commands", daemon=True)
-        self._thread.start()
+        self._worker = Worker("probe-commands", WHERE, faults, inline=True, look=self._look, things="answers")
+        if looks:
+            self._worker.wake()  # only now: a look may answer
 
     def answer(self, request: str, state: State, step: int, text: str) -> None:
         """Have an answer written."""
-        self._answers.put(Acknowledgement(request, self._rank, state, step, text[:MOST_TEXT], time.time()))
+        answer = Acknowledgement(request, self._rank, state, step, text[:MOST_TEXT], time.time())
+        self._worker.submit(partial(acknowledge, self._folder, answer))
 
     def close(self) -> None:
         """Write the answers so far, and end."""
-        self._answers.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        self._worker.close(CLOSE_SECONDS)
 
-    def _work(self) -> None:
-        while True:
-            try:
-                answer = self._answers.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                self._guarded(self._look)
-                continue
-            if answer is None:
-                return
-            self._guarded(partial(acknowledge, self._folder, answer))
-
-    def _look(self) -> None:
-        if not self._looks or not self._folder.is_dir():
-            return
-        for name in waiting(self._folder):
+    def _look(self) -> float:
+        for name in waiting(self._folder) if self._folder.is_dir() else ():
             if name in self._seen:
                 continue
             self._seen.add(name)
@@ -105,12 +91,7 @@ class CommandThread:
                 self.answer(name, "refused", -1, "it was requested before this run began")
             else:
                 self.found.put((name, request.command))
-
-    def _guarded(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - training goes on
-            self._faults.note(WHERE, error)
+        return LOOK_SECONDS
 
 
 class CommandInbox:

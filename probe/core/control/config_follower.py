@@ -1,8 +1,10 @@
 """Dynamic start and stop: following the configuration file during training, and the step at which it takes effect.
 
-Ranks agree on a step number, without waiting for each other. The first rank writes it into the file, far enough ahead
-for every rank to read it in time; if ranks share no file system, it announces the number with the content of its own
-file (:mod:`probe.core.distributed.announcements`). See ``docs/explanation/decisions/0012-dynamic.md``.
+Ranks agree on edits and on the steps from which they hold, without waiting for each other. The first rank alone reads
+the file: it announces each edit that it takes up, with a step far enough ahead for every rank to read it in time
+(:mod:`probe.core.distributed.announcements`), in a log beside the file or, if ranks share no file system, in a store.
+Where no log can be written, each rank reads the file, and the step in it counts. See
+``docs/explanation/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import dynamic, load
 from probe.core.config.schema import Settings
 from probe.core.control.agreement import Ahead, ScheduledChange, too_late
-from probe.core.distributed.announcements import Notices
+from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
 
 SETTLING_SECONDS = 2.0
 """Age up to which a file is read again though its time is unchanged: some file systems count in whole seconds."""
+
+LOG = ".changes"
+"""Ending of the folder with the log of changes; before it comes the name of the configuration file."""
 
 UNSENT = "what ends training is not sent to other ranks: it takes effect only if it is configured from the start on"
 
@@ -54,7 +59,8 @@ class Control:
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all ranks switch.
         ahead: returns the number of steps after which every rank has read a change that is written now.
-        sent: announcements of the configuration for ranks that do not see the file; None if all see it.
+        sent: announcements of the configuration for the other ranks; None if all read the file.
+        shared: whether the other ranks see the file, too: they begin with it, and it may end training.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Control:
         faults: Faults,
         ahead: Ahead,
         sent: Notices | None = None,
+        shared: bool = False,
     ) -> None:
         self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
         self._content, self._away = content, False
@@ -76,8 +83,8 @@ class Control:
         self._stale: int | None = None
         """The past ``apply_at_step`` in the file."""
         self._pending: Settings | None = None
-        self._since, self._sent = first, sent
-        self._announced = sent is None
+        self._since, self._sent, self._shared = first, sent, shared
+        self._announced = sent is None or shared
         """True if the other ranks know the pending configuration. Then no newer one replaces it."""
         self._outstanding = 0
         """Number of own announcements that this rank has not read back: other ranks cannot have received them."""
@@ -91,6 +98,7 @@ class Control:
                 _log.warning("%s: collecting begins at step %d, as apply_at_step asks", path, at)
         else:
             self._stale = settings.apply_at_step
+        self._initial = self._pending
 
     def _begin(self, content: bytes) -> _Seen | None:
         """Return the attributes of the file if it still has the content that was read, else None."""
@@ -137,6 +145,12 @@ class Control:
         """Content of the file whose configuration has taken effect; empty if one is pending, or none was read."""
         return b"" if self._pending is not None else self._content
 
+    @property
+    def first_change(self) -> tuple[int, Settings] | None:
+        """The configuration with which the run began, and its step; None if it has taken effect, or is replaced."""
+        pending = self._pending if self._pending is self._initial else None
+        return None if pending is None or pending.apply_at_step is None else (pending.apply_at_step, pending)
+
     def _settled(self, step: int) -> bool:
         """True if the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
         if self._pending is None or self._alone:
@@ -174,7 +188,7 @@ class Control:
     def _read_in(self, content: bytes, step: int) -> None:
         try:
             settings = load(self._path)
-            if self._sent is not None and (keys := settings.ends_training):
+            if self._sent is not None and not self._shared and (keys := settings.ends_training):
                 raise ConfigError(str(self._path), [f"{keys[0]}: {UNSENT}"])
         except ConfigError as error:
             self._broken = content
@@ -203,7 +217,8 @@ class Control:
         at = settings.apply_at_step if settings.apply_at_step != self._stale else None
         if not self._announced:
             if not self._outstanding:
-                self._announce(settings, max(step + self._ahead(step), at or 0))
+                named = at if self._shared and at is not None and at > step else None
+                self._announce(settings, named or max(step + self._ahead(step), at or 0))
             return None
         if at is not None and at > step:
             return None
@@ -222,20 +237,31 @@ class Control:
         return settings
 
     def _announce(self, settings: Settings, at: int) -> None:
-        written = self._write({"apply_at_step": at})
+        if self._sent is not None and not self._send(self._sent, settings, at):
+            return
+        written = (self._shared and at == settings.apply_at_step) or self._write({"apply_at_step": at})
         if not written and self._sent is None:
             return  # the other ranks would never read it; the next step tries again
         self._pending, self._announced = _at(settings, at), True
-        if self._sent is not None:
-            self._outstanding += 1
-            self._sent.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
         _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
 
-    def _write(self, values: dict[str, object]) -> bool:
-        """Write ``values`` into the file; return true on success."""
+    def _send(self, sent: Notices, settings: Settings, at: int) -> bool:
+        """Announce ``settings`` for the step ``at``; return true on success."""
         try:
-            change(self._path, values)
+            sent.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
+        except OSError as error:
+            self._faults.note("control", error)
+            return False
+        self._outstanding += 1
+        return True
+
+    def _write(self, values: dict[str, object]) -> bool:
+        """Write ``values`` into the file, unless an edit of it has still to be read; return true on success."""
+        try:
+            change(self._path, values, only=self._content)
             self._seen, self._content = self._look(), self._read()
+        except InterruptedError:
+            return False
         except (OSError, ConfigError) as error:
             written = ", ".join(f"{key}: {value}" for key, value in values.items()).lower()
             failure = OSError(f"{self._path}: {written} cannot be written into it, do that by hand: {error}")
@@ -281,15 +307,62 @@ class SentSwitch:
         """Do nothing: no handler is set."""
 
 
+class LoggedSwitch:
+    """Follower of the log that the first rank keeps beside the file, on another rank; of the file if there is no log.
+
+    Args:
+        log: the announcements of the first rank.
+        control: follower of the file.
+    """
+
+    def __init__(self, log: FolderNotices, control: Control, faults: Faults) -> None:
+        self._log, self._control = log, control
+        self._changes = ScheduledChange("control", log, _logged, faults)
+        self._logged = False
+        """True once there is a log: from then on the file does not count here."""
+
+    def poll(self, step: int, idle: bool) -> Settings | None:
+        """Return the configuration that takes effect with ``step``; see :meth:`Control.poll`."""
+        if not self._logged:
+            if not self._log.exists():
+                return self._control.poll(step, idle)
+            self._logged = True
+            if (first := self._control.first_change) is not None:
+                self._changes.expect(*first)
+        with self._changes.counted():
+            while self._changes.read():
+                pass
+        return self._changes.poll(step)
+
+    @property
+    def content(self) -> bytes:
+        """Content of the file whose configuration has taken effect; empty if this rank follows the log."""
+        return b"" if self._logged else self._control.content
+
+    def finish(self) -> None:
+        """Do nothing: the first rank writes."""
+
+    def close(self) -> None:
+        """Do nothing: the first rank alone has a handler."""
+
+
 def _configuration(notice: Mapping[str, Any]) -> Settings:
-    settings = load(notice["configuration"])
+    settings = _logged(notice)
     if keys := settings.ends_training:
         raise PermissionError(f"{keys[0]}: {UNSENT}")
     return settings
 
 
+def _logged(notice: Mapping[str, Any]) -> Settings:
+    """Return the configuration of a notice in the log, whose writers can write the file, too."""
+    return load(notice["configuration"])
+
+
 def _at(settings: Settings, step: int | None) -> Settings:
     return settings.model_copy(update={"apply_at_step": step})
+
+
+Switch = Control | SentSwitch | LoggedSwitch
 
 
 def follow(
@@ -301,20 +374,44 @@ def follow(
     faults: Faults,
     ahead: Ahead,
     sent: Notices | None = None,
-) -> Control | SentSwitch | None:
+    number: int = 0,
+) -> Switch | None:
     """Return the source of a run's changes; None if the environment does not enable them.
 
     Args:
         content: content of the file when ``settings`` were read.
+        sent: announcements in a store; None if the ranks share the file.
+        number: number of the attachment, the same on all ranks.
     """
     if not dynamic(os.environ):
         return None
-    if sent is not None and groups.rank() != 0:
+    leads, alone = groups.rank() == 0, groups.world_size() == 1
+    if sent is not None and not leads:
         return SentSwitch(sent, faults)
     if path is None:
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
-    return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, sent)
+    if sent is not None or alone:
+        return Control(path, settings, content, first, alone, leads, faults, ahead, sent)
+    log = FolderNotices(path.with_name(path.name + LOG) / f"run{number}", groups.rank())
+    if leads:
+        own = log if _usable(log, path) else None
+        return Control(path, settings, content, first, alone, leads, faults, ahead, own, shared=True)
+    return LoggedSwitch(log, Control(path, settings, content, first, alone, leads, faults, ahead), faults)
+
+
+def _usable(log: FolderNotices, path: Path) -> bool:
+    """Make the log; return false if it cannot be written."""
+    try:
+        log.begin()
+    except OSError as error:
+        _log.warning(
+            "%s: changes cannot be logged beside it: %s; each rank reads the file, and all need apply_at_step in it",
+            path,
+            error,
+        )
+        return False
+    return True
 
 
 SIGNAL = signal.SIGUSR1

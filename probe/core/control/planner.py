@@ -95,7 +95,7 @@ class Planner:
             self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
             control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
-            self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control)
+            self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control, number)
             self._commands = self._notices(COMMANDS) if path is not None else None
             self._arming: Arming | None = None
             self._arm(None)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,6 +29,7 @@ from probe.core.distributed import address_store
 from probe.core.distributed.secret import Seal, SecretError, secret_in
 from probe.core.faults import Faults
 from probe.core.fields import address_of
+from probe.core.worker import Worker
 
 
 class Notices(Protocol):
@@ -73,14 +72,31 @@ class FolderNotices:
             raise ValueError(f"{path}: expected a JSON object; there is {type(message).__name__}")
         return message
 
+    def exists(self) -> bool:
+        """Return true if the folder is there."""
+        return self._folder.is_dir()
+
+    def begin(self) -> None:
+        """Make the folder, and try whether messages can be written there.
+
+        Raises:
+            OSError: if they cannot.
+        """
+        trial = self._folder / f".{self._rank}.{os.getpid()}.trial"
+        self._put({}, trial)
+        trial.unlink()
+
     def give(self, about: Mapping[str, Any]) -> None:
         """Write the next message as a whole, unless it is there."""
+        self._put(about, self._folder / f"{self._next}.json")
+
+    def _put(self, about: Mapping[str, Any], path: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{self._rank}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
         try:
             with suppress(FileExistsError):
-                os.link(temporary, self._folder / f"{self._next}.json")
+                os.link(temporary, path)
         finally:
             temporary.unlink()
 
@@ -95,6 +111,9 @@ MOST_AT_ONCE = 100
 """Most places of a kind that one look reads: a stranger can fill many."""
 CLOSE_SECONDS = 2.0
 """Longest time that the end of a run waits for the thread, which may be waiting for a host that is gone."""
+
+WHERE = "broadcast"
+"""Place under which failures are counted."""
 
 _log = logging.getLogger("probe")
 
@@ -112,7 +131,7 @@ class StoreNotices:
         seal: signs messages, and checks those that are read.
     """
 
-    def __init__(self, name: str, wake: Callable[[], None], seal: Seal, faults: Faults) -> None:
+    def __init__(self, name: str, wake: Callable[[], object], seal: Seal, faults: Faults) -> None:
         self._name, self._wake, self._seal, self._faults = name, wake, seal, faults
         self._seen: deque[Mapping[str, Any]] = deque()
         self._given: deque[tuple[int, bytes]] = deque()
@@ -165,7 +184,7 @@ class StoreNotices:
         try:
             about = json.loads(self._seal.opened(key, kept))
         except PermissionError as error:
-            self._faults.note("broadcast", error)
+            self._faults.note(WHERE, error)
             return
         self._valid += 1
         self._seen.append(about)
@@ -186,68 +205,65 @@ class Broadcast:
         self._pause = max(POLL_SECONDS, ranks / LOOKS_A_SECOND)
         self.seen_seconds = SEEN_LOOKS * self._pause
         """Time after which all ranks are assumed to have seen a message."""
-        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled inside a signal handler
-        self._closing = False
-        self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+        self._meets_until = time.monotonic() + MEET_SECONDS
+        self._closing = self._broken = False
+        self._worker: Worker | None = None
 
     def notices(self, name: str) -> StoreNotices:
         """Log of the kind called ``name``."""
+        worker = self._worker = self._worker or Worker("probe-broadcast", WHERE, self._faults, look=self._look, due=0.0)
         if name not in self._kinds:
-            self._kinds[name] = StoreNotices(name, self._wake, self._seal, self._faults)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="probe-broadcast", daemon=True)
-            self._thread.start()
+            self._kinds[name] = StoreNotices(name, worker.wake, self._seal, self._faults)
         return self._kinds[name]
 
     def close(self) -> None:
         """Write queued messages to the store, and end the thread."""
         self._closing = True
-        self._wake()
-        if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+        if self._worker is not None:
+            self._worker.end(self._end)
+            self._worker.join(CLOSE_SECONDS)
 
-    def _wake(self) -> None:
-        self._woken.put(None)
-
-    def _wait(self) -> None:
-        with suppress(queue.Empty):
-            self._woken.get(timeout=self._pause)
-
-    def _run(self) -> None:
-        store = None
+    def _look(self) -> float | None:
+        """Read and write the messages of all kinds; return the seconds until that is due again."""
         try:
-            store = self._met()
-            while store is not None:
-                last = self._closing  # read before the look, so that messages queued before closing are still written
-                for kind in list(self._kinds.values()):
-                    kind.fetch(store)
-                    kind.publish(store)
-                if last:
-                    return
-                self._wait()
-        except Exception as error:  # noqa: BLE001 - a host may be gone; training goes on
-            if not self._closing:
-                self._faults.note("broadcast", error)
-                _log.warning("this rank receives no more changes from the others; training goes on")
-        finally:
-            if store is not None:
-                store.close()
+            if self._store is None and not self._broken:
+                self._store = self._met()
+            if self._store is not None:
+                self._exchange(self._store)
+        except Exception:
+            self._broken = True
+            self._leave()
+            if self._closing:  # the host of the store may have ended first
+                return None
+            _log.warning("this rank receives no more changes from the others; training goes on")
+            raise
+        return None if self._broken else self._pause
+
+    def _exchange(self, store: Store) -> None:
+        for kind in list(self._kinds.values()):
+            kind.fetch(store)
+            kind.publish(store)
+
+    def _end(self) -> None:
+        self._look()
+        self._leave()
+
+    def _leave(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def _met(self) -> Store | None:
-        """Connect to the store once it exists; None if the run ends before. This polls, since a waiting client could
-        not be interrupted."""
-        end = time.monotonic() + MEET_SECONDS
-        while True:
-            try:
-                return self._connect()
-            except PermissionError:
-                raise
-            except OSError as error:
-                if self._closing:
-                    return None
-                if time.monotonic() > end:
-                    raise TimeoutError(f"there is no store after {MEET_SECONDS:g} s: {error}") from error
-            self._wait()
+        """Connect to the store; None while there is none. A waiting client could not be interrupted."""
+        try:
+            return self._connect()
+        except PermissionError:
+            raise
+        except OSError as error:
+            if time.monotonic() > self._meets_until:
+                raise TimeoutError(f"there is no store after {MEET_SECONDS:g} s: {error}") from error
+            return None
 
 
 def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:

@@ -100,6 +100,7 @@ class GlobalStats:
             collected.
         ops: ops that are written for each tensor.
         replicas: ranks whose copies of parameters are compared; none if empty.
+        assumed: whether nothing shows that these ranks are replicas.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class GlobalStats:
         seconds: float,
         faults: Faults,
         replicas: Sequence[int] = (),
+        assumed: bool = False,
     ) -> None:
         self._parallel, self._run, self._alike = parallel, run, alike
         self._ops, self._seconds, self._faults = ops, seconds, faults
@@ -120,7 +122,7 @@ class GlobalStats:
         self._replicas: Replicas | None = None
         if len(replicas) > 1:
             where = f"{run}, replicas {tuple(sorted(replicas))}"
-            self._replicas = Replicas(parallel, replicas, where, alike, seconds)
+            self._replicas = Replicas(parallel, replicas, where, alike, seconds, assumed)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
         """Add the columns ``global_<op>`` and ``merged`` to ``batches`` with rows of parts; ``merged`` is 1 if all

@@ -17,8 +17,9 @@ from probe.core.distributed.exchange import Table, TableExchange, identity_of, m
 from probe.core.moments import MOMENTS
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules import about
-from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
+from probe.core.rules.replica import AGREEING, CHANGES, COPIES, OTHER, replicated
 
+Mask = npt.NDArray[np.bool_]
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd number whose bits look random: 2**64 over the golden ratio (Knuth, "The Art of Computer Programming", volume 3,
@@ -26,10 +27,17 @@ section 6.4)."""
 
 
 class Replicas:
-    """Comparison of the copies that ``ranks`` hold; used on one thread."""
+    """Comparison of the copies that ``ranks`` hold; used on one thread.
 
-    def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, alike: str, seconds: float) -> None:
+    Args:
+        assumed: whether nothing shows that the ranks are replicas; then rows count that have proved to be copies.
+    """
+
+    def __init__(
+        self, parallel: Parallel, ranks: Sequence[int], where: str, alike: str, seconds: float, assumed: bool = False
+    ) -> None:
         self.ranks = tuple(sorted(ranks))
+        self._proofs = Proofs() if assumed else None
         self._parallel, self._where, self._alike, self._seconds = parallel, where, alike, seconds
         self._tables: TableExchange | None = None
         self._known: dict[str, tuple[tuple[Key, ...], tuple[Coverage | None, ...], npt.NDArray[np.uint64]]] = {}
@@ -49,8 +57,13 @@ class Replicas:
             self._tables = TableExchange(self.ranks, exchange, ROW, rows)
         theirs = self._tables.swap(step, mine)
         if all(np.array_equal(table, mine) for table in theirs):
+            if self._proofs is not None:
+                self._proofs.add(mine, np.ones(len(mine), bool), np.ones(len(mine), bool))
             return list(batches)
         columns, added, begin = self._counted(mine, theirs), list(batches), 0
+        if self._proofs is not None:
+            doubtful = ~self._proofs.add(mine, columns[AGREEING] == columns[COPIES], columns[COPIES] > 1)
+            columns[AGREEING][doubtful], columns[OTHER][doubtful] = columns[COPIES][doubtful], np.nan
         for n in judged:
             more = {name: values[begin : begin + len(batches[n])] for name, values in columns.items()}
             if (more[AGREEING] < more[COPIES]).any():
@@ -89,6 +102,46 @@ class Replicas:
         return {COPIES: copies, AGREEING: agreeing, OTHER: other}
 
 
+class Proofs:
+    """Rows that have proved to be copies of one tensor. Parts of a tensor may look alike at first, all 0 or all 1, and
+    after Adam's first update, each element of which has the size of the learning rate."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._identities: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._at = np.empty(0, np.int64)
+        self._digest: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._changes = np.empty(0, np.int64)
+        self._alike: Mask = np.empty(0, bool)
+
+    def add(self, mine: Table, equal: Mask, received: Mask) -> Mask:
+        """Note which rows of a step are equal on all ranks; return the mask of those that had proved to be copies
+        before, or do so now.
+
+        Args:
+            received: mask of the rows of which another rank's numbers have come.
+        """
+        at = self._places(mine)
+        proved = self._alike[at] & (self._changes[at] >= CHANGES)
+        self._changes[at] += received & (self._digest[at] != mine["digest"])
+        self._digest[at] = mine["digest"]
+        self._alike[at] &= equal | proved
+        mask: Mask = self._alike[at] & (self._changes[at] >= CHANGES)
+        return mask
+
+    def _places(self, mine: Table) -> npt.NDArray[np.int64]:
+        if not np.array_equal(mine["identity"], self._identities):
+            self._identities = mine["identity"].copy()
+            new = [identity for identity in self._identities.tolist() if identity not in self._rows]
+            self._rows |= {identity: len(self._rows) + n for n, identity in enumerate(new)}
+            self._digest = np.append(self._digest, np.zeros(len(new), np.uint64))
+            # the first numbers are no change
+            self._changes = np.append(self._changes, np.full(len(new), -1, np.int64))
+            self._alike = np.append(self._alike, np.ones(len(new), bool))
+            self._at = np.array([self._rows[identity] for identity in self._identities.tolist()], np.int64)
+        return self._at
+
+
 def _identities(batch: Batch) -> Iterator[int]:
     """Identities that are equal for copies of one tensor, or of one part of it."""
     for row, key in enumerate(batch.keys):
@@ -109,14 +162,18 @@ def digests(batch: Batch) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def compared(rules: Iterable[str], parallel: Parallel, group: Sequence[int], world_size: int) -> Sequence[int]:
-    """Ranks that should hold the same parameters; none unless one of ``rules`` judges replicas.
+def compared(
+    rules: Iterable[str], parallel: Parallel, group: Sequence[int], world_size: int
+) -> tuple[Sequence[int], bool]:
+    """Ranks that should hold the same parameters, none unless one of ``rules`` judges replicas; and whether that is an
+    assumption, since neither the program nor an engine names them.
 
     Args:
-        group: data-parallel group passed to ``set_monitor``; empty if none was passed.
+        group: data-parallel group passed to ``set_monitor``, or that of the model's wrapper; empty if there is none.
     """
     if not any("replicas" in about(rule).collects for rule in rules):
-        return ()
+        return (), False
     named = parallel.named()
     experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
-    return group or named.get(experts) or range(world_size)
+    known = group or named.get(experts)
+    return known or range(world_size), not known

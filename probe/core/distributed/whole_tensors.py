@@ -7,21 +7,24 @@ steps wait; the oldest is then written without the numbers of whole tensors.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from probe.core.distributed.global_stats import GlobalStats
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.records import Batch
+from probe.core.worker import Worker
 
 WAITING = 32
 """Most steps that wait for other ranks, unwritten."""
 MOST_BYTES = 64 << 20
 """Largest size of the batches that the exchange has still to send, written or not."""
+WHERE = "global statistics"
+"""Place under which failures are counted."""
 LATE = "global statistics: steps written before all ranks had come"
 
 
@@ -48,14 +51,12 @@ class Wholes:
     """
 
     def __init__(
-        self, stats: GlobalStats, wake: Callable[[], None], spent: Callable[[float], None], faults: Faults
+        self, stats: GlobalStats, wake: Callable[[], object], spent: Callable[[float], None], faults: Faults
     ) -> None:
-        self._stats, self._wake, self._spent, self._faults = stats, wake, spent, faults
-        self._offers: queue.SimpleQueue[Offer | None] = queue.SimpleQueue()
+        self._stats, self._wake, self._spent = stats, wake, spent
         self._taken = self._done = 0
         """Total sizes in bytes of offers taken and done. Each is changed by one thread only."""
-        self._thread = threading.Thread(target=self._run, name="probe-exchange", daemon=True)
-        self._thread.start()
+        self._worker = Worker("probe-exchange", WHERE, faults, things="steps of this rank")
 
     def offer(self, step: int, batches: Sequence[Batch]) -> Offer:
         """Queue ``batches`` for the thread. If more is pending than there is room for, the exchange ends for good."""
@@ -63,28 +64,26 @@ class Wholes:
         self._taken += offer.size
         if self._taken - self._done > MOST_BYTES:
             self._stats.give_up(BufferError(f"more than {MOST_BYTES >> 20} MiB wait for ranks that are late"))
-        self._offers.put(offer)
+        if not self._worker.submit(partial(self._exchange, offer)):  # training must not wait for other ranks
+            offer.result = offer.without()
+            self._stats.give_up(RuntimeError("there is no thread that could wait for other ranks"))
         return offer
 
     def close(self, timeout: float = 0.0) -> None:
         """End the exchange once the thread is free; wait for that at most ``timeout`` seconds."""
         self._stats.end()
-        self._offers.put(None)
-        self._thread.join(timeout)
+        self._worker.end(self._stats.close)
+        self._worker.join(timeout)
 
-    def _run(self) -> None:
-        while (offer := self._offers.get()) is not None:
-            begin = time.thread_time()
-            try:
-                result = self._stats.add(offer.step, offer.batches)
-            except BaseException as error:  # noqa: BLE001 - were the thread to end, every step would wait
-                self._faults.note("global statistics", error)
-                result = list(offer.batches)
+    def _exchange(self, offer: Offer) -> None:
+        begin, result = time.thread_time(), list(offer.batches)
+        try:
+            result = self._stats.add(offer.step, offer.batches)
+        finally:  # else every later step would wait for this one
             self._spent(time.thread_time() - begin)
             self._done += offer.size
             offer.result = result
             self._wake()
-        self._stats.close()
 
 
 class _Place(NamedTuple):
@@ -123,12 +122,11 @@ class Line:
             offer, act = self._places[0]
             if offer is not None and offer.result is None and self._steps <= WAITING and not self._ending:
                 return
-            try:
-                act(self._batches(offer))
-            except BaseException as error:  # noqa: BLE001 - later places have their turn nevertheless
-                self._faults.note("delivery", error)
-            self._steps -= offer is not None
-            self._places.popleft()
+            try:  # later places have their turn whatever is raised
+                attempt(self._faults, "delivery", act, self._batches(offer))
+            finally:
+                self._steps -= offer is not None
+                self._places.popleft()
 
     def end(self) -> None:
         """Stop waiting for other ranks; on any thread."""

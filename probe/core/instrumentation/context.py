@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from probe.core.backend.protocols import (
 from probe.core.config.schema import Settings
 from probe.core.door import StepHook, count
 from probe.core.faults import Faults
+from probe.core.instrumentation.forwards import Forwards
 from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
@@ -53,39 +56,49 @@ class Clock:
     """Outcome of the update before the ``after_update`` listeners are called: ``applied``, ``skipped``, ``unknown``."""
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
-    _reached: int | None = None
-    """The micro step of the forward whose outputs the latest backward has reached."""
+    _reached: dict[int | None, int] = field(default_factory=dict)
+    """The micro step of the forward whose outputs each backward has reached; under None, that of the latest."""
     _passed: dict[int, int] = field(default_factory=dict)
     """Number of micro batches forwarded through each chunk of a pipeline."""
     _forward: bool = False
     _whole: bool = False
     _backward: bool = False
     _backward_id: int | None = None
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def begin(self, step: int, sampled: bool) -> None:
         """Begin the next training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
         self._forward = self._whole = self._backward = False
-        self._backward_id = self._reached = None
+        self._backward_id, self._reached = None, {}
         self._passed = {}
 
-    @property
-    def backward_step(self) -> int:
-        """The micro step of gradients computed now: that of the forward whose outputs the backward has reached or, if
-        none was reached, the one in progress."""
-        return self.micro_step if self._reached is None else self._reached
+    def backward_step(self, identity: int) -> int:
+        """Return the micro step of gradients that the backward with this identity computes: that of the forward whose
+        outputs it has reached; of one that runs inside another, that of the latest; if none was reached, the micro step
+        in progress."""
+        reached = self._reached
+        return reached.get(identity, reached.get(None, self.micro_step))
 
-    def forward_began(self, whole: bool, pipeline: int | None = None) -> None:
+    def forward_began(self, whole: bool, pipeline: int | None = None) -> int:
         """Note a forward of the whole model or, where that is never called, of a module. The first forward after a
         backward begins another micro batch.
 
         A pipeline runs several micro batches forward before the first backward: every forward of the chunk ``pipeline``
         is another micro batch.
+
+        Returns:
+            The micro step of this forward.
         """
         if self._whole and not whole:
-            return
+            return self.micro_step
+        with self._lock:
+            return self._begin_forward(whole, pipeline)
+
+    def _begin_forward(self, whole: bool, pipeline: int | None) -> int:
         self._whole = whole
-        self._reached = None
+        for latest in (None, -1):  # frameworks may not tell backwards apart
+            self._reached.pop(latest, None)
         if pipeline is not None:
             self.micro_step = self._passed.get(pipeline, 0)
             self._passed[pipeline] = self.micro_step + 1
@@ -93,10 +106,11 @@ class Clock:
             self.micro_step += 1
         self._backward = False
         self._forward = True
+        return self.micro_step
 
-    def backward_reached(self, micro_step: int) -> None:
-        """Note that the running backward has reached the outputs of a forward of ``micro_step``."""
-        self._reached = micro_step
+    def backward_reached(self, micro_step: int, identity: int) -> None:
+        """Note that the backward with this identity has reached the outputs of a forward of ``micro_step``."""
+        self._reached[identity] = self._reached[None] = micro_step
 
     def backward_began(self, identity: int) -> None:
         """Note a gradient; if no forward was noted, count each backward as a micro batch."""
@@ -192,6 +206,8 @@ class Run:
     """Functions that record the present gradients, for a program that reads them before the update."""
     each_parameter: Listeners[Callable[[Watched], Remove]] = field(default_factory=Listeners, init=False)
     """Listeners called for every watched parameter that can have a gradient, and for those added later."""
+    each_watched_module: Listeners[Callable[[Module, Watched], Remove]] = field(default_factory=Listeners, init=False)
+    """Listeners called for every module with the model that has it, and for those added later."""
     collectors: Listeners[StepCollector] = field(default_factory=Listeners, init=False)
     """Collectors of rows beside the recorder."""
     waited: Listeners[Callable[[], float | None]] = field(default_factory=Listeners, init=False)
@@ -206,6 +222,8 @@ class Run:
     """The hooks of the sources, between sampled steps."""
     look: Callable[[], object] | None = field(default=None, init=False)
     """Function that each hook calls first, in steps that are not sampled, too; None while no update is compiled."""
+    forwards: Forwards = field(default_factory=Forwards, init=False)
+    """Forwards in progress on each thread."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
 
     def __post_init__(self) -> None:
@@ -280,12 +298,12 @@ class Run:
 
     def in_training_backward(self) -> bool:
         """Note the running backward, and return true if it leads to parameters."""
-        identity = self.framework.hooks.backward_id()
-        if identity != self._backward[0]:
-            self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
-        if self._backward[1]:
+        identity, known = self.framework.hooks.backward_id(), self._backward
+        if identity != known[0]:  # of another thread, perhaps
+            known = self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
+        if known[1]:
             self.clock.backward_began(identity)
-        return self._backward[1]
+        return known[1]
 
     def captured(self) -> bool:
         """Return true, and warn once, if a CUDA graph is captured: kernels are recorded, not run; no value is read."""
@@ -310,6 +328,7 @@ class Run:
         after: Callable[[ForwardKind, Any], None] | None,
         where: str,
         *,
+        dropped: Callable[[], object] = lambda: None,
         compiled_too: bool = False,
         gradients: bool = False,
     ) -> Remove:
@@ -318,6 +337,7 @@ class Run:
 
         Args:
             where: the place under which failures are counted.
+            dropped: is called instead of ``after`` for a forward that raised.
             compiled_too: whether to listen inside compiled graphs, too, if so configured.
             gradients: whether ``after`` may listen to gradients there.
         """
@@ -328,8 +348,13 @@ class Run:
                 before(kind, (args, kwargs))
 
         def ended(outputs: Any) -> None:
-            if after is not None and (kind := hooks.forward_kind(root)):
+            if after is None:
+                return
+            raised = outputs is None and sys.exc_info()[1] is not None
+            if not raised and (kind := hooks.forward_kind(root)):
                 after(kind, outputs)
+            else:
+                dropped()
 
         clock, guard = self.clock, partial(self.guard, where)
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None

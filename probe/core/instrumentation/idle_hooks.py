@@ -28,16 +28,23 @@ class IdleHooks:
 
     def keep(self, remove: Remove) -> Remove:
         """Note a hook that was placed; return the function that removes it."""
-        if not self._may_rest or not isinstance(remove, Restful):
+        if not isinstance(remove, Restful):
             return remove
         hook = remove
         self._hooks[hook] = None
 
         def gone() -> None:
-            self._hooks.pop(hook, None)
             hook()
+            self._hooks.pop(hook, None)  # only now: see :meth:`remove`
 
         return gone
+
+    def remove(self) -> None:
+        """Remove the hooks whose removal was interrupted."""
+        while self._hooks:
+            hook = next(reversed(self._hooks))
+            hook()
+            self._hooks.pop(hook, None)
 
     def rest(self) -> None:
         """Take all hooks out."""
@@ -49,7 +56,7 @@ class IdleHooks:
 
     def _each(self, rests: bool) -> None:
         self.resting = rests
-        hooks = [*self._hooks]
+        hooks = [*self._hooks] if self._may_rest else []
         for hook in reversed(hooks) if rests else hooks:  # each knows the hooks before it, which are there both times
             try:
                 (hook.rest if rests else hook.wake)()

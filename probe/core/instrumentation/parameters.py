@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
-from probe.core.backend.protocols import Optimizer
+from probe.core.backend.protocols import Optimizer, Parameter
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.modules import Modules, report_ends
 from probe.core.instrumentation.selection import TargetNames, Watched
 
 REPLACED = (
@@ -33,42 +35,75 @@ class Parameters:
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}
         self._census: list[int] = []
+        self._before: list[tuple[int, ...]] = []
+        """What :meth:`_ends` returned at the last search."""
+        self._structure: list[tuple[int, ...]] = []
+        """Identities of what the models consist of, by the last search."""
+        self._tokens: dict[int, int] = {}
+        """What the hooks of each parameter were placed on."""
+        self._replaced: dict[int, str] = {}
+        """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
+        self._modules = Modules(run)
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
 
     def look(self) -> None:
-        """Search for new parameters, once a step."""
-        if not self.looked:
+        """Search for new parameters: once a step, and again if a forward may have made or added any."""
+        if not self.looked or self._wrapping or self._ends() != self._before:
             self.looked = True
             self.find()
 
+    def _ends(self) -> list[tuple[int, ...]]:
+        """Return the number of each optimizer's parameters, with the identities of the first and the last."""
+        return [_ends(self._hooks.owned(optimizer)) for optimizer in self._run.optimizers]
+
     def unhook(self) -> None:
-        """Remove the hooks of all parameters."""
+        """Remove the hooks of all parameters and modules."""
+        self._modules.unhook()
         for attached in self._attached.values():
             attached.close()
         self._attached.clear()
 
     def find(self) -> None:
-        """Watch parameters that are new since the last search, and hook those that have become trainable."""
+        """Watch parameters and modules that are new since the last search, and hook those that have become
+        trainable."""
         for parameter in self._watched:
             self._run.framework.parallel.check_again(parameter.thing)
-        census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
-        if census != self._census or self._wrapping:
+        owned = [self._hooks.owned(optimizer) for optimizer in self._run.optimizers]
+        self._before = [*map(_ends, owned)]
+        census = [id(parameter) for each in owned for parameter in each]
+        structure = [self._hooks.structure(model) for _, model in self._run.chunks]
+        changed = structure != self._structure
+        if changed:
+            self._structure = structure
+            self._modules.find()
+        if changed or census != self._census or self._wrapping:
             self._wrapping = self._census != census
             self._census = census
             self._watch_new()
             self._share_out()
             if not self._wrapping and census and self._known and not self._known.keys() & set(census):
                 self._run.faults.note("optimizer", ValueError(STRANGE))
+        self._unhook_swapped()
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
+                self._tokens[id(parameter.thing)] = self._hooks.token(parameter.thing)
                 for attach in self._run.each_parameter:
                     remove = self._run.idle.keep(attach(parameter))
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
                 still.append(parameter)
         self._waiting = still
+
+    def _unhook_swapped(self) -> None:
+        """Let hooks be placed again on parameters whose tensors the program has exchanged
+        (``torch.utils.swap_tensors``): they have stayed on the old ones."""
+        for parameter in self._watched:
+            identity = id(parameter.thing)
+            if identity in self._attached and self._tokens[identity] != self._hooks.token(parameter.thing):
+                self._attached.pop(identity).close()
+                self._waiting.append(parameter)
 
     def _watch_new(self) -> None:
         there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
@@ -86,15 +121,18 @@ class Parameters:
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
         """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced
         them (``fully_shard`` and ``parallelize_module`` replace parameters)."""
-        names, owned = set(found.values()), set(self._census)
+        names, owned, ended = set(found.values()), set(self._census), list[str]()
         for identity, known in [*self._known.items()]:
             replaced = (known.stage, known.full) in names
             if identity in found or (identity in owned and not replaced):
                 continue
             if identity in owned:
-                self._run.faults.note("parameters", ValueError(REPLACED.format(known.full)))
+                self._replaced[identity] = known.full
+            if not replaced:
+                ended.append(known.name)
             self._names.release(self._known.pop(identity))
             self._attached.pop(identity, ExitStack()).close()
+        report_ends(self._run, "parameters", ended)
         self._watched = [each for each in self._watched if id(each.thing) in self._known]
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
@@ -102,6 +140,7 @@ class Parameters:
         """Stop watching ``optimizer``; the next search assigns the parameters again."""
         self._owned.pop(id(optimizer), None)
         self._census, self.looked = [], False
+        self._replaced.clear()
 
     def _share_out(self) -> None:
         """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""
@@ -113,5 +152,13 @@ class Parameters:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)
 
     def of(self, optimizer: Optimizer) -> list[Watched]:
-        """The watched parameters that ``optimizer`` updates."""
+        """The watched parameters that ``optimizer`` updates; note those that the model no longer has."""
+        if self._replaced:
+            for identity in map(id, self._hooks.owned(optimizer)):
+                if (full := self._replaced.pop(identity, None)) is not None:
+                    self._run.faults.note("parameters", ValueError(REPLACED.format(full)))
         return self._owned.get(id(optimizer), [])
+
+
+def _ends(owned: Sequence[Parameter]) -> tuple[int, ...]:
+    return (len(owned), id(owned[0]), id(owned[-1])) if owned else ()

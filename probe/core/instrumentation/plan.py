@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Literal
 
 from probe.core.config.schema import Settings
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source, chosen
+from probe.core.storage.manifest import REST
 
 Purpose = Literal["collect", "deeper", "structure", "count", "rest"]
 """Collect rows; collect more around a finding; write the structure of the model; count steps on a rank that takes no
@@ -37,6 +40,15 @@ class Plan:
     """True if collectives are recorded, too."""
     restarts: bool = False
     """True if the collectives of the step in progress are dropped."""
+
+    @property
+    def name(self) -> str:
+        """Name that is the same on ranks that collect by the same configuration: ``rest``, or eight digits."""
+        if self.purpose == "rest":
+            return REST
+        settings = self.settings.model_dump(mode="json", exclude={"apply_at_step"})
+        text = json.dumps([settings, self.suspects], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def writes(self) -> bool:

@@ -15,12 +15,13 @@ from probe.core.backend.protocols import Optimizer, Remove, Tensor
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
-from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns
+from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns, UpdateReading, Updates
 from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome, TextFile
 
@@ -64,6 +65,9 @@ class Session:
         """True if ``between`` need not be called: nothing can change what is collected."""
         self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
+        self.forwards = ForwardMarks(self._hooks.graph_size)
+        self._listens = False
+        """True if hooks show when a forward begins, in sampled steps."""
         self._succession = Succession(run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
@@ -73,7 +77,9 @@ class Session:
         """Seconds of the monitor between the last step and the one in progress."""
         self._rested = 0.0
         """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
-        self._outcome: Outcome = "applied"
+        self._updates = Updates(run.framework.tensors)
+        self._update = UpdateReading()
+        """The update of the step that ended last."""
         self._thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
@@ -127,6 +133,7 @@ class Session:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         try:
             self._sources.callback(self._parameters.unhook)
+            self._listens = bool(sources)
             for source in sources:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
@@ -140,6 +147,7 @@ class Session:
     def _forward_began(self, *_: object) -> None:
         """Look for new parameters at the first forward of a sampled step."""
         self._thread = threading.current_thread()
+        self.forwards.began()
         self._succession.forward_began()
         self._parameters.look()
 
@@ -153,6 +161,7 @@ class Session:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
             began, ended = map(self._listening, (self._succession.began, self._succession.ended))
             self._stack.callback(self._run.framework.on_every_step(began, ended, self.faults))
+            self.forwards.step_ended(self._run.clock.sampled and self._listens)
         except BaseException:
             self._rest()
             self._stack.close()
@@ -176,6 +185,7 @@ class Session:
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
+        self._run.idle.remove()
         return True
 
     def _trains_elsewhere(self) -> bool:
@@ -203,6 +213,7 @@ class Session:
         """Remove every hook except those that count steps. Call where hooks can be removed."""
         self._output = None
         self._sources.close()
+        self._listens = False
         self._disarm()
 
     def remove_at_end(self, remove: Remove) -> None:
@@ -243,14 +254,17 @@ class Session:
     def _read(self, run: Run, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Call the listeners of a sampled step before the update of ``optimizer``."""
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
-        if not self._parameters.looked:
-            attempt(self.faults, "parameters", self._parameters.look)
+        attempt(self.faults, "learning rate", self._read_rate, optimizer)
+        attempt(self.faults, "parameters", self._parameters.look)
         owned = self._parameters.of(optimizer)
         for listen in run.before_update.all:
             attempt(self.faults, "before the update", listen, optimizer, owned, scale)
         if len(run.optimizers) > 1:
             run.clock.updated.update(id(parameter.thing) for parameter in owned)
         run.cost.end(begun)
+
+    def _read_rate(self, optimizer: Optimizer) -> None:
+        self._updates.updating(self._hooks.learning_rate(optimizer))
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
@@ -262,9 +276,16 @@ class Session:
         with self._at_work():
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
-            self._outcome = outcome
+            attempt(self.faults, "outcome", self._take_outcome, optimizer, outcome)
             if self._turns.take(optimizer):
                 attempt(self.faults, "end of step", self._end)
+
+    def _take_outcome(self, optimizer: Optimizer, outcome: Outcome) -> None:
+        self._updates.take(outcome, self._found(optimizer, outcome))
+
+    def _found(self, optimizer: Optimizer, outcome: Outcome) -> Tensor | None:
+        """Return the number on a device that has the outcome, if only the device has it and the step is sampled."""
+        return self._hooks.found_inf(optimizer) if outcome == "unknown" and self._run.clock.sampled else None
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self._run
@@ -348,7 +369,7 @@ class Session:
             if (now := updates()) != before:
                 self._unseen[identity] = (optimizer, updates, now)
                 self.faults.lost(COMPILED, 1)
-                self._outcome = "unknown"
+                self._updates.take("unknown")
                 if self._watches(optimizer) and self._turns.take(optimizer):
                     attempt(self.faults, "end of step", self._end)
 
@@ -376,7 +397,7 @@ class Session:
     def _end(self) -> None:
         """Hand a sampled step over and begin the next."""
         run, step = self._run, self._run.clock.step
-        self.last = None
+        self.last, self._update = None, self._updates.end()
         if self._run_state is not None:
             attempt(self.faults, "run state", self._tell, self._run_state, step)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
@@ -393,6 +414,7 @@ class Session:
                 attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
+            attempt(self.faults, "forwards", self.forwards.step_ended, run.clock.sampled and self._listens)
             self._own = time.perf_counter() - self._ended
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
@@ -400,7 +422,7 @@ class Session:
     def _tell(self, listener: RunListener, step: int) -> None:
         run = self._run
         known = [seconds for each in run.waited if (seconds := each()) is not None] if run.clock.sampled else []
-        listener.ended(step, self._outcome, sum(known) if known else None)
+        listener.ended(step, self._update.update.outcome, sum(known) if known else None)
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""
@@ -411,7 +433,7 @@ class Session:
             if captured:
                 self._drop()
         if not captured:
-            self._hand_over(self._outcome)
+            self._hand_over(self._update)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
         """Count the time of the step and the monitor's part of it: ``hooks``, the time since ``handing``, and the work
@@ -460,9 +482,9 @@ class Session:
         """Deliver the rows of a step that will not end."""
         run = self._run
         if run.clock.sampled and run.seen:
-            attempt(self.faults, "end of step", self._hand_over, "partial")
+            attempt(self.faults, "end of step", self._hand_over, self._updates.end(), "partial")
 
-    def _hand_over(self, outcome: Outcome) -> None:
+    def _hand_over(self, update: UpdateReading, outcome: Outcome | None = None) -> None:
         run = self._run
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         step, now = run.clock.step, time.time()
@@ -474,7 +496,8 @@ class Session:
         self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, (pending, *beside), run.statistics, spent, outcome))
+            rows, ended = (pending, *beside), outcome or update.update.outcome
+            self._output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update))
 
     def _drop(self) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""

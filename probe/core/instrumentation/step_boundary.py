@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from probe.core.backend.protocols import Optimizer
+from probe.core.backend.protocols import Optimizer, Tensor, Tensors
 from probe.core.instrumentation.context import PendingRows, Run
 from probe.core.instrumentation.overhead import Spent
-from probe.core.records import Outcome, TextFile
+from probe.core.records import Outcome, TextFile, Update
 
 
 class Turns:
@@ -53,6 +53,86 @@ class Turns:
         self._taken.clear()
 
 
+class UpdateReading(NamedTuple):
+    """Update of a step that has ended, some numbers of which may still be on their way to the host."""
+
+    update: Update = Update()
+    rate: Callable[[], float] | None = None
+    """Function that waits for the learning rate; None if it is unknown."""
+    found: Callable[[], float] | None = None
+    """Function that waits for a number that is not 0 if the update was skipped; None if the outcome is known."""
+
+
+class Updates:
+    """The outcomes of the updates, step by step, and the learning rate of the step in progress. Nothing here waits."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self._outcomes: set[Outcome] = set()
+        self._skips, self._begun = 0, False
+        self._rate: Callable[[], float] | None = None
+        self._found: Callable[[], float] | None = None
+
+    def updating(self, rate: object) -> None:
+        """Keep the learning rate, a number or a tensor, with which the step's first update is made."""
+        self._rate = self._rate or self._reading(rate)
+
+    def take(self, outcome: Outcome, found: Tensor | None = None) -> None:
+        """Note the outcome of one update of the step.
+
+        Args:
+            found: a number on a device that is not 0 if the update was skipped, where only the device knows.
+        """
+        self._outcomes.add(outcome)
+        if outcome == "unknown" and found is not None:
+            self._found = self._reading(found)
+
+    def end(self) -> UpdateReading:
+        """Return the update of the step, skipped if that of any optimizer was, and begin another."""
+        worst: Outcome = next((each for each in _WORST_FIRST if each in self._outcomes), "applied")
+        self._skips = self._skips + 1 if worst == "skipped" else 0
+        found = self._found if worst == "unknown" else None
+        reading = UpdateReading(Update(worst, self._skips, self._begun), self._rate, found)
+        self._begun |= worst == "applied"
+        self._outcomes, self._rate, self._found = set(), None, None
+        return reading
+
+    def _reading(self, value: object) -> Callable[[], float] | None:
+        """Return a function to the number, of which a copy is made at once: a scheduler changes tensors in place."""
+        number: float | None = None
+        if isinstance(value, int | float):
+            number = float(value)
+        elif self._tensors.is_tensor(value):
+            number = self._tensors.number(value)
+            if number is None:
+                wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
+                return lambda: float(wait()[0, 0])
+        else:
+            return None
+        known = float(number)
+        return lambda: known
+
+
+_WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
+
+
+class UpdateReader:
+    """Reader of the updates of sampled steps, in their order, on the delivery thread."""
+
+    def __init__(self) -> None:
+        self._skips, self._begun = 0, False
+        """The same as in :class:`Update`, of the updates whose outcome only a device had."""
+
+    def read(self, reading: UpdateReading) -> Update:
+        """Return an update with its learning rate and its outcome; wait for the device."""
+        update = reading.update if reading.rate is None else reading.update._replace(rate=reading.rate())
+        if reading.found is None:
+            return update
+        skipped, begun = reading.found() != 0, self._begun
+        self._skips, self._begun = self._skips + 1 if skipped else 0, begun or not skipped
+        return update._replace(outcome="skipped" if skipped else "applied", skips=self._skips, begun=begun)
+
+
 class FinishedStep(NamedTuple):
     """A sampled step that has ended, with moments that may still be on their way to the host."""
 
@@ -64,6 +144,7 @@ class FinishedStep(NamedTuple):
     ops: tuple[str, ...]
     spent: Spent
     outcome: Outcome
+    update: UpdateReading
 
 
 class StepConsumer(Protocol):

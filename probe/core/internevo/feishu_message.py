@@ -11,6 +11,7 @@ from probe.core.alerting.channels.feishu import Feishu, FeishuArgs
 from probe.core.alerting.channels.message import MOST_TEXT, MOST_TITLE, clipped
 from probe.core.alerting.redaction import describe_error, redact
 from probe.core.internevo.recipients import checked_webhook
+from probe.core.messages import shortened, writable
 
 SECONDS = 10.0
 """Longest time in seconds of a call."""
@@ -50,8 +51,8 @@ def send_feishu_msg_with_webhook(webhook: str | None, title: str, message: str) 
     if not webhook:
         return None
     try:
-        content = clipped(redact(str(message)), MOST_TEXT)
-        subject = clipped(" ".join(redact(str(title)).split()), MOST_TITLE)
+        content = shortened(redact(writable(message)), MOST_TEXT)
+        subject = clipped(" ".join(redact(writable(title)).split()), MOST_TITLE)
         received = _channel(webhook).deliver(subject, [content], SECONDS)
         return FeishuResponse(received.status, received.content.decode("utf-8", "replace"))
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on

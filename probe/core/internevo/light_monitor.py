@@ -10,17 +10,18 @@ import traceback
 from collections.abc import Mapping
 
 from probe.core.internevo.recipients import WORLDS, launched, recipients
-from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
+from probe.core.monitor.alarms import Cause, job_name
 from probe.core.monitor.process_exit import Endings
+from probe.core.run_state.budget import Budget, OwnBudget, promise_of
 from probe.core.run_state.heartbeats import Heartbeats
+from probe.core.run_state.progress import Progress
 from probe.core.storage.run_directory import output_root
 
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "MONITOR_SERVER", "PROBE_SERVER_TOKEN"
 CLOSE_SECONDS = 2.0
 """Longest time in seconds that the end of the process waits for the server."""
-FIRST_PROMISE, LEAST_PROMISE, TIMES = 1800.0, 300.0, 3.0
-"""Seconds within which a heartbeat is promised until there have been two of training; then as many times the longest
-time between two so far, and no less than the least."""
+STARTUP_SECONDS, FLOOR_SECONDS = 1800.0, 300.0
+"""Budget until there have been two heartbeats of training, and the shortest one after that."""
 PACE = "train_metrics"
 """Kind of the heartbeats of training."""
 SPOOL = "heartbeats"
@@ -47,8 +48,8 @@ class LightMonitor:
             faults=known.faults,
             spool=output_root(environ).absolute() / SPOOL,
         )
-        self._longest: float | None = None
-        self._last: float | None = None
+        self._progress = Progress(None, known.rank, 1, "")
+        self._budget = OwnBudget(self._progress, Budget(FLOOR_SECONDS, STARTUP_SECONDS))
         self._endings = Endings(self._ended, self._survived)
         self.process = os.getpid()
         self._heartbeats.send("progress", {"state": "begun"})
@@ -56,22 +57,19 @@ class LightMonitor:
     def send(self, kind: str, values: Mapping[str, object]) -> None:
         """Send values, with a promise of the next ones. Returns at once."""
         if kind == PACE:
-            now = time.monotonic()
-            if self._last is not None:
-                self._longest = max(self._longest or 0.0, now - self._last)
-            self._last = now
-        promise = FIRST_PROMISE if self._longest is None else max(LEAST_PROMISE, TIMES * self._longest)
-        self._heartbeats.send(kind, values, promise)
+            self._progress.step(self._progress.row().step + 1)
+        _, left = self._budget.look(time.monotonic_ns())
+        self._heartbeats.send(kind, values, promise_of(left))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what waits within ``seconds``, and that no more follows; the rest is kept for the next run."""
         self._endings.forget()
+        self._progress.close()
         self._heartbeats.close(seconds)
 
     def _ended(self, cause: Cause, error: BaseException | None) -> None:
         if cause == "exception" and error is not None:
-            lines = "".join(traceback.format_exception(error)).splitlines()
-            about = {"type": type(error).__name__, "text": "\n".join(lines[-MOST_TRACEBACK:])}
+            about = {"type": type(error).__name__, "text": "".join(traceback.format_exception(error)).rstrip()}
             self._heartbeats.send("exception", about, math.inf)
         self.close()
 

@@ -21,6 +21,7 @@ from probe.core.internevo.losses import LossRatio
 from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
 from probe.core.monitor.process_exit import Endings
 from probe.core.records import Alert, Severity
+from probe.core.run_state.progress import Progress
 from probe.core.storage.run_directory import output_root
 
 GROUP_SECONDS = 1.0
@@ -137,10 +138,8 @@ class Recipients:
         """Name of the job; None: the name of the script."""
         self.step: int | None = None
         """Last step that the program has reported."""
-        self.reports = 0
-        """Number of steps that it has reported."""
-        self.reported_at = 0.0
-        """Time (monotonic) of the last of them."""
+        self.progress = Progress(None, self.rank, 1, "")
+        """Progress by the steps that it has reported."""
         self._known: dict[str, Recipient] = {}
         self._endings: Endings | None = None
         self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its holder
@@ -167,8 +166,8 @@ class Recipients:
 
     def report(self, step: int, loss: float, address: str | None) -> None:
         """Note a step, and judge its loss for ``address`` and for each webhook with a tracker."""
-        self.step, self.reported_at = step, time.monotonic()
-        self.reports += 1
+        self.step = step
+        self.progress.step(self.progress.row().step + 1)  # the program's own numbers may be of any kind
         asked = self.of(address) if address else None
         for each in self:
             if each is asked or each.tracked:

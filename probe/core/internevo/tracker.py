@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from contextlib import suppress
 
-from probe.core.internevo.recipients import LOSS_RATIO, Recipient, recipients
+from probe.core.internevo.recipients import LOSS_RATIO, Recipient, Recipients, recipients
+from probe.core.run_state.budget import Budget, OwnBudget
+from probe.core.worker import Worker
 
 INTERVAL_SECONDS = 300
 """Default of the interval within which a step is expected."""
@@ -36,7 +37,8 @@ class MonitorTracker:
     """Tracker of the steps and losses that :meth:`MonitorManager.monitor_loss_spike` receives.
 
     Training that reports no step within ``check_interval`` is stuck, also before the first step: one alert is sent, and
-    one notice when it goes on. Losses are judged as they come, each against the one before.
+    one notice when it goes on. Where steps have taken a third of the interval or more, the time grows with them, by the
+    budget that the watcher of a node has. Losses are judged as they come, each against the one before.
 
     Args:
         alert_address: Feishu webhook; empty or None: nothing is tracked.
@@ -54,54 +56,66 @@ class MonitorTracker:
         self._limit = positive("loss_spike_limit", loss_spike_limit)
         self._address = alert_address
         self._recipients = recipients()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._followed: Recipient | None = self._recipient(alert_address) if alert_address else None
 
     def run(self) -> None:
         """Start the tracker's thread, unless it runs already."""
-        if not self._address or self._thread is not None:
+        if not self._address or self._worker is not None:
             return
         self._followed = recipient = self._recipient(self._address)
         recipient.sigterm_wanted = True
         recipient.tracked = True
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._track, args=(recipient, self._stopped), name="probe tracker", daemon=True
-        )
-        self._thread.start()
+        watch, faults = _StepWatch(self._recipients, recipient, self._interval), self._recipients.faults
+        self._worker = Worker("probe tracker", "steps of the run", faults, look=watch.look, due=watch.pause())
 
     def stop(self) -> None:
         """End the thread, at once."""
-        thread, self._thread = self._thread, None
-        self._stopped.set()
+        worker, self._worker = self._worker, None
         if self._followed is not None:
             self._followed.tracked = False
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(LATENESS)
+        if worker is not None:
+            worker.end()
+            worker.join(LATENESS)
 
     def _recipient(self, address: str) -> Recipient:
         found = self._recipients.of(address)
         found.losses.limit = self._limit
         return found
 
-    def _track(self, recipient: Recipient, stopped: threading.Event) -> None:
-        reports, since, stuck = self._recipients.reports, time.monotonic(), False
-        while True:
-            pause = RECOVERY_SECONDS if stuck else max(0.0, since + self._interval - time.monotonic())
-            due = time.monotonic() + pause
-            if stopped.wait(pause):
-                return
-            now, at = time.monotonic(), self._recipients.step
-            if self._recipients.reports != reports:
-                reports, since = self._recipients.reports, self._recipients.reported_at
-                if stuck:
-                    stuck = False
-                    recipient.resolve(STUCK, f"training goes on at step {at}")
-            elif now > due + LATENESS:  # this process was suspended, and so was training
-                since = now
-            elif not stuck and now >= since + self._interval:
-                stuck = True
-                after = "before the first step" if at is None else f"after step {at}"
-                text = f"no step for {now - since:.4g} s; it may be saving, evaluating or compiling"
-                recipient.send(STUCK, "hang", "critical", f"training may be stuck {after}", text, at)
+
+class _StepWatch:
+    """Expectation of a next step within an interval, and the alert when there is none."""
+
+    def __init__(self, recipients: Recipients, recipient: Recipient, interval: float) -> None:
+        self._recipients, self._recipient, self._interval = recipients, recipient, interval
+        self._budget, self._stuck_at, self._due = self._new_budget(), -1, 0.0
+
+    def _new_budget(self) -> OwnBudget:
+        budget = Budget(self._interval, self._interval)
+        return OwnBudget(self._recipients.progress, budget, time.monotonic_ns())
+
+    def look(self) -> float:
+        """Judge the time since the last step; return the seconds until the next look."""
+        row, left = self._budget.look(time.monotonic_ns())
+        step = self._recipients.step
+        if self._stuck_at >= 0:
+            if row.time != self._stuck_at:
+                self._stuck_at = -1
+                self._recipient.resolve(STUCK, f"training goes on at step {step}")
+        elif time.monotonic() > self._due + LATENESS:  # this process was suspended, and so was training
+            self._budget = self._new_budget()
+        elif left <= 0:
+            self._stuck_at = row.time
+            after = "before the first step" if step is None else f"after step {step}"
+            seconds = (time.monotonic_ns() - row.time) / 1e9
+            text = f"no step for {seconds:.4g} s; it may be saving, evaluating or compiling"
+            self._recipient.send(STUCK, "hang", "critical", f"training may be stuck {after}", text, step)
+        return self.pause()
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        _, left = self._budget.look(time.monotonic_ns())
+        pause = RECOVERY_SECONDS if self._stuck_at >= 0 else max(0.0, left)
+        self._due = time.monotonic() + pause
+        return pause

@@ -72,7 +72,8 @@ class Alarms:
             lines.append(f"and {more} more {plural(more, 'finding')} in this step")
         about = {"step": str(step), "rule": first.rule, "signal": first.signal, "name": row_name(first.key)}
         finite = first.value - first.value == 0
-        self._send(key, "finding", "warning" if finite else "critical", title, "\n".join(lines), about)
+        severity: Severity = "warning" if finite else "critical"
+        self._send(key, "finding", severity, title, "\n".join(lines), about, lasting=True)
         return key
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
@@ -84,7 +85,7 @@ class Alarms:
             else:
                 about = {"step": str(each.step), "rule": each.rule, "name": each.name}
                 title = f"{each.name} at step {each.step}: {each.rule}"
-                self._send(key, "run", each.severity, title, each.message, about)
+                self._send(key, "run", each.severity, title, each.message, about, lasting=True)
 
     def ended(self, cause: Cause, step: int, error: BaseException | None = None) -> None:
         """Send the cause of the end."""
@@ -109,8 +110,16 @@ class Alarms:
         self._sender.close(seconds)
 
     def _send(
-        self, key: str, kind: str, severity: Severity, title: str, text: str, about: Mapping[str, str] | None = None
+        self,
+        key: str,
+        kind: str,
+        severity: Severity,
+        title: str,
+        text: str,
+        about: Mapping[str, str] | None = None,
+        lasting: bool = False,
     ) -> None:
         job = self._labels["job"]
         labels = self._labels | dict(about or {})
-        self._sender.send(Alert(f"{job} {key}", kind, severity, f"{job}: {title}", text, labels, time.time()))
+        alert = Alert(f"{job} {key}", kind, severity, f"{job}: {title}", text, labels, time.time(), lasting=lasting)
+        self._sender.send(alert)

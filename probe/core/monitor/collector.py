@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
@@ -27,6 +29,7 @@ from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
+from probe.core.monitor.run_end import RunEnd
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
@@ -72,11 +75,11 @@ class CollectiveWatch:
 
     def stop(self) -> None:
         """Stop listening until another run is attached."""
-        listening, self._listening = self._listening, None
+        if self._listening is not None:  # in an order that an interrupted call may repeat
+            self._listening.stop()
+            self._listening = None
         if self._dropped is not None:
             self._dropped.detach()
-        if listening is not None:
-            listening.stop()
 
 
 class Collector:
@@ -112,8 +115,7 @@ class Collector:
         self._ended_at: int | None = None
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
-        self._retired = False
-        """True once the files about tensors are closed, while steps are still counted."""
+        self._end = RunEnd()
         with ExitStack() as undo:
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
             undo.callback(self._reporting.close, 0.0)
@@ -130,7 +132,7 @@ class Collector:
             session = Session(self.run, plan.schedule, self.first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
-            self.numbers = self._new_numbers(configuration.settings)
+            self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
@@ -173,12 +175,16 @@ class Collector:
         if self.session is None:
             return None
         if not self.numbers.active:
-            self.numbers.begin(self.step - 1 if self.step > self.first else None)
+            try:
+                self.numbers.begin(self.step - 1 if self.step > self.first else None)
+            except RuntimeError as error:  # no thread can be started
+                self.faults.note("numbers of the run", error)
+                return None
             if self.numbers.active:
                 self.session.inform(self.numbers)
         return self.numbers
 
-    def _new_numbers(self, settings: Settings) -> RunNumbers:
+    def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
         files = weakref.WeakMethod(self._files_of_numbers)  # the thread must not keep the model alive
 
         def context() -> tuple[SinkContext, Sequence[Sink]]:
@@ -186,7 +192,7 @@ class Collector:
                 raise RuntimeError("the run has ended")
             return make()
 
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks, forwards)
         self._reporting.follow(numbers)
         return numbers
 
@@ -227,7 +233,11 @@ class Collector:
         if self.session is None:
             return []
         if self._inbox is None:
-            self._inbox = self._planner.command_inbox(self.first, self._began)
+            try:
+                self._inbox = self._planner.command_inbox(self.first, self._began)
+            except RuntimeError as error:  # no thread can be started
+                self.faults.note("commands", error)
+                return []
         if self._inbox is None:
             if not self._warned_of_commands:
                 self._warned_of_commands = True
@@ -279,6 +289,7 @@ class Collector:
             self.output.follow(run, plan)
         elif plan.writes:  # module_ranks has changed
             self.output = self._new_output(run, plan, step)
+            self.output.begin(plan)
         self._planner.accept(plan)
         if plan.restarts or not plan.listens:
             self._collectives.stop()
@@ -311,8 +322,8 @@ class Collector:
     # The end.
 
     def end(self, cause: Cause = "exit", error: BaseException | None = None) -> None:
-        """Remove every hook, write all pending steps, close the files and send the last alerts. A further call does
-        nothing.
+        """Remove every hook, write all pending steps, close the files and send the last alerts. A call after an
+        interrupted one goes on with what is left, whatever its arguments; any further call does nothing.
 
         At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most; else the last alerts alone
         do. What could not be sent stays on disk.
@@ -320,39 +331,70 @@ class Collector:
         Args:
             error: the exception that has interrupted training; then the unfinished step is written, too.
         """
-        grace = self.run.settings.alert.grace_seconds
-        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else grace)
-        reporting = self._reporting if self.session is not None else None
-        if reporting is not None:  # first: the files may take all the time there is
-            reporting.ended(cause, self.run.clock.step, error)
-        self._end(error is not None, deadline, cause == "exit" and error is None)
-        if reporting is not None:
-            reporting.close(min(deadline, time.monotonic() + grace))
-
-    def _end(self, partial: bool, deadline: float, well: bool) -> None:
-        session, self.session = self.session, None
-        if session is None:
-            self._collectives.stop()
-            self.flush()  # a signal may come while the first call still waits for the files
-            put_back()
-            if self._leaving is not None:
-                self._try(self._detach, self._leaving)
+        if not self._end.begun:
+            self._end.begin(self._parts_of_end(cause, error))
+        if self._end.interrupted:
+            self._end.go_on(FLUSH_SECONDS if cause == "exit" else self._grace)
             return
-        self._ended_at = self.run.clock.step
-        if not partial and self._ended_at == self.first:
+        self._collectives.stop()
+        put_back()
+        self._try(self._detach)
+
+    @property
+    def ending(self) -> bool:
+        """True if the end was interrupted: parts of it are left."""
+        return self._end.interrupted
+
+    @property
+    def _grace(self) -> float:
+        return self.run.settings.alert.grace_seconds
+
+    def _parts_of_end(self, cause: Cause, error: BaseException | None) -> list[Callable[[], object]]:
+        """Return the parts of the end, in order; a failure of one is counted."""
+        partial_step, well = error is not None, cause == "exit" and error is None
+        parts: list[Callable[[], object]] = [
+            partial(self._reporting.ended, cause, self.run.clock.step, error),  # files may take all the time there is
+            partial(self._end_session, partial_step),
+            self._detach,
+            self._collectives.stop,
+            self._close_inbox,
+            self._planner.close,
+            partial(self._close_numbers, well),
+            partial(self._close_output, partial_step),
+            self._close_reporting,
+            self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
+        ]
+        return [partial(self._try, part) for part in parts]
+
+    def _end_session(self, partial_step: bool) -> None:
+        """Stop collecting; write the rows of an unfinished step if ``partial_step``."""
+        if (session := self.session) is None:
+            return
+        self._leaving = session
+        if partial_step:
+            self._try(session.flush_partial)
+        elif self.run.clock.step == self.first:
             _log.warning(UNSTEPPED)
-        with ExitStack() as ending:  # each runs even if others fail
-            if self.output is not None and not self._retired:
-                ending.callback(self._try, self._close_output, partial, deadline)
-            ending.callback(self._try, self._close_numbers, deadline, well)
-            ending.callback(self._try, self._endings.forget)
-            ending.callback(self._try, self._planner.close)
-            if self._inbox is not None:
-                ending.callback(self._try, self._inbox.close)
-            ending.callback(self._try, self._collectives.stop)
-            ending.callback(self._try, self._detach, session)
-            if partial:
-                self._try(session.flush_partial)
+        self._ended_at = self.run.clock.step
+        self.session = None
+
+    def _detach(self) -> None:
+        if self._leaving is not None and self._leaving.detach():
+            self._leaving = None
+
+    def _close_inbox(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _close_numbers(self, well: bool) -> None:
+        self.numbers.close(self._end.remaining, well)
+
+    def _close_output(self, incident: bool) -> None:
+        if self.output is not None:
+            self.output.close(incident, self._end.remaining)
+
+    def _close_reporting(self) -> None:
+        self._reporting.close(time.monotonic() + min(self._end.remaining, self._grace))
 
     def _retire(self) -> None:
         """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,
@@ -360,16 +402,10 @@ class Collector:
         if self.session is None or not self.numbers.active:
             self._process_ends("exit", None)
             return
-        self._retired = True
         self._try(self.session.count_only)
         self._try(self._collectives.stop)
         if self.output is not None:
             self._try(self.output.close, False)
-
-    def _detach(self, session: Session) -> None:
-        self._leaving = session
-        if session.detach():
-            self._leaving = None
 
     def _try(self, function: Callable[..., object], *args: object) -> None:
         """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
@@ -377,13 +413,6 @@ class Collector:
             function(*args)
         except Exception as error:  # noqa: BLE001
             self.faults.note("end of the run", error)
-
-    def _close_output(self, incident: bool, deadline: float) -> None:
-        if self.output is not None:
-            self.output.close(incident, max(0.0, deadline - time.monotonic()))
-
-    def _close_numbers(self, deadline: float, well: bool) -> None:
-        self.numbers.close(max(0.0, deadline - time.monotonic()), well)
 
     def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
         self._try(self.end, cause, error)
@@ -397,8 +426,10 @@ class Collector:
     def __del__(self) -> None:
         """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait
         for nothing, since this may run on any thread, even the delivery thread."""
-        session, output = getattr(self, "session", None), self.output
-        if session is None or (output is not None and not output.delivers):
+        session, output = getattr(self, "session", None) or getattr(self, "_leaving", None), self.output
+        if session is None and not self.ending:
+            return
+        if output is not None and not output.delivers:
             return
         self.session = None
         with ExitStack() as ending:
@@ -409,4 +440,5 @@ class Collector:
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
-            ending.callback(self._try, session.detach, True)
+            if session is not None:
+                ending.callback(self._try, session.detach, True)

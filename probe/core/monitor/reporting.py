@@ -17,14 +17,15 @@ from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
-from probe.core.output.run_output import LAST_SECONDS
 from probe.core.output.sinks import is_live
 from probe.core.records import Finding
+from probe.core.run_state.budget import Budget, OwnBudget
 from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.storage.run_directory import output_root
+from probe.core.worker import LAST_SECONDS
 
 WHERE = "reports of the run"
 """Place of failures."""
@@ -58,13 +59,19 @@ class Reporting:
             if self._alarms is not None:
                 undo.callback(self._alarms.close, 0.0)
             self.marks = self._new_marks()
-            """Progress of this rank; None if no other process reads it."""
+            """Progress of this rank; None if nobody reads it."""
             undo.pop_all()
 
     def follow(self, numbers: RunNumbers) -> None:
         """Report the ``numbers`` of every step, and what rules find in them."""
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
+        elif self.marks is not None:
+            numbers.looks.append(self.marks.renew)
+        if self._feed is not None and self.marks is not None:
+            hang = self._settings.run.hang
+            self._feed.judge_by(OwnBudget(self.marks, Budget(hang.floor_seconds, hang.startup_seconds)))
+            numbers.looks.append(self._feed.look)
         numbers.on_findings(self.metrics.run_found)
         if self._feed is not None:
             numbers.on_findings(self._feed.run_found)
@@ -113,10 +120,10 @@ class Reporting:
         return Alarms(sender, self._job, self._rank, first)
 
     def _new_marks(self) -> Progress | None:
-        """Return the progress file of this rank, and see to a watcher on this node."""
+        """Return the progress of this rank, in a file if another process reads it, and see to a watcher on this node."""
         watched = self._settings.run.hang.enable
         if not watched and not is_live(self._settings.formats):
-            return None
+            return None if self._feed is None else Progress(None, self._rank, self._ranks, self._job)
         folder = self._folder()
         marks = Progress(folder, self._rank, self._ranks, self._job, watched)
         if not watched:

@@ -108,7 +108,7 @@ class Subject:
             repeats=self._repeats("dp_group", passed.dp_group),
             tensor_repeats=self._repeats("tp_group", passed.tp_group),
             directory=directory,
-            replicas=() if passed.dp_group is None else tuple(ranks_of(self.framework, "dp_group", passed.dp_group)),
+            replicas=self._replicas(chunks, passed.dp_group),
         )
 
     def check(self, plan: Plan, run: Run, lead: Lead) -> None:
@@ -148,6 +148,12 @@ class Subject:
             _log.warning(
                 "xy_distribution has no effect: targets name parameters alone; name the modules, or set all_xy to true"
             )
+
+    def _replicas(self, chunks: Sequence[tuple[int, Any]], group: Any) -> tuple[int, ...]:
+        """Return the ranks of the data-parallel group that was passed or, without one, that a wrapper shows."""
+        if group is not None:
+            return tuple(ranks_of(self.framework, "dp_group", group))
+        return tuple(self.framework.groups.replicas([model for _, model in chunks]))
 
     def _repeats(self, name: str, group: Any) -> list[tuple[int, ...]]:
         """Return a list of ``group`` alone if this rank is in it, but not its first; else an empty list."""

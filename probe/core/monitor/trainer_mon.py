@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
@@ -18,6 +18,7 @@ from probe.core.instrumentation.context import Listeners
 from probe.core.monitor import attachment
 from probe.core.monitor.collector import CollectiveWatch, Collector
 from probe.core.monitor.legacy import Legacy, main_grad_of
+from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import put_back
 from probe.core.monitor.readback import Metrics, gradients_of, values_of
 from probe.core.monitor.subject import Subject, ranks_of
@@ -27,8 +28,14 @@ from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
 _log = logging.getLogger("probe")
+REPLACED = (
+    "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it has "
+    "been stopped, with its files in %s; to watch a model twice, use different configurations"
+)
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
+_RUNS: weakref.WeakKeyDictionary[Collector, Configuration] = weakref.WeakKeyDictionary()
+"""Runs that a program has begun itself, with their configurations."""
 
 
 class Monitor(Legacy):
@@ -65,6 +72,8 @@ class Monitor(Legacy):
         self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
         self._collector: Collector | None = None
         """The latest attachment."""
+        self._unwatched = False
+        """True if the machine failed when the monitor was to be attached: its methods have no effect."""
         self._listeners: Listeners[SnapshotListener] = Listeners()
         self._models: list[weakref.ref[Any]] = []
         self.automatic = False
@@ -110,21 +119,41 @@ class Monitor(Legacy):
                 Gradients of parameters whose attribute ``tensor_model_parallel`` is true are written by all of them.
             start_iteration: number of the first step, when a run is resumed.
 
+        Another monitor with an equal configuration that watches the same parameters of the same model is stopped, with
+        a warning; one with a different configuration watches beside this one.
+
         Raises:
             RuntimeError: if this monitor is attached already; ``stop()`` it first.
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
+            OSError: if the output folder that MONITOR_OUTPUT_DIR names cannot be used.
+
+        If the machine fails instead (the current folder is gone, the disk is full), that is
+        logged and counted in ``faults``, and training goes on without the monitor.
         """
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
+        if self._collector is not None and self._collector.ending:
+            self._collector.end()
         subject = Subject.of(self.framework, attachment.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
             for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
                 other.stop()
-        self._collector = Collector(
-            self._configuration, subject, self._collectives, self._process_group, self._listeners
-        )
+            self._replace_alike(subject)
+        try:
+            self._collector = Collector(
+                self._configuration, subject, self._collectives, self._process_group, self._listeners
+            )
+        except Exception as error:
+            if not machine_failed(error, os.environ):
+                raise
+            self._collector, self._unwatched = None, True
+            self._faults.note("set_monitor", error)
+            return
+        self._unwatched = False
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
+        if not self.automatic:
+            _RUNS[self._collector] = self._configuration
 
     def _narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
         if self._collector is not None and models and optimizers:
@@ -136,6 +165,28 @@ class Monitor(Legacy):
             return False
         mine = [model for each in self._models if (model := each()) is not None]
         return bool(self._parts(mine) & self._parts(models))
+
+    def _replace_alike(self, subject: Subject) -> None:
+        """End runs of the same configuration on the same models and parameters, as when a cell of a notebook runs
+        again. Hooks keep them alive, even where no reference to their monitors is left."""
+        for collector, configuration in [*_RUNS.items()]:
+            run = collector.run
+            is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
+            if collector.session is None or not is_alike:
+                continue
+            if self._roots(run.chunks) == self._roots(enumerate(subject.models)) and not (
+                self._owned(run.optimizers).isdisjoint(self._owned(subject.optimizers))
+            ):
+                directory = collector.output.directory if collector.output is not None else None
+                _log.warning(REPLACED, directory or "no directory")
+                collector.end()
+
+    def _roots(self, chunks: Iterable[tuple[int, Any]]) -> list[int]:
+        """Return the identities of models without what wraps them."""
+        return [id(next(iter(self.framework.hooks.modules(model)), ("", model))[1]) for _, model in chunks]
+
+    def _owned(self, optimizers: Iterable[Any]) -> set[int]:
+        return {id(parameter) for each in optimizers for parameter in self.framework.hooks.owned(each)}
 
     def _parts(self, models: Sequence[Any]) -> set[int]:
         """Return the identities of models and of all modules in them, whatever wraps them."""
@@ -152,19 +203,22 @@ class Monitor(Legacy):
     # Numbers of the run.
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
-        """Record numbers of the training step in progress, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
+        """Record numbers of a training step, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
         or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
         counts.
 
-        A step ends with its update. For numbers that are logged after it, pass ``step``.
+        Numbers that are logged after an update and before the next forward are those of the step that has ended, except
+        names that were logged before the first forward of all.
 
         Args:
-            step: number of the step; only that in progress and the one that ended last have an effect. Missing: that in
-                progress.
+            step: number of the step; only that in progress and the one that ended last have an effect. Missing: the one
+                that the numbers are about.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
         """
+        if self._unwatched:
+            return
         if self._collector is None:
             _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._collector.listening_numbers()) is not None:
@@ -208,6 +262,8 @@ class Monitor(Legacy):
         Raises:
             RuntimeError: if no model is watched.
         """
+        if self._unwatched:
+            return lambda: None
         numbers = self._collector.listening_numbers() if self._collector is not None else None
         if numbers is None:
             raise RuntimeError("on_run_step: no model is watched; call set_monitor first")
@@ -225,7 +281,8 @@ class Monitor(Legacy):
     # The end.
 
     def stop(self) -> None:
-        """Remove every hook, write all pending steps and close the files. A further call does nothing.
+        """Remove every hook, write all pending steps and close the files. A further call does nothing; after one that
+        was interrupted (Ctrl-C), it goes on with what is left, as the end of the process does.
 
         If this is called while a backward or an update runs (MindSpore: a forward, too), from a hook or a signal
         handler, or on another thread than the one that trains, hooks without effect stay in place. They are removed at

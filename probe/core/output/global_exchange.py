@@ -10,8 +10,8 @@ from probe.core.distributed.global_stats import GlobalStats
 from probe.core.distributed.replicas import compared
 from probe.core.distributed.whole_tensors import Line, Wholes
 from probe.core.instrumentation.context import Run
-from probe.core.output.delivery import Delivery
 from probe.core.records import Snapshot
+from probe.core.worker import Worker
 
 SAME = {"ops", "eps", "start_step", "step_interval", "collect_times"}
 """Configuration keys in which ranks must agree."""
@@ -24,7 +24,7 @@ class GlobalExchange:
         number: number of the run, the same on all ranks.
     """
 
-    def __init__(self, run: Run, number: int, delivery: Delivery) -> None:
+    def __init__(self, run: Run, number: int, delivery: Worker) -> None:
         self._number, self._delivery, self._line = number, delivery, Line(run.faults)
         self.seconds = 0.0
         """Processor time of the exchange."""
@@ -80,6 +80,8 @@ class GlobalExchange:
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = json.dumps(settings.model_dump(mode="json", include=SAME) | {"first": run.clock.step}, sort_keys=True)
+        rules = {rule.rule_name for rule in settings.alert.rules}
+        replicas, assumed = compared(rules, run.framework.parallel, run.replicas, groups.world_size())
         stats = GlobalStats(
             run.framework.parallel,
             f"run {self._number} from step {run.clock.step}",
@@ -87,15 +89,11 @@ class GlobalExchange:
             settings.statistics,
             settings.global_stats_seconds,
             run.faults,
-            compared(
-                {rule.rule_name for rule in settings.alert.rules},
-                run.framework.parallel,
-                run.replicas,
-                groups.world_size(),
-            ),
+            replicas,
+            assumed,
         )
 
         def took(seconds: float) -> None:
             self.seconds += seconds
 
-        return Wholes(stats, lambda: self._delivery.wake(self._line.advance), took, run.faults)
+        return Wholes(stats, lambda: self._delivery.submit(self._line.advance, must=True), took, run.faults)

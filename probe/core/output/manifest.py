@@ -15,10 +15,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.naming import Name
 from probe.core.output.resume import Resumed
 from probe.core.storage import run_directory
-from probe.core.storage.manifest import DATA, OF_OPTIMIZERS, PIPELINE, RunDescription
-
-MOST_CHANGES = 100
-"""Number of changes of the configuration that are listed, the latest ones."""
+from probe.core.storage.manifest import DATA, MOST_CHANGES, OF_OPTIMIZERS, PIPELINE, RunDescription
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,14 @@ class ManifestWriter:
         """
         run_directory.write_manifest(directory, self._contents | dict(more))
 
-    def configured(self, run: Run) -> None:
-        """Note the configuration in effect from the step of ``run`` on, and the keys that have changed."""
+    def configured(self, run: Run, plan: str) -> None:
+        """Note the configuration in effect from the step of ``run`` on, the keys that have changed, and the name of the
+        plan."""
         before, now = self._contents["config"], run.settings.model_dump(mode="json")
         assert isinstance(before, dict)
         changed = {key: value for key, value in now.items() if before.get(key) != value}
         self._contents |= self._described(run)
-        self.note({"step": run.clock.step, "collecting": True, "changed": changed})
+        self.note({"step": run.clock.step, "collecting": True, "plan": plan, "changed": changed})
 
     def succeeded(self, run: Run) -> None:
         """Note that an optimizer has replaced another."""

@@ -3,6 +3,7 @@ sinks."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -68,7 +69,9 @@ class Writer:
         self.past = past
         kept = {id(sink) for sink in sinks}
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
-        self._close(sink for sink in before if id(sink) not in kept)
+        for sink in before:
+            if id(sink) not in kept:
+                self._close(sink)
         for sink in sinks:
             if sink not in self._sinks and succeeds(self._faults, _place(sink), sink.open):
                 self._sinks = [*self._sinks, sink]
@@ -112,11 +115,17 @@ class Writer:
             for due in self.past.release() if incident else ():
                 self._put(due)
             self.past.forget()
-        self._close(self._sinks)
+        while self._sinks:  # one whose end is interrupted stays
+            self._close(self._sinks[0])
+            self._sinks = self._sinks[1:]
 
-    def _close(self, sinks: Iterable[Sink]) -> None:
-        for sink in sinks:
+    def _close(self, sink: Sink) -> None:
+        try:
             attempt(self._faults, _place(sink), sink.close)
+        except BaseException as error:
+            if threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, or the exit of a signal handler; on another thread it is the sink's own
+            self._faults.note(_place(sink), error)
 
 
 def _place(sink: Sink) -> str:

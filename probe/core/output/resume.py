@@ -19,6 +19,7 @@ from probe.core.messages import plural
 from probe.core.output.sinks.anomaly import take_out
 from probe.core.records import Snapshot
 from probe.core.rules import Rule
+from probe.core.rules.skipped import is_evidence
 from probe.core.storage import metrics_db
 from probe.core.storage.anomaly_json import file_of
 from probe.core.storage.batches import steps
@@ -33,6 +34,7 @@ from probe.core.storage.metrics_schema import SUFFIX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of, superseded_name
 from probe.core.storage.sql import literal, pattern_of
+from probe.core.storage.step_updates import StepUpdates
 
 _log = logging.getLogger("probe")
 
@@ -206,13 +208,15 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
         return 0
     problems = Problems()
     earlier = _earlier(directory, own, problems)
-    rows = PlainRows(earlier, problems)
-    begin = _begin(rows)
-    read = 0
-    for step in steps(rows, earlier[0].rank, begin, first - 1) if earlier else ():
+    if not earlier:
+        return 0
+    rows, rank, read = PlainRows(earlier, problems), earlier[0].rank, 0
+    updates = StepUpdates(rows, rank)
+    for step in steps(rows, rank, _begin(rows), first - 1):
         read += 1
+        judged = [batch for batch in updates.put_into(step).batches if is_evidence(batch)]
         for rule in rules:
-            for batch in step.batches:
+            for batch in judged:
                 try:
                     list(rule.judge(batch))
                 except Exception as error:  # noqa: BLE001 - as while training

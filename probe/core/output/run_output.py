@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
-from probe.core.instrumentation.step_boundary import FinishedStep
-from probe.core.output.delivery import WAIT_SECONDS, Delivery
+from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
 from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
@@ -29,13 +32,27 @@ from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.files import replacing
 from probe.core.storage.manifest import identity
+from probe.core.worker import EXIT_SECONDS, LAST_SECONDS, Worker
 
 FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
-LAST_SECONDS = 1.0
-"""Least number of seconds for the work that remains after that."""
+DELIVERY = "delivery"
+"""Place under which failures of the thread that writes are counted."""
+CLOSE_SECONDS = 300.0
+"""Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler
+that has interrupted the holder of a lock waits in vain."""
 
 _log = logging.getLogger("probe")
+
+
+class _Last(NamedTuple):
+    """The end of a run, as it is known when its files are to be closed."""
+
+    faults: Faults
+    step: int
+    """The last step that has ended."""
+    incident: bool
+    """True if training ends by an exception."""
 
 
 class Output:
@@ -70,16 +87,19 @@ class Output:
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
         self._stages = Stages(attached.rank, self._resumed)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove)
             self._stages.choose(run.settings, self._context(run))
             self._remember()
             self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
-        except BaseException:
-            self._remove()
-            raise
+            undo.callback(self._writer.close)
+            self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+            undo.pop_all()
+        self._updates = UpdateReader()
         self._overhead = Overhead(run.framework.clock)
-        self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._finishing, self._finished = threading.RLock(), False
+        """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
@@ -92,16 +112,20 @@ class Output:
         Raises:
             Exception: if a rule or sink cannot be made; then nothing changes.
         """
-        step = run.clock.step
+        at = {"step": run.clock.step, "plan": plan.name}
         if plan.purpose in ("rest", "count"):
-            self._note({"step": step, "collecting": False})
+            self._note({**at, "collecting": False})
         elif plan.origin == "finding":
-            self._note({"step": step, "collecting": True, "suspects": list(plan.suspects)})
+            self._note({**at, "collecting": True, "suspects": list(plan.suspects)})
         elif plan.purpose == "collect":
-            self._change(run)
+            self._change(run, plan.name)
             self._pace = plan.schedule.pace or self._pace
 
-    def _change(self, run: Run) -> None:
+    def begin(self, plan: Plan) -> None:
+        """Note that the output begins with ``plan``, while others are under way."""
+        self._note({"step": self._run.clock.step, "plan": plan.name, "collecting": True})
+
+    def _change(self, run: Run, plan: str) -> None:
         """Write the rows of ``run`` to the same directory. Keep rules and sinks whose configuration has not changed."""
         before, self._run = self._run, run
         try:
@@ -115,7 +139,7 @@ class Output:
         rules, sinks, past = self._stages.rules, self._stages.sinks, self._past()
         change = self._exchange.change(run, lambda: self._writer.change(rules, sinks, past))
         self._delivery.submit(change, must=True)
-        self._manifest.configured(run)
+        self._manifest.configured(run, plan)
         self._write_manifest()
 
     def succeed(self, run: Run) -> None:
@@ -135,11 +159,12 @@ class Output:
 
     def write(self, file: TextFile) -> None:
         """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
-        self._delivery.wake(partial(write_text, file, self._run.faults))
+        self._delivery.submit(partial(write_text, file, self._run.faults), must=True)
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
-        batches, spent = [batch for rows in step.pending for batch in rows.batches(step.number)], step.spent
+        update, spent = self._updates.read(step.update), step.spent
+        batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
         device = self._overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
@@ -151,6 +176,7 @@ class Output:
             scalars={"probe/overhead": self.overhead},
             cost=cost,
             outcome=step.outcome,
+            update=update,
         )
 
     def flush(self, timeout: float) -> bool:
@@ -221,41 +247,73 @@ class Output:
         self._remove()
 
     def close(self, incident: bool = False, seconds: float = FLUSH_SECONDS) -> None:
-        """Write all pending steps, and the end of the manifest.
+        """Write all pending steps, and the end of the manifest. The files are closed on the delivery thread, where
+        nothing interrupts that; this waits for it. A call after an interrupted one waits again.
 
         Args:
             incident: whether training ends by an exception.
             seconds: time limit for the pending steps; those not written by then are counted as lost.
         """
-        if self._delivery.here:
-            self._end_delivery(seconds)
-            self._finish(self._run.faults, incident)
+        if not self._delivery.here or self._finished:
+            return
+        deadline, last = time.monotonic() + seconds, self._last(incident)
+        self.flush(seconds)
+        self._exchange.end()
+        left = max(LAST_SECONDS, deadline - time.monotonic())
+        self._delivery.close(left, lambda: self._finish_here(last))
+        self._wait_or_finish(last)
 
     def let_go(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
-        faults = self._run.faults
+        last = self._last(False)
         del self._run
         self._exchange.end()
-        self._delivery.end_with(lambda: self._finish_here(faults))
+        self._delivery.end(lambda: self._finish_here(last), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + seconds
         self.flush(seconds)
         self._exchange.end()
-        self._delivery.wake(self._exchange.advance)
+        self._delivery.submit(self._exchange.advance, must=True)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
         self._exchange.close(LAST_SECONDS)
 
-    def _finish_here(self, noted: Faults) -> None:
-        """Finish on the delivery thread."""
-        self._exchange.advance()
-        self._exchange.close()
-        self._finish(noted)
+    def _last(self, incident: bool) -> _Last:
+        return _Last(self._run.faults, self._run.clock.step - 1, incident)
 
-    def _finish(self, noted: Faults, incident: bool = False) -> None:
-        self._writer.close(incident)
-        faults, more = noted.counts, dict[str, object]()
+    def _finish_here(self, last: _Last) -> None:
+        """Finish on the delivery thread, unless that is done."""
+        self._exchange.advance()
+        self._finish_once(last)
+
+    def _wait_or_finish(self, last: _Last) -> None:
+        """Wait until the delivery thread has finished; finish here if it is stuck before that, or cannot run."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while not (self._finished or self._finish_once(last)):
+            if time.monotonic() > deadline:
+                last.faults.note("end of the run", TimeoutError(f"files not closed within {CLOSE_SECONDS:g} seconds"))
+                return
+            time.sleep(0.001)  # no lock: this may run inside a signal handler
+
+    def _finish_once(self, last: _Last) -> bool:
+        """Finish, unless that is done or another thread is at it; return true if it is done."""
+        if not self._finishing.acquire(blocking=False):
+            return False
+        try:
+            if not self._finished:
+                self._exchange.close(LAST_SECONDS)
+                self._finish(last)
+                self._finished = True
+        finally:
+            self._finishing.release()
+        return True
+
+    def _finish(self, last: _Last) -> None:
+        self._writer.close(last.incident)
+        faults, more = last.faults.counts, dict[str, object]()
+        if last.step >= self._attached.first:
+            more["last_step"] = last.step
         if self._pace is not None:
             more["pace"] = {"interval": self._pace.interval, "skipped": self._pace.skipped}
         if (past := self._held_back[1]) is not None:
@@ -265,7 +323,7 @@ class Output:
             "cost_seconds": self.cost,
             "findings": self._writer.found,
         }
-        self._write_manifest(more | {"faults": faults}, noted)
+        self._write_manifest(more | {"faults": faults}, last.faults)
         if faults:
             _log.warning("failed in places, training was not affected: %s", faults)
 
@@ -323,6 +381,11 @@ class Output:
             (faults or self._run.faults).note("manifest", error)
 
 
+def delivery(size: int, when_full: str, faults: Faults) -> Worker:
+    """Return the thread that writes, with a queue of ``size`` steps. Without a thread, training writes."""
+    return Worker("probe-delivery", DELIVERY, faults, room=size, when_full=when_full, inline=True)
+
+
 def write_text(file: TextFile, faults: Faults) -> None:
     """Write ``file`` atomically; count a failure under the file's ``where``."""
     try:
@@ -337,7 +400,7 @@ class StructureOutput:
     """Receiver of the one step of ``print_struct``, for which only a file is written.
 
     Training is stopped after that step, and its exit code depends on the file. So each call of :meth:`write` waits
-    until the file is written, or for at most ``WAIT_SECONDS``.
+    until the file is written, or for at most ``EXIT_SECONDS``.
     """
 
     delivers = True
@@ -352,11 +415,11 @@ class StructureOutput:
 
     def write(self, file: TextFile) -> None:
         """Write ``file`` on a separate thread and wait for it."""
-        delivery = Delivery(1, "wait", self._faults)
-        delivery.submit(partial(write_text, file, self._faults))
-        if not delivery.flush(WAIT_SECONDS):
-            self._faults.note(file.where, TimeoutError(f"not written within {WAIT_SECONDS:g} seconds"))
-        delivery.close(LAST_SECONDS)
+        worker = delivery(1, "wait", self._faults)
+        worker.submit(partial(write_text, file, self._faults))
+        if not worker.flush(EXIT_SECONDS):
+            self._faults.note(file.where, TimeoutError(f"not written within {EXIT_SECONDS:g} seconds"))
+        worker.close(LAST_SECONDS)
 
     def timed(self, seconds: float, own: float) -> None:
         """Do nothing: the cost is not written."""

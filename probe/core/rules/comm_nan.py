@@ -46,7 +46,7 @@ class AnomalyCommNan(About):
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if batch.signal != "other" or not {"nans", "infs"} <= set(batch.columns):
             return
-        bad = batch.columns["nans"] + batch.columns["infs"]
+        bad = np.nan_to_num(batch.columns["nans"]) + np.nan_to_num(batch.columns["infs"])
         sent = np.array([key.part == "pre" for key in batch.keys], dtype=bool)
         received = batch.order[~sent & (bad > 0)].min(initial=np.iinfo(np.int64).max)
         at = np.flatnonzero(sent & (bad > 0) & (batch.order < received))

@@ -10,6 +10,7 @@ from probe.core.naming import row_name, signal_of
 from probe.core.records import Batch, Finding, Key
 from probe.core.rules import Rule, about
 from probe.core.rules.causal_order import causal_order
+from probe.core.rules.skipped import is_evidence
 
 
 def find(
@@ -17,14 +18,15 @@ def find(
 ) -> list[Finding]:
     """Findings of ``rules`` in one step, in causal order.
 
-    Every rule judges every batch; if several match one (signal, key, op), the first in ``rules`` is reported.
+    Every rule judges every batch that is evidence (see :mod:`probe.core.rules.skipped`); if several match one
+    (signal, key, op), the first in ``rules`` is reported.
 
     Args:
         failed: called with a rule that raised, whose findings in that batch, or in that step if it judges all of it
             together, are lost; if None, the exception is raised.
     """
     first: dict[tuple[str, Key, str], Finding] = {}
-    step = list(batches)
+    step = [batch for batch in batches if is_evidence(batch)]
     for finding in _in_order_of_batches(step, [_judge(rule, step, failed) for rule in rules]):
         first.setdefault((finding.signal, finding.key, finding.op), finding)
     return sorted(first.values(), key=causal_order)

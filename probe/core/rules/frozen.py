@@ -10,7 +10,7 @@ from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Section
 from probe.core.histogram import QUANTILES
-from probe.core.moments import OPS, columns_for
+from probe.core.moments import OPS, columns_for, numels
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.about import About, has_op
 from probe.core.rules.history import Alignment, Field, History
@@ -27,6 +27,12 @@ SIZES = EXTREMES | {"sumsq", "m2"}
 PACE = 1e-6
 """Relative change a step, of the parameters that move, below which a step is not judged: an element of float32 cannot
 change by less than 6e-8, and files have six digits."""
+VISIBLE = 1e-5
+"""Relative change of a parameter that shows in the numbers of files, which have six digits."""
+DRIVING = 1e-5
+"""Size of a gradient, as a part of the median of all parameters' in the step, below which it does not drive: where
+gradients cancel (biases of attention's keys, or before a normalisation), only their rounding is left, which is 1e-7 of
+the terms in float32."""
 
 
 class FrozenArgs(Section):
@@ -38,14 +44,19 @@ class FrozenArgs(Section):
 
 
 class AnomalyFrozen(About):
-    """Report a parameter with a gradient other than 0 that does not change, once, until it moves.
+    """Report a parameter that a gradient drives and that does not change, once, until it moves.
 
     Its numbers before and after the update must be the same in every collected op, in ``args.steps`` sampled steps in a
     row in which others moved; and the same as at the first of these, so that it did not move in between either.
 
     A step is not judged if fewer than half of the parameters with a gradient move, or if they move by less than a
     millionth: a learning rate of 0, as in the first step of a warm-up and the last of a decay, or a skipped step. A
-    parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite.
+    parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite, nor one
+    whose gradient has a root mean square below a hundred-thousandth of the median of all parameters.
+
+    If nothing moves at all, the step is judged if its update was applied with a known learning rate above 0, and if
+    for half of the parameters the rate times the gradient (at most 1, as Adam's) would be visible: a hundred-thousandth
+    of the parameter.
 
     It needs ``param_distribution`` and ``wg_distribution``; an extreme (``min`` or ``max``), as the norm of very many
     elements may not show a small update; and a sum (``norm``, ``mean`` or ``std``), as the extremes of an embedding may
@@ -69,7 +80,8 @@ class AnomalyFrozen(About):
         self._steps: int = args.steps
         self._moments = columns_for(op for op in ops if op in OPS and op not in QUANTILES)
         self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
-        self._suffices = bool(EXTREMES & {*self._moments} and SUMS & {*self._moments})
+        self._kinds = [np.array([name in kind for name in self._moments], dtype=bool) for kind in (EXTREMES, SUMS)]
+        self._suffices = all(kind.any() for kind in self._kinds)
         fields = {"streak": Field(0, np.int64), "first": Field(np.nan, np.float64, (len(self._moments),))}
         self.history = History((OP,), fields)
         self._latest: dict[str, Batch] = {}
@@ -86,14 +98,23 @@ class AnomalyFrozen(About):
 
     def _compare(self, before: Batch, after: Batch) -> Iterator[Finding]:
         now, then = self._numbers(after), self._aligned("param_origin", before, after)
-        still: Mask = (now == then).all(axis=1)
-        driven = self._driven(after)
-        if not _is_telling(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
+        lacking = self._lacking(after) | (self._aligned("param_origin", before, after, self._lacking(before)) != 0)
+        enough = np.stack([(~lacking & kind).any(axis=1) for kind in self._kinds]).all(axis=0)
+        still: Mask = ((now == then) | lacking).all(axis=1)
+        if after.update.outcome == "skipped" or not (gradients := self._gradients(after)):
+            return
+        driven = _driven(gradients) & enough
+        if not (driven & ~still).any():
+            driven = _should_move(driven, after, gradients) & enough
+        elif not _is_telling(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
+            return
+        if not driven.any():
             return
         rows = self.history.rows(after)
         at = np.flatnonzero(rows >= 0)
         slots, streak, first = rows[at], self.history.of("streak"), self.history.of("first")
-        stays = (driven & still)[at] & ((streak[slots] == 0) | (now[at] == first[slots]).all(axis=1))
+        same = (now[at] == first[slots]) | lacking[at] | np.isnan(first[slots])
+        stays = (driven & still)[at] & ((streak[slots] == 0) | same.all(axis=1))
         first[slots[streak[slots] == 0]] = now[at[streak[slots] == 0]]
         streak[slots] = np.where(stays, streak[slots] + 1, 0)
         frozen = at[streak[slots] == self._steps]
@@ -104,20 +125,66 @@ class AnomalyFrozen(About):
         nothing = np.zeros(len(batch))
         return np.stack([batch.columns.get(name, nothing) for name in self._moments], axis=1)
 
-    def _aligned(self, signal: str, batch: Batch, others: Batch) -> Array:
-        """Moments of ``batch`` in the order of ``others``; NaN, which equals nothing, where it has none."""
-        at = self._places[signal].of(others.keys, batch.keys)
-        return np.where((at >= 0)[:, None], self._numbers(batch)[at], np.nan)
+    def _lacking(self, batch: Batch) -> Mask:
+        """Mask of the collected moments that a row of a file lacks: ``len(batch)`` x moments."""
+        columns = [batch.absent.get(name, name not in batch.columns) for name in self._moments]
+        return np.stack([np.broadcast_to(column, len(batch)) for column in columns], axis=1)
 
-    def _driven(self, after: Batch) -> Mask:
-        """Mask of the parameters with a gradient that is finite and not 0."""
-        driven = np.zeros(len(after), dtype=bool)
+    def _aligned(self, signal: str, batch: Batch, others: Batch, cells: Array | Mask | None = None) -> Array:
+        """Moments of ``batch``, or other cells, in the order of ``others``; NaN, which equals nothing, where it has no
+        row."""
+        at = self._places[signal].of(others.keys, batch.keys)
+        numbers = self._numbers(batch) if cells is None else cells
+        return np.where((at >= 0)[:, None], numbers[at], np.nan)
+
+    def _gradients(self, after: Batch) -> list[Array]:
+        """Sizes of the gradients of each parameter, by signal; NaN where there is none or it is not finite."""
+        found = []
         for signal in GRADIENTS:
             gradient = self._latest.get(signal)
             if gradient is not None and gradient.step == after.step and len(gradient):
-                sizes = self._aligned(signal, gradient, after)
-                driven |= (np.isfinite(sizes) & (sizes != 0)).any(axis=1)
-        return driven
+                at = self._places[signal].of(after.keys, gradient.keys)
+                found.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
+        return found
+
+
+def _sizes(batch: Batch) -> Array:
+    """Root mean square of each row or, if it was not collected, its largest magnitude; NaN if that is not finite."""
+    columns, counts = batch.columns, np.maximum(numels(batch.shapes), 1)
+    if "sumsq" in columns:
+        sizes = np.sqrt(columns["sumsq"] / counts)
+    elif "m2" in columns and "sum" in columns:
+        sizes = np.sqrt(columns["m2"] / counts + (columns["sum"] / counts) ** 2)
+    else:
+        sizes = _peaks(batch)
+    return np.where(np.isfinite(sizes), sizes, np.nan)
+
+
+def _peaks(batch: Batch) -> Array:
+    """Largest magnitude that is known of each row."""
+    known = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
+    peaks: Array = np.fmax.reduce(known) if known else np.full(len(batch), np.nan)
+    return peaks
+
+
+def _driven(gradients: Sequence[Array]) -> Mask:
+    """Mask of the parameters with a gradient that is finite, not 0 and no mere rounding."""
+    masks = []
+    for sizes in gradients:
+        some = sizes[sizes > 0]
+        masks.append((sizes > 0) & (sizes >= (DRIVING * np.median(some) if len(some) else 0.0)))
+    mask: Mask = np.logical_or.reduce(masks)
+    return mask
+
+
+def _should_move(driven: Mask, after: Batch, gradients: Sequence[Array]) -> Mask:
+    """Mask of the driven parameters that the update must have changed visibly; none if they are fewer than half."""
+    if after.update.outcome != "applied" or not after.update.rate > 0:
+        return np.zeros(len(after), dtype=bool)
+    with np.errstate(invalid="ignore"):
+        pushes = np.fmin(np.fmax.reduce(gradients), 1.0) * after.update.rate
+        mask: Mask = driven & (pushes >= VISIBLE * _peaks(after))
+    return mask & bool(2 * mask.sum() >= driven.sum())
 
 
 def _pace(before: Array, after: Array) -> Array:

@@ -103,8 +103,8 @@ class AnomalyNan(About):
     def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
         """Rows to examine further."""
         if op in COUNTS:
-            return np.flatnonzero(~(column == 0))
-        bad = ~np.isfinite(column)
+            return np.flatnonzero(~(column == 0) & batch.has(op))
+        bad = ~np.isfinite(column) & batch.has(op)
         if self._threshold is not None and op not in FINITE:
             bad |= np.abs(batch.op(op)) > self._threshold
         return np.flatnonzero(bad)

@@ -26,6 +26,12 @@ hold a copy of the row's tensor, the number of those, this one included, with th
 with other numbers (NaN if there is none)."""
 
 
+CHANGES = 5
+"""Number of sampled changes in a row after which a tensor that was equal on all ranks counts as replicated, where
+nothing names the replicas. Parts of a tensor that begin alike (all 0, all 1) may have equal norms for an update or two,
+as each element of Adam's first has the size of the learning rate."""
+
+
 class Split(NamedTuple):
     """Disagreement between replicas of one tensor."""
 
@@ -150,7 +156,10 @@ class AnomalyReplica(About):
         """Rows in which this rank has left the majority since they came last. A row without a received copy (there was
         no room for it) is not judged."""
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
-        odd = {batch.keys[row]: row for row in np.flatnonzero((2 * agreeing <= copies) & (copies >= 2)).tolist()}
+        named = np.isfinite(batch.columns[OTHER])  # a file of another writer may lack it in some rows
+        odd = {
+            batch.keys[row]: row for row in np.flatnonzero(named & (2 * agreeing <= copies) & (copies >= 2)).tolist()
+        }
         step, known = self._known.get(batch.signal, (-1, frozenset()))
         self._known[batch.signal] = batch.step, frozenset(odd)
         fresh = [row for key, row in odd.items() if key not in known or step > batch.step]

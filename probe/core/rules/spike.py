@@ -21,8 +21,8 @@ Mask = npt.NDArray[np.bool_]
 EXTREMES = ("min", "max")
 SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"})
 """Optimizer state made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
-LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other"})
-"""Gradients, and tensors of communication, mostly gradients."""
+LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other", "exp_avg", "momentum_buffer", "grad_avg"})
+"""Gradients, their running means, and tensors of communication, mostly gradients."""
 FEW = 4
 """Elements below which a norm may be near 0 by mere chance."""
 MAD_TO_SIGMA = 1.4826
@@ -41,8 +41,8 @@ class SpikeArgs(Section):
     deviation, both of the logarithm of the magnitude."""
     min_ratio: Number = Argument(30.0, gt=1)
     """Factor by which a magnitude must also differ from the median, upwards or downwards, so that changes in healthy
-    runs are not reported. Gradients, extremes (min and max), which depend on one element, and second moments
-    (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
+    runs are not reported. Gradients and their running means (exp_avg, ...), extremes (min and max), which depend on one
+    element, and second moments (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
     cool_down: Integer = Argument(10, ge=0)
     """Number of samples after a report during which the same value is not reported again."""
     ops: Ops = ("norm", "min", "max")
@@ -66,7 +66,8 @@ class AnomalySpike(About):
     hundredfold in healthy runs. Second moments are judged by their roots: a gradient five times its usual size is
     healthy, and its square is 25 times as large.
 
-    Gradients of all ops, and ``min`` and ``max``, where one element decides, must differ by ``min_ratio`` squared.
+    Gradients and their running means, of all ops, and ``min`` and ``max``, where one element decides, must differ by
+    ``min_ratio`` squared.
     In healthy runs, when a model leaves its first plateau or meets an odd batch, norms of gradients leapt 110-fold,
     extremes 350-fold; norms of all else 18-fold, extremes 39-fold (``benchmarks/false_alarms.py``). An extreme is
     compared with the larger of the two medians, its own and the other's: of two sides, one may be close to 0.
@@ -226,7 +227,8 @@ class AnomalySpike(About):
 
 def _elements(batch: Batch, row: int, norm: float) -> float:
     """Lower bound of the number of elements that make up ``norm``: as if all had the largest magnitude."""
-    peak = max((abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns), default=0.0)
+    peaks = [abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns]
+    peak = max((peak for peak in peaks if peak == peak), default=0.0)  # noqa: PLR0124 - a row may lack one of the two
     return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
 
 

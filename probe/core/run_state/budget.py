@@ -14,8 +14,10 @@ A stretch is the time from one sign of progress to the next. The budget of a pha
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from probe.core.run_state.progress_file import PHASES, PROGRESS_SINCE, START, ProgressRow, longest_in
 
@@ -83,3 +85,91 @@ class Budget:
 
     def _lived_through(self, phase: str) -> float:
         return 1.5 * self._survived.get(phase, 0.0)
+
+
+def promise_of(left: float) -> float:
+    """Return the rest of a budget as a promise in whole seconds; 0 if it is over."""
+    return float(math.ceil(max(left, 0.0)))
+
+
+class ProgressSource(Protocol):
+    """Progress of one rank, of this process or read from the file of another."""
+
+    def counts(self, phase: str) -> Sequence[int]:
+        """Return the histogram of the stretches of a phase."""
+
+
+class RankBudget:
+    """Budget of one rank, which learns from its progress: the only judge of what takes too long, for the watcher of a
+    node, for heartbeats and for the tracker of steps.
+
+    Args:
+        progress: progress of the rank.
+        budget: budgets of its phases.
+    """
+
+    def __init__(self, progress: ProgressSource, budget: Budget) -> None:
+        self.budget = budget
+        self._progress = progress
+        self._before: tuple[str, Sequence[int]] | None = None
+        """Phase and histogram at the beginning of a standstill."""
+        self._pardoned: dict[str, Counter[int]] = {}
+
+    def past(self, phase: str) -> Stretches:
+        """Return the stretches of a phase, without those that seemed to be standstills."""
+        pardoned = self._pardoned.get(phase, Counter())
+        counts = self._progress.counts(phase)
+        return stretches([count - pardoned[bucket] for bucket, count in enumerate(counts)] if pardoned else counts)
+
+    def left(self, row: ProgressRow, now: int) -> float:
+        """Return the seconds that are left at ``now``, in nanoseconds of the clock of ``row``."""
+        return self.budget.left(row, self.past(row.phase), now)
+
+    def stand_still(self, phase: str) -> None:
+        """Remember the stretches before a standstill."""
+        self._before = phase, [*self._progress.counts(phase)]
+
+    def go_on(self, phase: str, seconds: float) -> None:
+        """Learn from a standstill of ``seconds`` that has ended: not as from an ordinary stretch."""
+        phase, before = self._before or (phase, None)
+        self._before = None
+        self.budget.survive(phase, seconds)
+        if before is not None:
+            now = self._progress.counts(phase)
+            grown = [bucket for bucket, count in enumerate(now) if count > before[bucket]]
+            self._pardoned.setdefault(phase, Counter()).update(grown[-1:])
+
+
+class OwnProgress(ProgressSource, Protocol):
+    """Progress of this process."""
+
+    def row(self) -> ProgressRow:
+        """Return the progress at this moment."""
+
+
+class OwnBudget:
+    """Budget of this rank, as it judges itself.
+
+    Args:
+        progress: progress of this process.
+        since: time before which nothing counts, in nanoseconds of its clock.
+    """
+
+    def __init__(self, progress: OwnProgress, budget: Budget, since: int = 0) -> None:
+        self._progress, self._rank = progress, RankBudget(progress, budget)
+        self._since = since
+        self._still: ProgressRow | None = None
+        """Last progress before a standstill that goes on."""
+
+    def look(self, now: int) -> tuple[ProgressRow, float]:
+        """Return the progress and the seconds that are left of its budget at ``now``; negative if it is over."""
+        row = self._progress.row()
+        row = row._replace(time=max(row.time, self._since))
+        if self._still is not None and row.time != self._still.time:
+            self._rank.go_on(self._still.phase, (row.time - self._still.time) / 1e9)
+            self._still = None
+        left = self._rank.left(row, now)
+        if left < 0 and self._still is None:
+            self._still = row
+            self._rank.stand_still(row.phase)
+        return row, left

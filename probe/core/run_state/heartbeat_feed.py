@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic_ns
 
 from probe.core.faults import Faults
 from probe.core.records import Finding
+from probe.core.run_state.budget import OwnBudget, promise_of
 from probe.core.run_state.heartbeats import Heartbeats
 from probe.core.run_state.rules import RunFinding, RunStep
 
 TOKEN = "PROBE_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of the server's token."""
-LEAST_SECONDS, TIMES = 60.0, 10.0
-"""A rank promises its next step within so many seconds, and within so many times its longest step."""
+LOOK_SECONDS = 1.0
+"""Time that a phase lasts before it is sent: shorter ones end within the promise of the step before."""
+WAY_SECONDS = 2.0
+"""Time that is added to each promise: until the next look, and for the request."""
 MOST_FINDINGS = 5
 """Findings of one step that are sent."""
 
 
 class HeartbeatFeed:
-    """Sender of the heartbeats of one run on one rank.
+    """Sender of the heartbeats of one run on one rank. Each has what is left of the rank's own budget as its promise,
+    and the phase: the server judges by nothing else.
 
     Args:
         address: of the server.
@@ -39,18 +43,37 @@ class HeartbeatFeed:
         self._sender = Heartbeats(
             address, token=token, job=job, rank=rank, world_size=ranks, faults=faults, spool=spool
         )
-        self._longest = 0.0
+        self._budget: OwnBudget | None = None
+        self._sent: tuple[str, int] = "", 0
+        """Phase and end of a promise that were sent last."""
 
     def begun(self, step: int, seconds: float) -> None:
         """Send that the first step is ``step``, which ends within ``seconds``."""
         self._sender.send("progress", {"step": step, "state": "started", "host": socket.gethostname()}, promise=seconds)
 
+    def judge_by(self, budget: OwnBudget) -> None:
+        """Promise by ``budget`` from now on."""
+        self._budget = budget
+
     def step(self, step: RunStep) -> None:
         """Send the numbers of a step."""
-        if math.isfinite(step.seconds):
-            self._longest = max(self._longest, step.seconds)
-        promise = max(LEAST_SECONDS, TIMES * self._longest)
+        promise = None
+        if self._budget is not None:
+            row, left = self._budget.look(monotonic_ns())
+            promise, self._sent = promise_of(left) + WAY_SECONDS, (row.phase, row.until)
         self._sender.send("train_metrics", {"step": step.step, **step.values}, promise=promise)
+
+    def look(self) -> None:
+        """Send a phase or a promise that is new and goes on; called about once a second."""
+        if self._budget is None:
+            return
+        now = monotonic_ns()
+        row, left = self._budget.look(now)
+        if (row.phase, row.until) != self._sent and now - row.time >= LOOK_SECONDS * 1e9 and left > 0:
+            self._sent = row.phase, row.until
+            self._sender.send(
+                "progress", {"step": row.step, "phase": row.phase}, promise=promise_of(left) + WAY_SECONDS
+            )
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Send findings about numbers of the run."""

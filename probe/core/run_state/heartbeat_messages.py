@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from probe.core.launch import launch_names
-from probe.core.messages import printable, printable_lines
+from probe.core.messages import printable, printable_lines, shortened, writable
+from probe.core.times import sound_time
 
 PATHS = {"heartbeats": "/v1/heartbeats", "findings": "/v1/findings", "exceptions": "/v1/exceptions"}
 """Addresses of the server's endpoints, by name."""
@@ -39,7 +40,9 @@ MOST_BYTES = 1 << 20
 MOST_VALUES = 256
 """Most values of a message."""
 LONGEST_TEXT = 8192
-"""Most characters of a text in a message; a longer one is cut."""
+"""Most characters of a text in a message; of a longer one the beginning and the end are kept."""
+CUT_TEXT = LONGEST_TEXT - 64
+"""Most characters that are kept of a longer one, beside the note on those that were left out."""
 LONGEST_NAME = 200
 """Most characters of names: of a job, a launch, a run, a value."""
 LARGEST_INTEGER = 1 << 53
@@ -101,14 +104,14 @@ def flattened(message: Mapping[str, object]) -> tuple[dict[str, Value], int]:
         if len(found) >= MOST_VALUES or not _is_value(value):
             lost += 1
         else:
-            found[name[:LONGEST_NAME]] = _plain(value)
+            found[writable(name)[:LONGEST_NAME]] = _plain(value)
     return found, lost
 
 
 def _leaves(prefix: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
     if depth <= DEEPEST and isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _leaves(f"{prefix}_{name}" if prefix else str(name), inner, depth + 1)
+            yield from _leaves(f"{prefix}_{name}" if prefix else writable(name), inner, depth + 1)
     elif depth <= DEEPEST and isinstance(value, list | tuple) and len(value) <= MOST_VALUES:
         for place, inner in enumerate(value):
             yield from _leaves(f"{prefix}_{place}", inner, depth + 1)
@@ -125,13 +128,18 @@ def _plain(value: Any) -> Value:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return value[:LONGEST_TEXT]
+        return _bounded(writable(value))
     if isinstance(value, numbers.Integral) and abs(int(value)) <= LARGEST_INTEGER:
         return int(value)
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def _bounded(text: str) -> str:
+    """Return a text that a message can have."""
+    return text if len(text) <= LONGEST_TEXT else shortened(text, CUT_TEXT)
 
 
 def number_text(value: float) -> float | str:
@@ -187,6 +195,14 @@ def parsed(data: bytes, path: str) -> HeartbeatBatch:
     kinds = tuple(kind for kind, place in KINDS.items() if place == path)
     found = tuple(_message(each, f"messages[{place}]", kinds) for place, each in enumerate(messages))
     return HeartbeatBatch(origin, found, fields.get("late") is True)
+
+
+def dated(batch: HeartbeatBatch, now: float) -> tuple[HeartbeatBatch, int]:
+    """Return ``batch`` with ``now`` in place of each time that is none, such as one in milliseconds, and the number of
+    those: what a message says is worth more than when it was made."""
+    messages = tuple(message._replace(time=sound_time(message.time, now)) for message in batch.messages)
+    wrong = sum(new.time != old.time for new, old in zip(messages, batch.messages, strict=True))
+    return batch._replace(messages=messages), wrong
 
 
 def _message(entry: object, where: str, kinds: Sequence[str]) -> HeartbeatMessage:
@@ -261,7 +277,7 @@ def _whole(fields: Mapping[str, Any], key: str, where: str) -> int:
 def _clean(value: object, where: str) -> Value:
     """Return a value that the database can hold."""
     if isinstance(value, str):
-        return numeric(printable_lines(value[:LONGEST_TEXT]))
+        return numeric(printable_lines(_bounded(value)))
     if _is_value(value):
         return _plain(value)
     raise _wrong(where, "numbers, texts, booleans and null", value)

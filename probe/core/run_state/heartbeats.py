@@ -17,7 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from probe.core.door import attempt, succeeds
 from probe.core.faults import Faults
+from probe.core.messages import writable
 from probe.core.run_state.deadline_client import Answer, DeadlineClient, Unanswered, checked_address
 from probe.core.run_state.heartbeat_messages import (
     ENDED,
@@ -35,6 +37,7 @@ from probe.core.run_state.heartbeat_messages import (
     unique_name,
 )
 from probe.core.run_state.heartbeat_spool import HeartbeatSpool, KeptMessages
+from probe.core.worker import Worker
 
 WHERE = "heartbeats"
 """The place at which failures are counted."""
@@ -105,19 +108,19 @@ class Heartbeats:
         self._headers = {"Content-Type": "application/json", **_authorization(token)}
         self._client = DeadlineClient("Sending heartbeats", self._address.startswith("https"))
         run = unique_name()
-        name, launch = job[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
+        name, launch = writable(job)[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
         self._origin = Origin(name, max(rank, 0), max(world_size, 1), run, launch)
-        self._faults, self._process, self._random = faults, os.getpid(), Random()  # noqa: S311 - spreads attempts
+        self._faults, self._random = faults, Random()  # noqa: S311 - spreads attempts
         self._spool = None if spool is None else HeartbeatSpool(spool, self._origin.job, rank, faults)
-        self._changed = threading.Condition()  # reentrant: a signal handler may send while its thread holds it
+        self._lock = threading.RLock()  # reentrant: a signal handler may send while its thread holds it
         self._buffer: deque[_Waiting] = deque()
         self._flying: tuple[_Waiting, ...] = ()
         self._size, self._number, self._failures, self._singly = 0, 0, 0, 0
         self._not_before = 0.0
         self._deadline: float | None = None
-        self._late: deque[_Parcel] = deque()
-        self._thread = threading.Thread(target=self._run, name="probe-heartbeats", daemon=True)
-        self._thread.start()
+        self._late: deque[_Parcel] | None = None
+        """Messages of earlier processes; None before the first look for them."""
+        self._worker = Worker("probe-heartbeats", WHERE, faults, look=self._look, due=0.0)
 
     def send(self, kind: str, message: Mapping[str, object], promise: float | None = None) -> None:
         """Send a message some time soon. Returns at once, from any thread, and raises nothing.
@@ -128,24 +131,21 @@ class Heartbeats:
                 tensor would have to be waited for.
             promise: longest time in seconds until the next message; None: as before; infinite: none needs to follow.
         """
-        if os.getpid() != self._process:
-            return
-        try:
-            self._put(kind, message, promise)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._faults.note(WHERE, error)
+        if self._worker.here:
+            attempt(self._faults, WHERE, self._put, kind, message, promise)
 
     def close(self, seconds: float) -> None:
         """Send the last message, and wait at most ``seconds`` until all are sent. The rest is kept in files if there is
         a folder for them, else dropped and counted."""
-        if os.getpid() != self._process or self._deadline is not None:
+        if not self._worker.here:
             return
-        self.send("progress", ENDED, math.inf)
-        with self._changed:
-            self._deadline = time.monotonic() + max(seconds, 0.0)
-            self._not_before = 0.0
-            self._changed.notify_all()
-        self._thread.join(max(seconds, 0.0))
+        if self._deadline is None:  # else an interrupted call has set it
+            self.send("progress", ENDED, math.inf)
+            with self._lock:
+                self._deadline = time.monotonic() + max(seconds, 0.0)
+                self._not_before = 0.0
+        self._worker.end(self._end)
+        self._worker.join(seconds)
         self._leave()
 
     def _put(self, kind: str, message: Mapping[str, object], promise: float | None) -> None:
@@ -157,7 +157,7 @@ class Heartbeats:
             self._faults.lost(f"{WHERE}: values that are neither numbers nor texts", lost)
         promised = None if promise is None or not promise >= 0 else float(promise)
         size = _size(values)
-        with self._changed:
+        with self._lock:
             if self._deadline is not None:
                 self._faults.lost(f"{WHERE}: messages after the end", 1)
                 return
@@ -168,31 +168,36 @@ class Heartbeats:
             while len(self._buffer) > BUFFER_MESSAGES or self._size > BUFFER_BYTES:
                 self._size -= self._buffer.popleft().size
                 self._faults.lost(f"{WHERE}: messages dropped, since too many waited", 1)
-            if time.monotonic() >= self._not_before:  # else the thread could only wait again
-                self._changed.notify_all()
+            early = time.monotonic() < self._not_before
+        if not early:  # else the thread could only wait again
+            self._worker.wake()
 
-    def _run(self) -> None:
-        if self._spool is not None:
-            self._late.extend(each for kept in self._spool.waiting() for each in _parcels(kept))
-        while True:
-            try:
-                parcel = self._take()
-                if parcel is None:
-                    break
-                self._deliver(parcel)
-            except Exception as error:  # noqa: BLE001 - the thread goes on
-                self._faults.note(WHERE, error)
-                self._pause(self._backoff())
+    def _look(self) -> float | None:
+        """Send what may be sent now; return the seconds until more may be, or None: until there is a message."""
+        if self._late is None:
+            self._late = deque()
+            if self._spool is not None:
+                self._late.extend(parcel for kept in self._spool.waiting() for parcel in _parcels(kept))
+        if not succeeds(self._faults, WHERE, self._send_next):
+            self._pause(self._backoff())
+        return self._patience()
+
+    def _end(self) -> None:
+        """Send what waits until the deadline."""
+        while (pause := self._look()) is not None:
+            time.sleep(pause)
         self._client.close()
 
+    def _send_next(self) -> None:
+        if (parcel := self._take()) is not None:
+            self._deliver(parcel)
+
     def _take(self) -> _Parcel | None:
-        """Wait until something may be sent and return it; None at the end."""
-        with self._changed:
-            while not self._ready():
-                if self._deadline is not None and (self._nothing_waits() or time.monotonic() >= self._deadline):
-                    return None
-                self._changed.wait(self._patience())
-            late = self._late[0] if self._nothing_waits() else None
+        """Return what may be sent now; None if there is nothing."""
+        with self._lock:
+            if not self._ready():
+                return None
+            late = self._late[0] if self._late and self._nothing_waits() else None
             chosen = self._flying if late is not None else self._next()
         if late is not None:
             return late
@@ -209,11 +214,16 @@ class Heartbeats:
         return not self._nothing_waits() or bool(self._late and self._deadline is None)
 
     def _patience(self) -> float | None:
-        """Return the seconds to wait for: none if only a message can change anything."""
-        now = time.monotonic()
-        until = [self._not_before] if self._not_before > now else []
-        until += [] if self._deadline is None else [self._deadline]
-        return max(min(until) - now, 0.0) if until else None
+        """Return the seconds to wait for; None if only a message can change anything."""
+        with self._lock:
+            now = time.monotonic()
+            if self._deadline is not None and (self._nothing_waits() or now >= self._deadline):
+                return None
+            if self._ready():
+                return 0.0
+            if self._deadline is not None:
+                return max(min(self._not_before, self._deadline) - now, 0.0)
+            return self._not_before - now if self._not_before > now else None
 
     def _next(self) -> tuple[_Waiting, ...]:
         """Return the messages to send now: those of the attempt before, else the oldest that wait."""
@@ -255,11 +265,11 @@ class Heartbeats:
             self._failed(f"an answer without confirmation: status {answer.status}", self._backoff())
 
     def _stored(self, parcel: _Parcel) -> None:
-        with self._changed:
+        with self._lock:
             self._failures = 0
             if parcel.file is None:
                 self._flying = ()
-            else:
+            elif self._late:
                 self._late.popleft()
             self._not_before = 0.0 if self._deadline is not None else time.monotonic() + LINGER
         if parcel.file is not None and parcel.last and self._spool is not None:
@@ -267,7 +277,7 @@ class Heartbeats:
 
     def _refused(self, parcel: _Parcel, status: int) -> None:
         """Send the messages of a refused batch one by one; drop one that was alone."""
-        with self._changed:
+        with self._lock:
             if parcel.file is None and len(self._flying) > 1:
                 self._singly = len(self._flying)
                 self._buffer.extendleft(reversed(self._flying))
@@ -282,7 +292,7 @@ class Heartbeats:
         self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             self._not_before = time.monotonic() + seconds
 
     def _backoff(self) -> float:
@@ -292,8 +302,9 @@ class Heartbeats:
 
     def _leave(self) -> None:
         """Keep or count the messages that were not sent."""
-        with self._changed:
+        with self._lock:
             left = [encoded(each.message) for each in (*self._flying, *self._buffer)]
+            self._flying = ()
             self._buffer.clear()
         if left and not (self._spool is not None and self._spool.keep(self._origin, left)):
             self._faults.lost(f"{WHERE}: messages that were not sent before the end", len(left))

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic_ns
 
 from probe.core.launch import launch_names
+from probe.core.messages import writable
 from probe.core.run_state.progress_file import (
     BUCKETS,
     ENDED,
@@ -42,9 +43,11 @@ from probe.core.run_state.progress_file import (
     START,
     STEP,
     SUFFIX,
+    TRIES,
     UNIT_BITS,
     WAYS,
     ProgressHeader,
+    ProgressRow,
     bucket_of,
     check,
     started,
@@ -99,7 +102,8 @@ class Progress:
     in a forked child they change nothing that the watcher reads.
 
     Args:
-        folder: folder of the ranks of this node, see :func:`progress_folder`.
+        folder: folder of the ranks of this node, see :func:`progress_folder`; None for progress that this process alone
+            reads.
         rank: number of this rank.
         ranks: number of ranks of the job.
         job: name of the job.
@@ -109,20 +113,14 @@ class Progress:
         OSError: if the file cannot be made.
     """
 
-    def __init__(self, folder: Path, rank: int, ranks: int, job: str, watched: bool = True) -> None:
-        self.path = folder / f"rank{rank}-{os.getpid()}{SUFFIX}"
-        self._signal = StackSignal(self.path.with_suffix(".stacks")) if watched else None
-        header = ProgressHeader(
-            pid=os.getpid(),
-            started=started(os.getpid()),
-            rank=rank,
-            ranks=ranks,
-            job=job[:200],
-            thread=threading.get_native_id(),
-            ident=threading.get_ident(),
-            signal=self._signal.number if self._signal is not None else 0,
-        )
-        self._buffer: mmap.mmap | bytearray = _mapped(self.path, header)
+    def __init__(self, folder: Path | None, rank: int, ranks: int, job: str, watched: bool = True) -> None:
+        self.path = None if folder is None else folder / f"rank{rank}-{os.getpid()}{SUFFIX}"
+        self._signal: StackSignal | None = None
+        self._buffer: mmap.mmap | bytearray = bytearray(SIZE)
+        if self.path is not None:
+            self._signal = StackSignal(self.path.with_suffix(".stacks")) if watched else None
+            self._header = _header(rank, ranks, job, self._signal.number if self._signal is not None else 0)
+            self._buffer = _mapped(self.path, self._header)
         self._names = {name: number for number, name in enumerate(PHASES)}
         self._open: list[int] = []
         self._step, self._until, self._since = -1, 0, monotonic_ns()
@@ -175,6 +173,39 @@ class Progress:
         now = monotonic_ns()
         self._mark(now, self._state, (now + int(min(1e9, max(0.0, seconds)) * 1e9)) & ~PROGRESS_SINCE)
 
+    def row(self) -> ProgressRow:
+        """Return the progress at this moment, for this process itself."""
+        name = next((name for name, number in [*self._names.items()] if number == self._state // WAYS), "other")
+        return ProgressRow(self._step, self._since, self._until, name, self._state % WAYS)
+
+    def counts(self, phase: str) -> Sequence[int]:
+        """Return the histogram of the stretches of a phase, for this process itself."""
+        at = self._names.get(phase, OTHER) * BUCKETS
+        return [*self._counts[at : at + BUCKETS]]
+
+    def renew(self) -> None:
+        """Make the file again if it was removed, as login managers and cleaning jobs do in shared memory: a watcher
+        that starts later finds it. For a thread that is not the training thread.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        if self.path is None or self._state % WAYS != RUNNING or self.path.exists():
+            return
+        for folder in (self.path.parent.parent, self.path.parent):
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        if self._signal is not None:
+            self._signal.renew()
+        buffer = _mapped(self.path, self._header)
+        buffer[NAMES_AT:SIZE] = self._buffer[NAMES_AT:SIZE]
+        self._map_onto(buffer)
+        for _ in range(TRIES):  # the training thread may store a row at the same moment
+            self._write(self._since)
+            step, time, until, state, written = ROW.unpack_from(buffer, ROW_AT)
+            if check(step, time, until, state) == written:
+                break
+
     def ended(self) -> None:
         """Record that training has ended on this rank in an orderly way: it is watched no longer."""
         self._finish(ENDED)
@@ -186,7 +217,7 @@ class Progress:
         _live.discard(self)
         if self._signal is not None:
             self._signal.close()
-        else:
+        elif self.path is not None:
             with suppress(OSError):
                 self.path.unlink()
 
@@ -218,7 +249,7 @@ class Progress:
         if number is None:
             number = min(len(self._names), OTHER)
             self._names[phase] = number
-            name = phase.encode("utf-8")[: NAME_BYTES - 1] if number < OTHER else b"other"
+            name = writable(phase).encode("utf-8")[: NAME_BYTES - 1] if number < OTHER else b"other"
             at = NAMES_AT + number * NAME_BYTES
             self._buffer[at : at + NAME_BYTES] = name.ljust(NAME_BYTES, b"\0")
         return number
@@ -227,6 +258,19 @@ class Progress:
         """Continue in memory of this process alone: the file is that of the parent."""
         atexit.unregister(self._exit)
         self._map_onto(bytearray(SIZE))
+
+
+def _header(rank: int, ranks: int, job: str, number: int) -> ProgressHeader:
+    return ProgressHeader(
+        pid=os.getpid(),
+        started=started(os.getpid()),
+        rank=rank,
+        ranks=ranks,
+        job=job[:200],
+        thread=threading.get_native_id(),
+        ident=threading.get_ident(),
+        signal=number,
+    )
 
 
 def _mapped(path: Path, header: ProgressHeader) -> mmap.mmap:
@@ -252,6 +296,17 @@ def _mapped(path: Path, header: ProgressHeader) -> mmap.mmap:
     finally:
         os.close(descriptor)
     return mapped
+
+
+def renew_progress(folder: Path) -> None:
+    """Make the files of this process in ``folder`` again if they were removed.
+
+    Raises:
+        OSError: if they cannot be made.
+    """
+    for progress in [*_live]:
+        if progress.path is not None and progress.path.parent == folder:
+            progress.renew()
 
 
 def _after_fork() -> None:

@@ -11,30 +11,71 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.naming import PHASE
+from probe.core.instrumentation.forward_marks import ForwardMarks
+from probe.core.messages import writable
+from probe.core.naming import (
+    BATCH_SIZE,
+    BATCH_TOKENS,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    MODEL_TFLOPS,
+    OUTSIDE_SECONDS,
+    PHASE,
+    SKIPPED_UPDATE,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+)
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
+from probe.core.run_state.log_places import LogPlaces
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
-from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
+from probe.core.worker import Worker
 
-RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
+RATES = {THROUGHPUT: BATCH_SIZE, TOKENS_PER_SECOND: BATCH_TOKENS}
 """Numbers a second, by the number of which they are the rate."""
 TERA = 1e12
+MOST_WAITING = 10_000
+"""Steps that may wait for the thread; later ones are dropped and counted."""
+LOOK_SECONDS = 1.0
+"""Time between two looks around."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
+
+
+class EndedStep(NamedTuple):
+    """A step as the training thread hands it over."""
+
+    step: int
+    time: float
+    """Seconds since the epoch at its end."""
+    seconds: float
+    """Time since the end of the step before; NaN for the first one."""
+    outcome: Outcome
+    logged: LoggedNumbers
+    phases: Mapping[str, float]
+    """Seconds by phase."""
+    waited: float | None
+    """Seconds within collectives; None if unknown."""
+    read: frozenset[str]
+    """Names of the numbers that were read from the optimizer as it updated."""
+    late: LoggedNumbers
+    """Numbers of the step before, logged after its end."""
+    waits: bool
+    """True if more numbers of this step may be logged after its end."""
 
 
 class ProgressMarks(PhaseMarks, Protocol):
@@ -57,6 +98,7 @@ class RunNumbers:
         files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
             on the thread. None if nothing is written.
         marks: receives the progress; None if no process reads it.
+        forwards: shows whether the step in progress has begun; None if nothing does.
     """
 
     def __init__(
@@ -66,14 +108,20 @@ class RunNumbers:
         faults: Faults,
         files: Callable[[], tuple[SinkContext, Sequence[Sink]]] | None,
         marks: ProgressMarks | None = None,
+        forwards: ForwardMarks | None = None,
     ) -> None:
         self._settings, self._framework, self._faults = settings.run, framework, faults
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
-        self._late, self._has_late = self._log.beside(), False
-        """Numbers of the step that ended last, and whether there were any in this run."""
+        self._places, self._forwards = LogPlaces(), forwards
+        self._late, self._has_late = self._log.beside(), True
+        """Numbers of the step that ended last, and whether there may be any: in the first step, and once there were."""
+        self._had_late = False
+        """True once there were numbers of a step that had ended."""
         self._last: int | None = None
         """The step that ended last."""
+        self._late_outcome: Outcome = "unknown"
+        """Outcome with which late numbers of a step that has been processed are judged: its update counts once."""
         self._waiting: EndedStep | None = None
         """A step whose later numbers may still come, on the thread."""
         self._phases = Phases(marks)
@@ -84,7 +132,7 @@ class RunNumbers:
         """Floating-point operations of a step."""
         self._judges = RunJudges(settings.run, faults)
         self._writer = RunWriter(settings, faults, files)
-        self._thread: StateThread | None = None
+        self._worker: Worker | None = None
         self._closed = False
         self.listeners: list[Listener] = []
         """Functions that receive every step, on the thread."""
@@ -97,7 +145,7 @@ class RunNumbers:
     @property
     def active(self) -> bool:
         """True if numbers are recorded."""
-        return self._thread is not None
+        return self._worker is not None
 
     def begin(self, last: int | None = None) -> None:
         """Record numbers from now on, unless the configuration forbids it or the run has ended.
@@ -106,38 +154,68 @@ class RunNumbers:
             last: the step that ended last, if any has.
         """
         if (
-            self._thread is None
+            self._worker is None
             and not self._closed
             and (self._settings.enable is not False or self._marks is not None)
         ):
             self._last = last
-            self._thread = StateThread(self._take, self._look, self._faults)
+            self._worker = Worker(
+                "probe-run-state",
+                "run state",
+                self._faults,
+                room=MOST_WAITING,
+                inline=True,
+                look=self._look,
+                due=LOOK_SECONDS,
+            )
 
     # Called by the program, on the training thread.
 
     def log(self, values: Mapping[str, object], step: int | None = None) -> None:
-        """Record ``values`` for the step in progress, or for ``step``, if that is the one that ended last. Never wait
-        for a device, and never raise."""
+        """Record ``values`` for ``step``, the one in progress or that ended last; without it, each for the one of these
+        that :class:`LogPlaces` names. Never wait for a device, and never raise."""
         self.begin()
-        if self._thread is None or os.getpid() != self._process:
+        if self._worker is None or os.getpid() != self._process:
             return
-        if step is None or self._last is None or step == self._last + 1:
+        if step is None:
+            self._put_by_place(values)
+        elif self._last is None or step == self._last + 1:
             self._log.put(values)
         elif step == self._last:
-            self._has_late = True
-            self._late.put(values)
+            self._put_late(values)
         else:
             self._faults.lost("log: numbers of neither the step in progress nor the one before", len(values))
+
+    def _put_by_place(self, values: Mapping[str, object]) -> None:
+        begun = self._step_begun()
+        late = {name for name in values if self._places.is_late(name, begun, self._last is not None)}
+        self._put_late({name: value for name, value in values.items() if name in late})
+        self._log.put({name: value for name, value in values.items() if name not in late})
+
+    def _step_begun(self) -> bool | None:
+        try:
+            return None if self._forwards is None else self._forwards.begun
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._faults.note("log: beginning of the step", error)
+            return None
+
+    def _put_late(self, values: Mapping[str, object]) -> None:
+        if values:
+            self._has_late = self._had_late = True
+            self._late.put(values)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""
         self.begin()
-        return self._phases.phase(str(name))
+        return self._phases.phase(writable(name))
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""
         if self._marks is not None:
-            self._marks.promise(float(seconds))
+            try:
+                self._marks.promise(float(seconds))
+            except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
+                self._faults.note("promise", error)
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""
@@ -153,23 +231,26 @@ class RunNumbers:
 
     def updating(self, optimizer: Optimizer) -> None:
         """Read the learning rate and the loss scale with which ``optimizer``, the first of a step, will update."""
-        if self._thread is None or self._read:
+        if self._worker is None or self._read:
             return
         hooks = self._framework.hooks
-        self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
+        self._read = {LEARNING_RATE: hooks.learning_rate(optimizer), LOSS_SCALE: hooks.loss_scale()}
         self._log.suggest(self._read)
 
     def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
         """Hand the numbers of ``step``, which has ended, to the thread."""
         if self._marks is not None:
             self._marks.step(step)
-        if self._thread is None:
+        if self._worker is None:
             return
-        now, self._read = time.perf_counter(), {}
+        now, read, self._read = time.perf_counter(), frozenset(self._read), {}
         seconds, self._ended_at = now - self._ended_at, now
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
-        self._thread.put(EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, late, self._has_late))
+        waits = self._has_late
+        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, read, late, waits)
+        self._worker.submit(partial(self._take, ended))
+        self._has_late = self._had_late
 
     # On the thread.
 
@@ -182,17 +263,23 @@ class RunNumbers:
             self._process_step(ended, {})
 
     def _complete(self, late: LoggedNumbers, step: int) -> None:
-        """Process the waiting step with its ``late`` numbers; if it did not wait, write these alone."""
+        """Process the waiting step with its ``late`` numbers; if it did not wait, judge and write these alone."""
         waiting, self._waiting, values = self._waiting, None, late.values()
         if waiting is not None:
             self._process_step(waiting, values)
         elif values:
-            self._writer.write(RunStep(step, time.time(), math.nan, "unknown", values))
+            alone = RunStep(step, time.time(), math.nan, self._late_outcome, values)
+            self._judges.judge(alone)
+            self._writer.write(alone)
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        values = ended.logged.values() | dict(late)
+        logged = ended.logged.values()
+        # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
+        kept = ended.read & logged.keys()
+        values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
+        self._late_outcome = "skipped" if ended.outcome == "skipped" else "unknown"
         self._judges.judge(step)
         for listener in self.listeners:
             attempt(self._faults, "listener of run steps", listener, step)
@@ -202,21 +289,22 @@ class RunNumbers:
         """Return the logged numbers and those that follow from them and from time."""
         values = dict(logged)
         if ended.seconds > 0:
-            values["step_seconds"] = ended.seconds
+            values[STEP_SECONDS] = ended.seconds
             if ended.waited is not None:
                 values[OUTSIDE_SECONDS] = max(0.0, ended.seconds - ended.waited)
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)
             if self._operations is not None:
-                values["model_tflops"] = self._operations / ended.seconds / TERA
+                values[MODEL_TFLOPS] = self._operations / ended.seconds / TERA
         if ended.outcome in ("applied", "skipped"):
-            values["skipped"] = float(ended.outcome == "skipped")
+            values[SKIPPED_UPDATE] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
 
-    def _look(self) -> None:
+    def _look(self) -> float:
         for look in self.looks:
             attempt(self._faults, "look at the run", look)
+        return LOOK_SECONDS
 
     # State and the end.
 
@@ -234,32 +322,21 @@ class RunNumbers:
 
     def flush(self, timeout: float) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self._thread.flush(timeout, self._completion(self._thread)) if self._thread is not None else True
+        if self._worker is None:
+            return True
+        self._worker.submit(self._completion(), must=True)
+        return self._worker.flush(timeout)
 
-    def _completion(self, thread: StateThread) -> Callable[[], None]:
+    def _completion(self) -> Callable[[], None]:
         """Return work for the thread that processes a waiting step."""
-        late, step = self._late.take(), -1 if self._last is None else self._last
-
-        def complete() -> None:
-            try:
-                self._complete(late, step)
-            finally:
-                thread.done()
-
-        return complete
+        return partial(self._complete, self._late.take(), -1 if self._last is None else self._last)
 
     def let_go(self) -> None:
         """End the thread after the finished steps without waiting for it."""
-        thread, self._thread, self._closed = self._thread, None, True
-        if thread is not None:
-            complete = self._completion(thread)
-            thread.end_with(lambda: self._end(complete))
-
-    def _end(self, complete: Callable[[], None]) -> None:
-        try:
-            complete()
-        finally:
-            self._writer.close()
+        worker, self._worker, self._closed = self._worker, None, True
+        if worker is not None:
+            worker.submit(self._completion(), must=True)
+            worker.end(self._writer.close, awaited=True)
 
     def close(self, timeout: float, well: bool = True) -> None:
         """Write all finished steps and end the thread; steps not written within ``timeout`` seconds are counted.
@@ -267,8 +344,10 @@ class RunNumbers:
         Args:
             well: whether training has ended as it should.
         """
-        thread, self._thread, self._closed = self._thread, None, True
+        worker, self._closed = self._worker, True
         if self._marks is not None and well:
             self._marks.close()
-        if thread is not None:
-            thread.close(timeout, self._completion(thread), self._writer.close)
+        if worker is not None:
+            worker.submit(self._completion(), must=True)
+            worker.close(timeout, self._writer.close)
+        self._worker = None  # only now: an interrupt of the wait leaves the end to a later call

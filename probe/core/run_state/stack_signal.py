@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 from pathlib import Path
+from typing import IO
 
 FIRST_TRIED = 10
 """Position of the first signal that is tried, counted from the last one down: the very last are the most likely to be
@@ -27,10 +28,24 @@ class StackSignal:
         free = _free_signal()
         if not free:
             return
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "a")
-        faulthandler.register(free, file=self._file, all_threads=True, chain=False)
+        self._file = self._registered(free)
         self.number = int(free)
+
+    def _registered(self, number: int) -> IO[str]:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(descriptor, "a")
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
+        return file
+
+    def renew(self) -> None:
+        """Make the file again, which was removed.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        if self.number:
+            before, self._file = self._file, self._registered(self.number)
+            before.close()
 
     def close(self) -> None:
         """Remove the registration; a signal that was sent before is ignored."""

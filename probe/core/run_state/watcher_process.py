@@ -7,9 +7,7 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import probe
+from probe.core.child_process import python_module
 from probe.core.faults import Faults
+from probe.core.run_state.progress import renew_progress
 
 if TYPE_CHECKING:  # the watcher reads this module before it needs the configuration
     from probe.core.config.schema import Settings
@@ -93,24 +92,26 @@ class WatcherProcess:
         settings: configuration of the watcher.
         first: whether this is the first rank of the node, which starts the watcher; others start it again.
         faults: counts of failures to start it.
-        command: program instead of ``python -m probe.services.watcher``.
+        command: program instead of the module ``probe.services.watcher``.
     """
 
     def __init__(
         self, folder: Path, settings: WatcherSettings, first: bool, faults: Faults, command: Sequence[str] = ()
     ) -> None:
         self._folder, self._settings, self._faults = folder, settings, faults
-        self._command = [*(command or (_python(), "-m", MODULE)), str(folder)]
+        self._command = [*(command or python_module(MODULE)), str(folder)]
         self._next = time.monotonic() + (0 if first else LATER_SECONDS)
         self._attempts, self._tracer, self._owner = 0, 0, os.getpid()
         self._started: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Start the watcher if none lives. Most calls only compare two times; none raises."""
+        """Start the watcher if none lives, and make the files of this rank again if they were removed. Most calls only
+        compare two times; none raises."""
         if time.monotonic() < self._next or os.getpid() != self._owner:
             return
         self._next = time.monotonic() + SECONDS
         try:
+            renew_progress(self._folder)
             if pid := watcher_pid(self._folder):
                 self._attempts = 0
                 self._allow_tracing(pid)
@@ -177,16 +178,9 @@ def watcher_pid(folder: Path) -> int:
     return 0
 
 
-def _python() -> str:
-    return sys.executable or shutil.which("python3") or "python3"
-
-
 def _environment() -> dict[str, str]:
-    """Environment in which this package is found, though not in the current directory; with one thread for NumPy."""
-    root = str(Path(probe.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONPATH": path}
+    """Environment with one thread for NumPy."""
+    return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
 
 
 def _last_line(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
+from probe.core.storage.files import opened
 from probe.core.storage.layout import cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
@@ -197,7 +198,8 @@ def _of_file(path: Place, problems: Problems) -> Iterator[tuple[str, Entry]]:
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"this is larger than {LARGEST >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
+        with opened(path) as file:
+            text = file.read().decode("utf-8")
         if not text:
             problems.add(path, "the file is empty: there is no finding in it", skipped=False)
             return

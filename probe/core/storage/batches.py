@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from probe.core.histogram import QUANTILES
 from probe.core.messages import plural
@@ -19,6 +21,9 @@ from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
+
+T = TypeVar("T")
+Mask = npt.NDArray[np.bool_]
 
 DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
 """Columns that describe the tensor of a row."""
@@ -55,9 +60,11 @@ class StoredStep(NamedTuple):
     step: int
     rank: int
     batches: list[Batch]
-    """In the order in which a step computes them."""
+    """One for each signal, in the order in which a step computes them."""
     ops: tuple[str, ...]
     """Ops that any of the batches was written with."""
+    rows: Mapping[str, int]
+    """Number of rows by signal, those without any value included."""
 
 
 def steps(
@@ -66,19 +73,27 @@ def steps(
     """Yield the steps of one rank, in order; of ``signals``, or of all that are about tensors.
 
     Files do not record call ids: ``order`` is the position among the rows of the signal and step. Moments are as exact
-    as the digits that were written. Rows of a signal whose empty cells are in different ops are yielded as separate
-    batches; a row without any value is left out. A key that comes twice in a step is yielded once, as it was written
-    last; a step that comes again after others is yielded again, and recorded in the problems.
+    as the digits that were written. An empty cell is no value: the row is marked in ``Batch.absent``, and a row without
+    any value is left out. A key that comes twice in a step is yielded once, as it was written last; a step that comes
+    again after others is yielded again, and recorded in the problems.
     """
-    wanted = [signal for signal in rows.files if (signal != RUN if signals is None else signal in set(signals))]
+    chosen = None if signals is None else frozenset(signals)
+    wanted = [signal for signal in rows.files if (signal != RUN if chosen is None else signal in chosen)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
-    known: dict[str, _About] = {}
+    known: dict[tuple[str, tuple[str, ...]], _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
-        held = [_batch(part, known, rows.problems) for table in tables for part in _parts(table)]
-        held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
-        ops = dict.fromkeys(op for _, names in held for op in names)
-        yield StoredStep(step, rank, [batch for batch, _ in held], tuple(ops))
+        parts: dict[str, list[_Part]] = {}
+        for table in tables:
+            of_signal = parts.setdefault(table.signal, [])
+            before = sum(part.rows for part in of_signal)
+            of_signal += [_part(alike, known, before, rows.problems) for alike in _alike(table)]
+        held = [own for of_signal in parts.values() if (own := [part for part in of_signal if not part.is_void])]
+        batches = [own[0].batch if len(own) == 1 else _joined(own, rows.problems) for own in held]
+        batches.sort(key=lambda batch: (signal_of(batch.signal).phase, batch.signal))
+        ops = dict.fromkeys(op for own in held for part in own for op in part.ops)
+        sizes = {signal: sum(len(part.batch) for part in of_signal) for signal, of_signal in parts.items()}
+        yield StoredStep(step, rank, batches, tuple(ops), sizes)
 
 
 class _Table(NamedTuple):
@@ -92,10 +107,12 @@ class _Table(NamedTuple):
     directory: Place
     places: Sequence[int] = ()
     """Position of each row in the file, if some are left out."""
+    is_void: bool = False
+    """True if the rows lack all values."""
 
 
-def _parts(table: _Table) -> Iterator[_Table]:
-    """Yield the rows that lack the same values as one table, without those columns: an empty cell is no value."""
+def _alike(table: _Table) -> Iterator[_Table]:
+    """Yield the rows that lack the same values as one table, without those columns."""
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     lacking = [column for column in table.columns if is_number(column) and None in cells[column]]
     if not lacking:
@@ -107,17 +124,30 @@ def _parts(table: _Table) -> Iterator[_Table]:
     for missing, places in alike.items():
         gone = {column for column, is_missing in zip(lacking, missing, strict=True) if is_missing}
         kept = [n for n, column in enumerate(table.columns) if column not in gone]
-        if any(is_number(table.columns[n]) for n in kept):
-            columns = tuple(table.columns[n] for n in kept)
-            part = [tuple(table.rows[place][n] for n in kept) for place in places]
-            yield table._replace(columns=columns, rows=part, places=places)
+        columns = tuple(table.columns[n] for n in kept)
+        part = [tuple(table.rows[place][n] for n in kept) for place in places]
+        is_void = not any(map(is_number, columns))
+        yield table._replace(columns=columns, rows=part, places=places, is_void=is_void)
+
+
+_BY_RANK: WeakKeyDictionary[Readable, dict[int, list[int]]] = WeakKeyDictionary()
+"""Indices of the directories of each rank, by reader: all ranks of a run are read one after the other."""
+
+
+def _directories_of(rows: Readable, rank: int) -> Sequence[int]:
+    """Return the indices of the directories of a rank."""
+    places = _BY_RANK.get(rows)
+    if places is None:
+        places = _BY_RANK[rows] = {}
+        for n, directory in enumerate(rows.directories):
+            places.setdefault(directory.rank, []).append(n)
+    return places.get(rank, ())
 
 
 def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
-    for n, directory in enumerate(rows.directories):
-        if directory.rank != rank:
-            continue
-        ends = [end for end in (last, None if directory.until is None else directory.until - 1) if end is not None]
+    for n in _directories_of(rows, rank):
+        until = rows.directories[n].until
+        ends = [end for end in (last, None if until is None else until - 1) if end is not None]
         yield from _of_directory(rows, signal, n, first, min(ends, default=None))
 
 
@@ -154,17 +184,31 @@ class _About(NamedTuple):
     coverage: tuple[Coverage | None, ...]
 
 
-def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
-    """Return the batch of a table, and the ops that it was written with."""
+class _Part(NamedTuple):
+    """Rows of one signal and step that lack the same values."""
+
+    batch: Batch
+    ops: tuple[str, ...]
+    """Ops that they were written with."""
+    directory: Place
+    is_void: bool
+    """True if they lack all values."""
+    rows: int
+    """Number of rows in the file, with those of which a later one is taken."""
+
+
+def _part(table: _Table, known: dict[tuple[str, tuple[str, ...]], _About], before: int, problems: Problems) -> _Part:
+    """Return the rows of a table without empty cells as a batch.
+
+    Args:
+        before: number of rows of the signal and step before those of the table's file.
+    """
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    about = known.get(table.signal)
+    about = known.get((table.signal, table.columns))
     described = tuple(cells.get(column) for column in DESCRIBING)
     if about is None or about.cells != described:
-        about = known[table.signal] = _about(table, described, problems)
-    if twice := len(table.rows) - len(about.kept):
-        later = plural(twice, "row twice: the later one is", "rows twice: the later ones are")
-        what = f"step {table.step} has {twice} {later} taken"
-        problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
+        about = known[table.signal, table.columns] = _about(table, described, problems)
+    _record_twice(table.signal, table.step, len(table.rows) - len(about.kept), table.directory, problems)
     values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
     kept = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
@@ -175,12 +219,65 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
         keys=about.keys,
         shapes=about.shapes,
         dtypes=about.dtypes,
-        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[about.kept],
+        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[about.kept] + before,
         columns=columns,
         micro_stepped=table.micro_stepped,
         coverage=about.coverage,
     )
-    return batch, tuple(derived)
+    return _Part(batch, tuple(derived), table.directory, table.is_void, len(table.rows))
+
+
+def _record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
+    if twice:
+        later = plural(twice, "row twice: the later one is", "rows twice: the later ones are")
+        problems.add(directory, f"{signal}: step {step} has {twice} {later} taken", skipped=False)
+
+
+def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:
+    """Return the rows of all parts as one batch, in the order in which they were written; columns that a part lacks are
+    absent in its rows."""
+    batches = [part.batch for part in parts]
+    keys = [key for batch in batches for key in batch.keys]
+    order = np.concatenate([batch.order for batch in batches])
+    last = {keys[row]: row for row in np.argsort(order).tolist()}
+    at = np.array(sorted(last.values(), key=order.__getitem__))
+    first = batches[0]
+    _record_twice(first.signal, first.step, len(keys) - len(at), parts[-1].directory, problems)
+    columns, absent = _columns(batches)
+    coverage = tuple(c for batch in batches for c in batch.coverage or (None,) * len(batch))
+    return Batch(
+        signal=first.signal,
+        step=first.step,
+        keys=tuple(keys[row] for row in at),
+        shapes=_taken([batch.shapes for batch in batches], at),
+        dtypes=_taken([batch.dtypes for batch in batches], at),
+        order=order[at],
+        columns={name: column[at] for name, column in columns.items()},
+        micro_stepped=any(batch.micro_stepped for batch in batches),
+        coverage=tuple(coverage[row] for row in at) if any(coverage) else (),
+        absent={name: rows[at] for name, rows in absent.items()},
+    )
+
+
+def _taken(cells: Iterable[Sequence[T]], at: Iterable[int]) -> tuple[T, ...]:
+    """Return some of all cells, by their places."""
+    whole = [cell for own in cells for cell in own]
+    return tuple(whole[row] for row in at)
+
+
+def _columns(batches: Sequence[Batch]) -> tuple[dict[str, Array], dict[str, Mask]]:
+    """Return the columns of all batches, NaN where one lacks a column, and the rows that lack it."""
+    sizes = [len(batch) for batch in batches]
+    columns, absent = dict[str, Array](), dict[str, Mask]()
+    for name in dict.fromkeys(name for batch in batches for name in batch.columns):
+        nothing = (np.full(size, np.nan) for size in sizes)
+        columns[name] = np.concatenate(
+            [batch.columns.get(name, own) for batch, own in zip(batches, nothing, strict=True)]
+        )
+        lacking = [name not in batch.columns for batch in batches]
+        if any(lacking):
+            absent[name] = np.repeat(lacking, sizes)
+    return columns, absent
 
 
 def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: Problems) -> _About:

@@ -1,10 +1,11 @@
-"""Files of the monitor's own cost, read by DuckDB: one directory's each, or the table that a packed run has of all."""
+"""Files of the monitor's own cost and of updates, read by DuckDB: one directory's each, or the table that a packed run
+has of all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probe.core.storage.layout import COST_COLUMNS
+from probe.core.storage.layout import COST_COLUMNS, UPDATE_COLUMNS
 from probe.core.storage.location import Place
 from probe.core.storage.sql import listed, literal, pattern_of
 
@@ -13,9 +14,9 @@ PACKED_COSTS = "costs.parquet"
 
 
 def costs_source(paths: Sequence[Place]) -> str:
-    """Return SQL that reads such files with the columns of :data:`COST_COLUMNS` and ``filename``; lines that cannot be
-    parsed are left out."""
-    columns = ", ".join(f"{name}: '{kind}'" for name, kind in COST_COLUMNS.items())
+    """Return SQL that reads such files with the columns of :data:`COST_COLUMNS`, those of :data:`UPDATE_COLUMNS` and
+    ``filename``; lines that cannot be parsed are left out."""
+    columns = ", ".join(f"{name}: '{kind}'" for name, kind in (COST_COLUMNS | UPDATE_COLUMNS).items())
     return (
         f"read_json({listed(list(paths))}, format = 'newline_delimited', columns = {{{columns}}}, "
         "ignore_errors = true, filename = true)"

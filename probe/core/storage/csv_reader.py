@@ -12,6 +12,7 @@ import csv
 import gc
 import io
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from probe.core.storage.csv_rows import CsvRow, rows
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
-from probe.core.storage.layout import CSV, INTEGERS, STEP, is_number, whole
+from probe.core.storage.layout import CSV, INTEGERS, STEP, decimal, is_number, whole
 from probe.core.storage.location import Place
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.table_files import TableFile, tables
@@ -138,7 +139,7 @@ def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
         try:
             table = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
             if set(map(len, table)) <= {len(file.columns)}:
-                return _converted(file.columns, table)
+                return _converted(file.columns, table, text.isascii())
         except (csv.Error, ValueError):
             pass  # nothing is lost: the text is read again, row by row, to name the rows that cannot be read
         return _row_by_row(file.columns, _rows(text, alone))
@@ -177,7 +178,7 @@ def _row_by_row(columns: Sequence[str], found: Iterable[CsvRow]) -> CsvColumns:
                 named.append((row.line, f"{wrong}: {left_out(len(row.lines) - 1)}"))
         elif row.cells:
             good.append(row.cells)
-    return _converted(columns, good)._replace(bad=bad, named=tuple(named))
+    return _converted(columns, good, is_ascii=True)._replace(bad=bad, named=tuple(named))
 
 
 def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
@@ -189,20 +190,26 @@ def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
             if column in INTEGERS:
                 whole(column, cell)
             elif is_number(column):
-                float(cell or 0)
+                decimal(cell)
         except ValueError:
             return f"expected a number in column {column}, got {cell[:40]!r}"
     return ""
 
 
-def _converted(columns: Sequence[str], table: Sequence[Sequence[str]]) -> CsvColumns:
+def _converted(columns: Sequence[str], table: Sequence[Sequence[str]], is_ascii: bool) -> CsvColumns:
     """Return the cells of ``table`` as columns.
+
+    Args:
+        is_ascii: True if the cells of numbers are known to be ASCII, as those are that have been read one by one.
 
     Raises:
         ValueError: if a cell has no number and its column needs one.
     """
     cells = dict(zip(columns, zip(*table, strict=True) if table else ((),) * len(columns), strict=True))
     about = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
+    if not is_ascii:  # a name may have any characters
+        for column in filter(is_number, columns):
+            deque(map(decimal, cells[column]), maxlen=0)
     return CsvColumns(about, {column: _numbers(cells[column]) for column in columns if is_number(column)})
 
 
@@ -228,14 +235,20 @@ class PlainRows:
         self.directories = tuple(directories)
         self.problems = problems
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
+        self._of_directory: dict[tuple[str, int], list[TableFile]] = {}
         for n, directory in enumerate(self.directories):
             for file in tables(directory.path, problems):
                 if file.format == CSV:
                     self.files.setdefault(file.signal, []).append((n, file))
+                    self._of_directory.setdefault((file.signal, n), []).append(file)
 
     def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
         """Return the files of a signal in the directory of an index, in the order of steps."""
-        return [file for of, file in self.files.get(signal, ()) if of == n]
+        return self._of_directory.get((signal, n), ())
+
+    def original(self, file: TableFile) -> Place:
+        """Return the file that a rank has written: each is read as it is."""
+        return file.path
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None

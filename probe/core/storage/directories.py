@@ -72,8 +72,20 @@ class RecordedRun(NamedTuple):
         return min(self.directories, key=lambda directory: directory.began).path.name
 
     def of(self, rank: int) -> tuple[RankDirectory, ...]:
-        """Return the directories of one rank, in order of time."""
+        """Return the directories of one rank, in order of time; for all ranks see :meth:`by_rank`."""
         return tuple(directory for directory in self.directories if directory.rank == rank)
+
+    def by_rank(self) -> dict[int, list[RankDirectory]]:
+        """Return the directories of each rank, in order of time."""
+        found: dict[int, list[RankDirectory]] = {}
+        for directory in self.directories:
+            found.setdefault(directory.rank, []).append(directory)
+        return found
+
+    @property
+    def ended(self) -> bool:
+        """True if every rank has ended."""
+        return all(own[-1].manifest.ended for own in self.by_rank().values())
 
 
 def find(

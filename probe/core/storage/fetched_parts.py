@@ -7,13 +7,16 @@ ends. Other processes open them by ``/proc``; where that is missing, each proces
 from __future__ import annotations
 
 import json
+import logging
 import os
 import struct
 import tempfile
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +25,15 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_log = logging.getLogger(__name__)
+
 LOCKS = 128
 """Parts that can be fetched at the same time; those that share a lock take turns."""
 AT_ONCE = 1 << 24
 """Bytes of a write."""
+MOST_HELD = 384 << 20
+"""Bytes of parts that are held in memory where the disk has no space, but the latest one in any case: two of the
+largest parts, which are read in turns."""
 APPEND = 0
 """Place of the lock for new parts; those of the parts follow."""
 
@@ -66,6 +74,8 @@ class FetchedParts:
         self._lock = threading.RLock()
         self._busy = [threading.Lock() for _ in range(LOCKS)]
         self._indexed = 0
+        self._held: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        """Parts for which the disk has no space; the one that was read last is the last."""
         opened = _opened(address) if address else None
         self._data, self._index = opened or (_unnamed(), _unnamed())
         self._address = address if opened else _address(self._data, self._index)
@@ -104,7 +114,7 @@ class FetchedParts:
         """
         found = self._place(url, begin)
         if found is None:
-            return None
+            return self._read_held(url, begin, at, size)
         place, length = found
         return os.pread(self._data, min(size, begin + length - at), place + at - begin)
 
@@ -115,21 +125,53 @@ class FetchedParts:
         with self._busy[number], self._locked(1 + number):
             yield
 
+    @property
+    def is_full(self) -> bool:
+        """True if the disk had no space for a part."""
+        return bool(self._held)
+
     def keep(self, url: str, about: ListedObject, begin: int, data: bytes) -> None:
-        """Append a part of an object to the copy, unless the disk has no space for it."""
-        with suppress(OSError), self._lock:
-            with self._locked(APPEND):
-                place = os.fstat(self._data).st_size
-                os.ftruncate(self._data, place + len(data))
-            view, at = memoryview(data), place
-            while view:
-                written = os.pwrite(self._data, view[:AT_ONCE], at)
-                view, at = view[written:], at + written
-            entry = json.dumps([url, about, begin, place, len(data)]).encode() + b"\n"
-            with self._locked(APPEND):
-                end = os.fstat(self._index).st_size
-                if os.pwrite(self._index, entry, end) < len(entry):
-                    os.ftruncate(self._index, end)
+        """Append a part of an object to the copy; hold it in memory if the disk has no space for it."""
+        with self._lock:
+            try:
+                self._append(url, about, begin, data)
+            except OSError as error:
+                self._hold(url, begin, data, error)
+
+    def _append(self, url: str, about: ListedObject, begin: int, data: bytes) -> None:
+        with self._locked(APPEND):
+            place = os.fstat(self._data).st_size
+            os.ftruncate(self._data, place + len(data))
+        view, at = memoryview(data), place
+        while view:
+            written = os.pwrite(self._data, view[:AT_ONCE], at)
+            view, at = view[written:], at + written
+        entry = json.dumps([url, about, begin, place, len(data)]).encode() + b"\n"
+        with self._locked(APPEND):
+            end = os.fstat(self._index).st_size
+            if os.pwrite(self._index, entry, end) < len(entry):
+                os.ftruncate(self._index, end)
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    def _hold(self, url: str, begin: int, data: bytes, error: OSError) -> None:
+        if not self._held:
+            _log.warning(
+                "no space for what is fetched: folder=%s error=%s; parts are held in memory, and fetched again if "
+                "there are many; set TMPDIR to a folder with space",
+                tempfile.gettempdir(),
+                error.strerror,
+            )
+        self._held[url, begin] = data
+        size = sum(map(len, self._held.values()))
+        while size > MOST_HELD and len(self._held) > 1:
+            size -= len(self._held.popitem(last=False)[1])
+
+    def _read_held(self, url: str, begin: int, at: int, size: int) -> bytes | None:
+        with self._lock:
+            data = self._held.get((url, begin))
+            if data is not None:
+                self._held.move_to_end((url, begin))
+        return None if data is None else data[at - begin : at - begin + size]
 
     def _place(self, url: str, begin: int) -> tuple[int, int] | None:
         """Return place and length of a part in the data."""

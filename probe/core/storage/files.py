@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from probe.core.messages import plural
+from probe.core.storage import confinement
 from probe.core.storage.location import Location, Place
 
 MOST_JSON = 64 << 20
@@ -31,10 +32,11 @@ def opened(path: Place) -> BufferedReader:
     """Open ``path`` for reading bytes. A FIFO would wait for its writer, a device need not end: neither is opened.
 
     Raises:
-        OSError: if it cannot be opened, or is no regular file.
+        OSError: if it cannot be opened, is no regular file, or lies where this process may not read.
     """
     if isinstance(path, Location):
         return path.open()
+    confinement.check(path)
     _check(path, path.stat())
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes
     try:

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import MOMENTS, OPS
 from probe.core.naming import encodable, row_name
-from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.records import Array, Batch, Coverage, Key, Update
 from probe.core.storage.manifest import MOST_RANKS
 
 CSV, PARQUET = FORMATS = ("csv", "parquet")
@@ -59,20 +59,28 @@ def is_table_suffix(suffix: str) -> bool:
 STACKS = "stack_info.csv"
 """File of the stacks at which modules are called: a table of no signal."""
 COSTS = "cost.jsonl"
-"""File of the monitor's own cost: not CSV, because readers of all CSV files expect rows about tensors."""
+"""File of the monitor's own cost and of updates, a line a step: not CSV, because readers of all CSV files expect rows
+about tensors."""
 
 
-def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
-    """Return a line of that file: the cost of a step in seconds by part, and the overhead of the run so far."""
+def cost_line(step: int, seconds: Mapping[str, float], overhead: float, update: Update | None = None) -> str:
+    """Return a line of that file: the cost of a step in seconds by part, the overhead of the run so far, and the
+    step's update, if it is known."""
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
-    return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
+    cells: dict[str, object] = {STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}
+    if update is not None:
+        known = dict(zip(UPDATE_COLUMNS, update, strict=True))
+        cells |= {name: cell for name, cell in known.items() if not isinstance(cell, float) or math.isfinite(cell)}
+    return json.dumps(cells) + "\n"
 
 
 COST_COLUMNS = {
     "step": "BIGINT",
     **dict.fromkeys(("hooks_seconds", "drain_seconds", "device_seconds", "overhead"), "DOUBLE"),
 }
-"""Fields of such lines, with their SQL types."""
+"""Fields of such lines about the cost, with their SQL types."""
+UPDATE_COLUMNS = {"outcome": "VARCHAR", "skips": "BIGINT", "begun": "BOOLEAN", "learning_rate": "DOUBLE"}
+"""Their other fields: those of :class:`probe.core.records.Update`, in its order."""
 
 
 def cost_step(line: str) -> int:
@@ -185,16 +193,39 @@ def type_of(column: str) -> str:
 
 
 def whole(column: str, cell: str | int) -> int:
-    """Return the whole number in a cell.
+    """Return the whole number in a cell; it may be written as ``7.0``.
 
     Raises:
         ValueError: if the cell has none, or one that its column cannot hold.
     """
-    number = int(cell)
+    number = _whole(cell) if isinstance(cell, str) else cell
     low, high = BOUNDS[INTEGERS[column]]
     if not low <= number <= high:
         raise ValueError(f"expected a {column} from {low} to {high}, got {cell}")
     return number
+
+
+def _whole(cell: str) -> int:
+    if not cell.isascii():
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, got {cell!r}")
+    return int(number)
+
+
+def decimal(cell: str) -> float:
+    """Return the number in a cell; NaN for an empty one.
+
+    Raises:
+        ValueError: if the cell has none.
+    """
+    if not cell.isascii():  # Python knows the digits of all languages, DuckDB those from 0 to 9
+        raise ValueError(f"expected digits from 0 to 9, got {cell!r}")
+    return float(cell) if cell else math.nan
 
 
 def csv_cell(text: str) -> str:
@@ -278,11 +309,11 @@ def _joined(ranks: Sequence[int], by: str, comma: str) -> str:
     return f"{ranks[0]}-{ranks[-1]}" + (f"{by}{distance}" if distance > 1 else "")
 
 
-def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
+def _spread(first: str, last: str, stride: str, text: str) -> range:
     """Return the ranks from ``first`` to ``last`` at a distance of ``stride``; errors show ``text``."""
     if int(last) - int(first) > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
-    return tuple(range(int(first), int(last) + 1, int(stride or 1)))
+    return range(int(first), int(last) + 1, int(stride or 1))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -296,11 +327,19 @@ def ranks_of(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: if ``text`` is not such a text, or names more than ``MOST_RANKS``.
     """
+    span = rank_span(text)
+    return tuple(span if span is not None else (int(rank) for rank in text.split(",") if rank))
+
+
+def rank_span(text: str) -> range | None:
+    """Parse ranks at equal distances, such as ``0-3`` and ``0-6:2``; None for another text.
+
+    Raises:
+        ValueError: as :func:`ranks_of`.
+    """
     span, _, stride = text.partition(":")
     first, dash, last = span.partition("-")
-    if dash:
-        return _spread(first, last, stride, text)
-    return tuple(int(rank) for rank in text.split(",") if rank)
+    return _spread(first, last, stride, text) if dash else None
 
 
 _GROUP = re.compile(r"\.ranks(?:(\d+)-(\d+)(?:by(\d+))?|([\d+]+))\.")

@@ -24,6 +24,10 @@ OF_OPTIMIZERS = ("optimizer", "optimizer_state_names")
 """Fields that change when an optimizer replaces another."""
 MOST_RANKS = 1_000_000
 """Ranks of a run at most; larger numbers in files are not used."""
+REST = "rest"
+"""Name of a plan that collects nothing until the configuration changes."""
+MOST_CHANGES = 100
+"""Number of changes of the configuration that are listed beside the newest, the latest ones."""
 HIGHEST = 2**31 - 1
 """Limit of a step, a stage or a run's number: DuckDB and SQLite hold them in 32 bits."""
 
@@ -84,6 +88,8 @@ class Manifest(dict[str, Any]):
     """Number of the run among those of a process."""
     start_time: str | None = _of("start_time")
     first_step: int | None = _of("first_step")
+    last_step: int | None = _of("last_step")
+    """The last step that has ended; None if the run has not ended, or no step has."""
     cost_seconds: Mapping[str, Any] = _of("cost_seconds", {})
     """Seconds by part; empty if the run has not ended."""
     findings: int | None = _of("findings")
@@ -155,6 +161,7 @@ _FIELDS = {
     "run": _WHOLE,
     "start_time": _Field("a time such as 2026-11-03T21:34:40+0800", lambda value: isinstance(value, str)),
     "first_step": _WHOLE,
+    "last_step": _WHOLE,
     "host": _Field("the name of a machine", lambda value: isinstance(value, str)),
     "pp_stage": _WHOLE,
     "groups": _Field("ranks by the name of a group", _is_groups),

@@ -239,6 +239,8 @@ class ObjectStore:
         wanted = [(url, entry) for url, entry in small if not self._fetched.has(url, 0)]
 
         def fetch(pair: tuple[str, ListedObject]) -> None:
+            if self._fetched.is_full:  # it would be fetched again when it is read
+                return
             with suppress(LocationError):  # the reader of the object gets the same error
                 self.read(*pair, 0, 1)
 

@@ -58,6 +58,7 @@ class PackPlan:
         self.positions = _positions(self.run)
         self.draft = IndexDraft(self.run.directories, self.positions)
         self.band = settings.band or self._band()
+        self._highest = max(directory.rank for directory in self.run.directories)
         self._databases: list[Rows] = []
 
     def __enter__(self) -> PackPlan:
@@ -81,10 +82,9 @@ class PackPlan:
     def works(self, numbers: Sequence[int]) -> Iterator[BlockWork]:
         """Yield the files that the rows of some directories are packed into, by signal, in the order of steps."""
         band = self.run.directories[numbers[0]].rank // self.band
-        highest = max(directory.rank for directory in self.run.directories)
         ranks = band * self.band, (band + 1) * self.band - 1
         if self._settings.band is None:
-            ranks = ranks[0], min(ranks[1], highest)
+            ranks = ranks[0], min(ranks[1], self._highest)
         found: dict[str, list[Source]] = {}
         for n in numbers:
             for source in self._sources(n):

@@ -12,7 +12,7 @@ from probe.core.storage.cost_file import PACKED_COSTS, costs_source
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.files import MOST_JSON, opened
-from probe.core.storage.layout import COST_COLUMNS, COSTS, table_name
+from probe.core.storage.layout import COST_COLUMNS, COSTS, UPDATE_COLUMNS, table_name
 from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.metrics_schema import FILE_NAMES
@@ -26,7 +26,8 @@ _TABLES = {
         "rank, directory, signal, file",
     ),
     PACKED_COSTS: (
-        "rank INTEGER, directory INTEGER, " + ", ".join(f"{name} {kind}" for name, kind in COST_COLUMNS.items()),
+        "rank INTEGER, directory INTEGER, "
+        + ", ".join(f"{name} {kind}" for name, kind in (COST_COLUMNS | UPDATE_COLUMNS).items()),
         "rank, directory, rowid",
     ),
     TEXTS_TABLE: ("rank INTEGER, directory INTEGER, name VARCHAR, content BLOB", "rank, directory, name"),

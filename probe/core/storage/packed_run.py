@@ -14,13 +14,16 @@ import gzip
 import hashlib
 import io
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.storage import confinement
+from probe.core.storage.files import opened
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import MOST_RANKS, Manifest
 from probe.core.storage.problems import Problem, Problems
@@ -88,15 +91,18 @@ class PackedSignal:
     """In the order of ranks, then steps."""
 
     @cached_property
-    def _bands(self) -> dict[tuple[int, int], list[PackedBlock]]:
+    def _bands(self) -> tuple[list[int], list[list[PackedBlock]]]:
+        """The first rank of each band of ranks, ascending, and the files of the band."""
         bands: dict[tuple[int, int], list[PackedBlock]] = {}
         for block in self.blocks:
             bands.setdefault(block.ranks, []).append(block)
-        return bands
+        return [low for low, _ in sorted(bands)], [bands[band] for band in sorted(bands)]
 
     def blocks_of(self, rank: int) -> list[PackedBlock]:
         """Return the files that may have rows of a rank, in the order of steps."""
-        return next((own for (low, high), own in self._bands.items() if low <= rank <= high), [])
+        lows, blocks = self._bands
+        at = bisect_right(lows, rank) - 1
+        return blocks[at] if at >= 0 and rank <= blocks[at][0].ranks[1] else []
 
 
 class PackedIndex:
@@ -345,11 +351,16 @@ def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
         raise ValueError("it has no schema")
     if fields["schema"] > SCHEMA:
         raise ValueError(f"schema {fields['schema']} is of a newer version; this one reads up to {SCHEMA}")
-    return PackedIndex(root, fields)
+    index = PackedIndex(root, fields)
+    if isinstance(root, Path):
+        for block in (block for signal in index.signals.values() for block in signal.blocks):
+            confinement.check(root / block.path)
+    return index
 
 
 def _bytes(path: Place) -> Any:
-    return io.BytesIO(path.read_bytes())
+    with opened(path) as file:
+        return io.BytesIO(file.read())
 
 
 @dataclass

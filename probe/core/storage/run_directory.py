@@ -53,7 +53,11 @@ def parsed_stamp(text: str, year: int) -> datetime:
     Raises:
         ValueError: if it is no such time.
     """
-    return datetime.strptime(f"{year} {text}", "%Y %b%d_%H-%M-%S").replace(tzinfo=ZONE)
+    month, rest = text[:3].capitalize(), text[3:]
+    if month not in _MONTHS:  # %b would expect the language of the machine
+        raise ValueError(f"expected a month of {', '.join(_MONTHS)}, got {month!r}")
+    moment = f"{year} {_MONTHS.index(month) + 1:02} {rest}"
+    return datetime.strptime(moment, "%Y %m %d_%H-%M-%S").replace(tzinfo=ZONE)
 
 
 def time_text(moment: time.struct_time) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Sequence
 from io import BufferedReader
@@ -15,6 +16,7 @@ from probe.core.storage.files import LONGEST_LINE, check_lines, opened
 from probe.core.storage.layout import (
     CSV,
     EXAMPLE,
+    INTEGERS,
     MOST_COLUMNS,
     NEEDED,
     PARQUET,
@@ -156,6 +158,7 @@ def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]
         if not ended:
             raise _HeaderError("expected a header; its line is not finished")
         columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
+        _check_whole(columns, start.decode("utf-8", "replace"))
         check_lines(file)
         torn = _torn(file)
         file.seek(0)
@@ -183,6 +186,22 @@ def _columns(header: str) -> tuple[str, ...]:
     if taken := sorted(TAKEN & set(lower)):
         raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
     return columns
+
+
+def _check_whole(columns: Sequence[str], start: str) -> None:
+    """Raise ValueError if the first row has a number such as 1.5 in a column of whole ones: DuckDB would round it."""
+    row = next(islice(rows(io.StringIO(start, newline="\n")), 1, None), None)
+    for column, cell in zip(columns, row.cells if row else (), strict=False):
+        if column in INTEGERS and _is_fraction(cell):
+            raise ValueError(f"expected whole numbers in column {column}, got {cell!r}")
+
+
+def _is_fraction(cell: str) -> bool:
+    try:
+        number = float(cell)
+    except ValueError:  # the line is left out, and named, when it is read
+        return False
+    return math.isfinite(number) and not number.is_integer()
 
 
 def _torn(file: BufferedReader) -> int:

@@ -27,28 +27,41 @@ COUNTS = ("nans", "infs")
 """Ops whose sums over layers are in the summary of a signal."""
 
 
+class OpRows(NamedTuple):
+    """Values of an op in the rows that have it."""
+
+    keys: tuple[Key, ...]
+    values: Array
+    places: Sequence[int]
+    """Positions of these rows among all rows of the signal."""
+
+
 class SignalStep:
     """Rows of one signal in one step, of all ranks that are read."""
 
     def __init__(self, batches: Sequence[Batch], ranks: Sequence[int]) -> None:
         self._batches, self._ranks = batches, ranks
-        self._ops: dict[str, Array | None] = {}
+        self._ops: dict[str, OpRows | None] = {}
 
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """Keys of all rows."""
-        own = self._batches
-        return own[0].keys if len(own) == 1 else tuple(key for batch in own for key in batch.keys)
-
-    def op(self, name: str) -> Array | None:
-        """Return a column of an op; None if it was not collected, or if the signal's columns are no moments."""
+    def op(self, name: str) -> OpRows | None:
+        """Return the rows that have an op; None if no row has, or if the signal's columns are no moments."""
         if name not in self._ops:
-            try:
-                columns = [np.asarray(batch.op(name), np.float64) for batch in self._batches]
-                self._ops[name] = columns[0] if len(columns) == 1 else np.concatenate(columns)
-            except KeyError:
-                self._ops[name] = None
+            self._ops[name] = self._read(name)
         return self._ops[name]
+
+    def _read(self, name: str) -> OpRows | None:
+        own = self._batches
+        masks = [_has(batch, name) for batch in own]
+        if not any(mask.any() for mask in masks):
+            return None
+        if len(own) == 1 and masks[0].all():
+            return OpRows(own[0].keys, np.asarray(own[0].op(name), np.float64), range(len(own[0])))
+        places = np.flatnonzero(np.concatenate(masks)).tolist()
+        keys = [key for batch in own for key in batch.keys]
+        values = [
+            np.asarray(batch.op(name), np.float64)[mask] for batch, mask in zip(own, masks, strict=True) if mask.any()
+        ]
+        return OpRows(tuple(keys[place] for place in places), np.concatenate(values), places)
 
     def place(self, row: int) -> str:
         """Return the layer of a row, with its rank if there are several."""
@@ -58,6 +71,13 @@ class SignalStep:
                 return f"{name} (rank {rank})" if len(set(self._ranks)) > 1 else name
             row -= len(batch)
         raise IndexError(row)
+
+
+def _has(batch: Batch, op: str) -> Bools:
+    try:
+        return batch.has(op)
+    except KeyError:
+        return np.zeros(len(batch), np.bool_)
 
 
 class TrackedSeries:
@@ -130,11 +150,13 @@ class TrackedSeries:
 
     def _summary(self, signal: str, rows: SignalStep, ops: Sequence[str]) -> dict[str, float]:
         """Return the median and the maximum of the finite norms, NaN if there is none, and counts of NaN and Inf."""
-        sizes = rows.op(next((op for op in ("norm", *ops) if op in OPS and rows.op(op) is not None), "norm"))
-        if sizes is None or not len(sizes):
+        chosen = rows.op(next((op for op in ("norm", *ops) if op in OPS and rows.op(op) is not None), "norm"))
+        if chosen is None:
             return {}
+        sizes = chosen.values
         finite = np.isfinite(sizes)
-        self.worst[signal] = rows.place(int(np.argmin(finite) if not finite.all() else np.argmax(np.abs(sizes))))
+        worst = int(np.argmin(finite) if not finite.all() else np.argmax(np.abs(sizes)))
+        self.worst[signal] = rows.place(chosen.places[worst])
         found: dict[str, float] = {}
         if rows.op("norm") is not None:
             known = sizes[finite] if finite.any() else np.array([np.nan])
@@ -142,7 +164,7 @@ class TrackedSeries:
         found |= {"nan_layers": float(np.isnan(sizes).sum()), "inf_layers": float(np.isinf(sizes).sum())}
         for op in COUNTS:
             if op in ops and (counts := rows.op(op)) is not None:
-                found[op] = float(counts.sum())
+                found[op] = float(counts.values.sum())
         return {self._named_summary(signal, name): value for name, value in found.items()}
 
     def _named_summary(self, signal: str, name: str) -> str:
@@ -153,17 +175,16 @@ class TrackedSeries:
     def _take(self, ops: Sequence[str], tensors: Mapping[str, SignalStep]) -> None:
         self._steps += 1
         for signal, rows in tensors.items():
-            keys = rows.keys
             for op in ops:
-                values = rows.op(op) if op in OPS and op not in COUNTS else None
-                if values is None:
+                found = rows.op(op) if op in OPS and op not in COUNTS else None
+                if found is None:
                     continue
                 column = self._columns.get((signal, op))
-                if column is None or column.keys != keys:
-                    column = self._columns[signal, op] = LayerColumn(signal, op, keys, ())
+                if column is None or column.keys != found.keys:
+                    column = self._columns[signal, op] = LayerColumn(signal, op, found.keys, ())
                     self._show(signal, op)
                     self._changed = True
-                column.take(values)
+                column.take(found.values)
 
     def _choose_if_due(self) -> None:
         due = self._steps >= 2 and self._steps & (self._steps - 1) == 0

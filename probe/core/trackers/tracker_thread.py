@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
+from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
 from probe.core.trackers.tracker_budget import TrackerBudget
+from probe.core.worker import Worker
 
 BEGIN_SECONDS = 10.0
 """Longest time for which the end of the process waits for the beginning of a run that is under way."""
@@ -22,7 +22,7 @@ Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
 
 
 class TrackerThread:
-    """Thread on which a tracker is begun, fed and ended. It belongs to the process that started it.
+    """Thread on which a tracker is begun, fed and ended.
 
     What comes first is handed over at once: a short run whose tracker the program finishes before its monitor has a
     row all the same.
@@ -51,67 +51,67 @@ class TrackerThread:
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
         self._sent = self._put = 0
-        self._first, self._settled, self._ending = threading.Event(), threading.Event(), threading.Event()
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._work, name="probe-tracker", daemon=True)
-        self._thread.start()
+        self._first = self._ending = False
+        self._settled = threading.Event()
+        self._worker = Worker("probe-tracker", self._where, faults, look=self._hand_over)
         settle_before_exit(weakref.WeakMethod(self.settle))
 
     def settle(self) -> None:
         """Wait until the beginning of the run, if it is under way, has succeeded or failed: handlers that a client
         registers for the exit meanwhile would be called before the monitor's own."""
-        if os.getpid() == self._process and self._first.is_set():
+        if self._worker.here and self._first:
             self._settled.wait(BEGIN_SECONDS)
 
     def put(self, item: Item) -> None:
         """Queue ``item``; never wait."""
-        if os.getpid() != self._process or self._ending.is_set():
+        if not self._worker.here or self._ending:
             return
         if self._given_up or self._put - self._sent >= MOST_WAITING:
             self._lost(1)
             return
         self._put += 1
         self._waiting.append(item)
-        if not self._first.is_set():
-            self._first.set()
+        if not self._first:
+            self._first = self._worker.wake()
 
     def ending(self) -> None:
         """Have what waits handed over, and the run ended; wait for neither."""
-        self._ending.set()
-        self._first.set()
+        self._ending = True
+        self._worker.submit(self._hand_over, must=True)
+        self._worker.submit(self._send_last, must=True)
+        self._worker.end(self._end)
 
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
-        if os.getpid() != self._process:
+        if not self._worker.here:
             return
         self.ending()
-        self._thread.join(max(0.0, seconds))
-        if seconds > 0 and self._thread.is_alive():
+        if not self._worker.join(seconds) and seconds > 0:
             self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))
+        if seconds > 0:
             self._lost(self._put - self._sent)
 
-    def _work(self) -> None:
-        self._first.wait()
-        self._hand_over()
-        while not self._ending.wait(self._every):
-            self._hand_over()
-        self._hand_over()
-        if self._begun:
-            self._guarded(self._send_last)
-            self._guarded(self._tracker.end)
-
     def _send_last(self) -> None:
-        for item in self._last():
+        for item in self._last() if self._begun else ():
             self._send([item])
 
-    def _hand_over(self) -> None:
-        items = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if not items:
-            return
+    def _end(self) -> None:
+        if self._begun:
+            self._tracker.end()
+
+    def _hand_over(self) -> float:
+        """Hand over what waits; return the seconds until that is due again."""
+        if items := [self._waiting.popleft() for _ in range(len(self._waiting))]:
+            self._take(items)
+        return self._every
+
+    def _take(self, items: Sequence[Item]) -> None:
         if not self._begun and not self._given_up:
-            self._begun = self._guarded(self._begin)
-            self._given_up = not self._begun
-            self._settled.set()
+            try:
+                self._begun = succeeds(self._faults, self._where, self._begin)
+            finally:  # a client may even want to end the process
+                self._given_up = not self._begun
+                self._settled.set()
         with self._budget.spending():
             self._send(merged(each for each in items if isinstance(each, TrackedRow)))
             for item in latest(items):
@@ -123,20 +123,15 @@ class TrackerThread:
         self._on_began()
 
     def _send(self, items: Sequence[Item]) -> None:
-        if self._given_up or (items and not self._guarded(partial(deliver, self._tracker, items))):
+        if self._given_up or (items and not succeeds(self._faults, self._where, self._deliver, items)):
             self._lost(len(items))
 
-    def _guarded(self, function: Callable[[], None]) -> bool:
+    def _deliver(self, items: Sequence[Item]) -> None:
         try:
-            function()
-        except TrackerEnded as ended:
+            deliver(self._tracker, items)
+        except TrackerEnded:
             self._given_up = True
-            self._faults.note(self._where, ended)
-            return False
-        except BaseException as error:  # noqa: BLE001 - training goes on, and the next rows may be taken
-            self._faults.note(self._where, error)
-            return False
-        return True
+            raise
 
     def _lost(self, number: int) -> None:
         if number:

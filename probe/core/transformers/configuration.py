@@ -20,7 +20,10 @@ from probe.core.language import message
 from probe.core.transformers.schema import (
     ELSEWHERE,
     LOG,
+    SECTIONS,
+    SWITCHED_BY_MONITOR,
     TENSORBOARD,
+    TOP,
     LossSection,
     StateSection,
     TensorboardSection,
@@ -72,7 +75,7 @@ class TransformersConfig:
     @property
     def skips_spikes(self) -> bool:
         """True if the training cell leaves out updates at spikes of the global norm."""
-        return bool(_section(self.values, "runner_wrapper").get("use_skip_data_by_global_norm"))
+        return bool(self.values.get("use_skip_data_by_global_norm"))
 
     @property
     def epochs(self) -> int | None:
@@ -195,6 +198,7 @@ class _Reader:
         values = dict(self._values)
         if self._values.get(MONITOR) is not None:
             values[MONITOR] = _plain(state)
+        self._warn_of_misplaced(state)
         if events is not None:
             values[EVENTS] = _plain(events)
         if not self._found:
@@ -288,6 +292,24 @@ class _Reader:
         """Log that ``key`` is not supported, if it would switch anything on."""
         if _on(value):
             _log.warning("%s is not supported; here, %s", path_text((*at, key)), ELSEWHERE[key])
+
+    def _warn_of_misplaced(self, state: StateSection) -> None:
+        """Log each key that stands where it has no effect, with the place where it has one."""
+        for key in ELSEWHERE.keys() & self._values.keys():
+            self._name(key, self._values[key], ())
+        sections = {name: part for name, part in self._values.items() if name != DYNAMIC and isinstance(part, Mapping)}
+        for section, part in {TOP: self._values, **sections}.items():
+            for key in part:
+                place = SECTIONS.get(key, section)
+                if place != section and (section not in (MONITOR, EVENTS) or place == TOP):  # others are errors there
+                    where = f"in the section {place}" if place else "at the top of the file"
+                    _log.warning(
+                        "%s has no effect: it belongs %s", path_text((section, key) if section else (key,)), where
+                    )
+        watches = state.monitor_on or self._values.get("check_for_nan_in_loss_and_grad")
+        for key in SWITCHED_BY_MONITOR:
+            if self._values.get(key) and not watches:
+                _log.warning("%s has no effect without %s.monitor_on", key, MONITOR)
 
     def _problem(self, path: Path, sentence: str) -> None:
         self._found.append(f"{self._lead(path)}{path_text(path)}: {sentence}")

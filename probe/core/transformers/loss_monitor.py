@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from probe.core.backend.protocols import Remove
+from probe.core.naming import BATCH_SIZE, GRAD_NORM, LEARNING_RATE, LOSS, LOSS_SCALE, MODEL_TFLOPS
 from probe.core.run_state.rules import RunStep
 from probe.core.transformers.callback_core import CallbackCore, Presentation, StepCounter
 from probe.core.transformers.configuration import checked, pass_over
@@ -15,9 +16,8 @@ from probe.core.transformers.schema import LossSection, TensorboardSection
 from probe.core.transformers.step_values import StepNumbers
 
 SECONDS_A_DAY = 86400
-BATCH = "batch_size"
 """Name of the number of samples of a step."""
-TAGS = {"learning-rate": "learning_rate", "loss": "loss", "grad-norm": "grad_norm"}
+TAGS = {"learning-rate": LEARNING_RATE, "loss": LOSS, "grad-norm": GRAD_NORM}
 """Tags and the names of their values."""
 
 
@@ -86,7 +86,7 @@ class LossMonitoring(CallbackCore):
             "global_batch_size": global_batch_size,
             "gradient_accumulation_steps": gradient_accumulation_steps,
             "calculate_per_token_loss": calculate_per_token_loss,
-            "learning_rate": learning_rate,
+            LEARNING_RATE: learning_rate,
         }
         self.section = checked(LossSection, given, "MFLossMonitor")
         self.counter = StepCounter(origin_epochs, dataset_size, initial_step)
@@ -131,11 +131,11 @@ class LossMonitoring(CallbackCore):
         seconds = self.counter.end(step, several)
         values = {
             "loss": loss,
-            "learning_rate": self.section.learning_rate if learning_rate is None else learning_rate,
-            "grad_norm": grad_norm,
-            "loss_scale": loss_scale,
+            LEARNING_RATE: self.section.learning_rate if learning_rate is None else learning_rate,
+            GRAD_NORM: grad_norm,
+            LOSS_SCALE: loss_scale,
             "overflow": overflow,
-            BATCH: batch_size if batch_size is not None else self.section.global_batch_size or None,
+            BATCH_SIZE: batch_size if batch_size is not None else self.section.global_batch_size or None,
         }
         self.attempt("MFLossMonitor", lambda: self.hand_over(self.counter.step, seconds, values))
         if self.monitor is not None:
@@ -151,14 +151,14 @@ class LossMonitoring(CallbackCore):
     # On the threads of this callback and of the run.
 
     def _ran(self, step: RunStep) -> None:
-        self._model_flops = step.values.get("model_flops")
+        self._model_flops = step.values.get(MODEL_TFLOPS)
 
     def _receive(self, numbers: StepNumbers) -> None:
-        batch = numbers.value(BATCH) or 0.0
+        batch = numbers.value(BATCH_SIZE) or 0.0
         if not self._counted:  # a resumed run
             self._samples, self._counted = (numbers.step - 1) * batch, True
         self._samples += batch
-        loss = self._divided(numbers.value("loss"))
+        loss = self._divided(numbers.value(LOSS))
         position = self.counter.position(numbers.step)
         if position.epoch != self._epoch:
             self._epoch, self._losses = position.epoch, []
@@ -188,10 +188,10 @@ class LossMonitoring(CallbackCore):
             loss=loss,
             mean_loss=mean,
             seconds=numbers.seconds,
-            learning_rate=numbers.value("learning_rate"),
+            learning_rate=numbers.value(LEARNING_RATE),
             overflow=bool(numbers.value("overflow")),
-            loss_scale=numbers.value("loss_scale") or None,
-            global_norm=numbers.value("grad_norm"),
+            loss_scale=numbers.value(LOSS_SCALE) or None,
+            global_norm=numbers.value(GRAD_NORM),
             teraflops=self._teraflops(numbers),
             throughput=throughput,
         )
@@ -205,12 +205,12 @@ class LossMonitoring(CallbackCore):
 
     def _scalars(self, numbers: StepNumbers, loss: float | None, batch: float, throughput: float) -> Iterator[Scalar]:
         """Yield the curves against steps, then those against samples."""
-        both = {tag: loss if name == "loss" else numbers.value(name) for tag, name in TAGS.items()}
+        both = {tag: loss if name == LOSS else numbers.value(name) for tag, name in TAGS.items()}
         both["batch-size"] = batch or None
         steps_only: dict[str, float | None] = {"model-flops-throughput-per-npu": self._teraflops(numbers)}
         section = self.tensorboard
         if section is not None and section.log_loss_scale_to_tensorboard:
-            both["loss-scale"] = numbers.value("loss_scale")
+            both["loss-scale"] = numbers.value(LOSS_SCALE)
         if section is not None and section.log_timers_to_tensorboard:
             both["iteration-time"] = numbers.seconds * 1000
             both["throughput"] = throughput or None

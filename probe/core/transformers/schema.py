@@ -199,8 +199,21 @@ class TrainStateSection(Section):
     """Event files."""
 
 
+TOP = ""
+"""Section of the keys at the top of the file."""
+SECTIONS: dict[str, str] = {
+    "check_for_nan_in_loss_and_grad": TOP,
+    "use_skip_data_by_global_norm": TOP,
+    **dict.fromkeys(StateSection.model_fields.keys() - {"target", "invert", "step_interval"}, "monitor_config"),
+    **dict.fromkeys(TensorboardSection.model_fields, "tensorboard"),
+}
+"""Keys that name one thing wherever they stand, each with the section in which it has an effect."""
+SWITCHED_BY_MONITOR = ("use_skip_data_by_global_norm",)
+"""Keys outside of ``monitor_config`` that have no effect unless its ``monitor_on`` is true."""
+
 ELSEWHERE: dict[str, str] = {
     "stable_rank_config": "recording_l2_features with l2_targets.linear_hook records `sr` and `kernel_norm`",
+    "use_checkpoint_health_monitor": "check_for_global_norm with global_norm_spike_threshold ends training at a spike",
     "health_checkpoint": "check_for_global_norm with global_norm_spike_threshold ends training at a spike",
     "moe_monitor": "l2_targets.moe_router_logit_hook records the load of the experts",
     "max_attention_logit_format": "l2_targets.attention_hook records `softmax_max` of each layer",

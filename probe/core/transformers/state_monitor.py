@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from probe.core.backend.protocols import Remove
 from probe.core.errors import TrainingStopped
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.naming import BATCH_SIZE, GRAD_NORM, LOSS
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.transformers.callback_core import FLUSH_SECONDS, CallbackCore, Presentation, StepCounter
 from probe.core.transformers.configuration import checked, chooser, monitor_settings, pass_over
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.global_norm import NormCheck, NormRecord
-from probe.core.transformers.loss_monitor import BATCH
 from probe.core.transformers.schema import FORMATS, LOG, TENSORBOARD, StateSection, TensorboardSection
 from probe.core.transformers.step_values import StepNumbers
 
@@ -196,9 +196,9 @@ class StateMonitoring(CallbackCore):
         sampled = step % self.state.step_interval == 0
         if not sampled and self._check is None:
             return
-        values = {"loss": loss, "grad_norm": grad_norm}
+        values = {LOSS: loss, GRAD_NORM: grad_norm}
         if sampled:
-            values[BATCH] = batch_size if batch_size is not None else self.global_batch_size or None
+            values[BATCH_SIZE] = batch_size if batch_size is not None else self.global_batch_size or None
             if self.state.local_loss_format or self.state.device_local_loss_format:
                 local = loss if local_loss is None else local_loss
                 named = local.items() if isinstance(local, Mapping) else [("", local)]
@@ -273,10 +273,10 @@ class StateMonitoring(CallbackCore):
 
     def _receive(self, numbers: StepNumbers) -> None:
         if self._check is not None:
-            norm = numbers.value("grad_norm")
+            norm = numbers.value(GRAD_NORM)
             if norm is None and self.state.check_for_global_norm:
                 self._warn_once("check_for_global_norm: steps have no global norm; pass grad_norm")
-            self._check.judge(numbers.step, numbers.value("loss"), norm)
+            self._check.judge(numbers.step, numbers.value(LOSS), norm)
         if numbers.step % self.state.step_interval:
             return
         show = _Show(self, numbers.step, numbers.time)
@@ -288,7 +288,7 @@ class StateMonitoring(CallbackCore):
             else:
                 for key, norm in zip(batch.keys, norms, strict=True):
                     show(f"{MOMENTS[batch.signal]}/{key.name}", norm, self.state.optimizer_state_format)
-        batch_size, baseline = numbers.value(BATCH), self.state.throughput_baseline
+        batch_size, baseline = numbers.value(BATCH_SIZE), self.state.throughput_baseline
         if baseline is not None and batch_size and numbers.seconds > 0:
             show("throughput_linearity", batch_size / self.devices / numbers.seconds / baseline, FORMATS)
         elif baseline is not None:

@@ -13,14 +13,13 @@ from probe.core.backend.protocols import FrameworkAdapter, Shard, Tensor
 from probe.core.faults import Faults
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.moments import columns_for
-from probe.core.output.delivery import Delivery
 from probe.core.records import Batch, Key
+from probe.core.worker import Worker
 
 VALUES = "run"
 """Signal of numbers of the run, each the mean of a tensor."""
 WAITING = 1000
 """Most steps that wait for the thread; further ones are dropped and counted."""
-DROPPED = "callbacks: steps dropped because the queue was full"
 Norms = Mapping[str, Sequence[tuple[Key, Tensor | Shard]]]
 """Tensors whose norms are computed, by signal."""
 
@@ -57,7 +56,7 @@ class StepValues:
         self._values, self._norms = (
             Recorder(framework.tensors, columns_for((op,)), 0.0, faults.note) for op in ("mean", "norm")
         )
-        self._delivery = Delivery(WAITING, "drop", faults)
+        self._worker = Worker("probe-callbacks", "callbacks", faults, room=WAITING, inline=True)
 
     def submit(self, step: int, seconds: float, values: Mapping[str, Any], norms: Norms | None = None) -> None:
         """Hand a step over; values that are None are left out."""
@@ -73,19 +72,19 @@ class StepValues:
         for signal, rows in (norms or {}).items():
             self._norms.record_all(signal, [key for key, _ in rows], [tensor for _, tensor in rows])
         pending = [recorder.drain() for recorder in (self._values, self._norms) if len(recorder)]
-        self._delivery.submit(lambda: self._receive(_arrived(step, at, seconds, known, pending)))
+        self._worker.submit(lambda: self._receive(_arrived(step, at, seconds, known, pending)))
 
     def run(self, work: Callable[[], None]) -> None:
         """Do ``work`` on the queue's thread, after the steps that were handed over."""
-        self._delivery.submit(work)
+        self._worker.submit(work)
 
     def flush(self, timeout: float) -> bool:
         """Wait until every step is received; return False if that takes longer than ``timeout`` seconds."""
-        return self._delivery.flush(timeout)
+        return self._worker.flush(timeout)
 
     def close(self, timeout: float) -> None:
         """Wait as :meth:`flush` does, then end the thread."""
-        self._delivery.close(timeout)
+        self._worker.close(timeout)
 
 
 def _number(value: Any) -> float:

@@ -7,7 +7,9 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-NAMES = ("loss", "overflow", "loss_scale", "learning_rate", "grad_norm")
+from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, LOSS_SCALE
+
+NAMES = (LOSS, "overflow", LOSS_SCALE, LEARNING_RATE, GRAD_NORM)
 """Outputs of MindSpore Transformers' training cells, in their order."""
 LENGTHS = (3, 4, 5, 7)
 """Numbers of outputs that such cells have; others return the loss first."""

@@ -10,6 +10,7 @@ from mindspore.train import Callback
 
 from probe.core.door import FaultCounter
 from probe.core.faults import Faults
+from probe.core.naming import LEARNING_RATE
 from probe.launch.trainer_run import harmless
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
@@ -52,7 +53,7 @@ class RunCallback(Callback):
             self._monitor.end_compiled_step()
         self._warn_of_sinking(params, compiled)
         values = values_of(params.net_outputs)
-        values.setdefault("learning_rate", learning_rate_of(optimizer_of(params)))
+        values.setdefault(LEARNING_RATE, learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
         self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
 

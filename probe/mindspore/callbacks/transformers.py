@@ -14,6 +14,7 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
+from probe.core.naming import BATCH_SIZE, GRAD_NORM, LEARNING_RATE, LOSS
 from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
@@ -72,10 +73,10 @@ class MFLossMonitor(LossMonitoring, Callback):
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
         values = values_of(params.net_outputs)
-        if "learning_rate" not in values and self.section.learning_rate is None:
+        if LEARNING_RATE not in values and self.section.learning_rate is None:
             self.attempt("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))
         if not self.section.global_batch_size:
-            values["batch_size"] = self._batch
+            values[BATCH_SIZE] = self._batch
         step = (self._before or 0) + int(params.cur_step_num)
         self.step_end(**values, step=step, several=_several(params))
 
@@ -120,8 +121,8 @@ class TrainingStateMonitor(StateMonitoring, Callback):
         values = values_of(params.net_outputs)
         batch = None if self.global_batch_size else self._batch
         self.step_end(
-            loss=values.get("loss"),
-            grad_norm=values.get("grad_norm"),
+            loss=values.get(LOSS),
+            grad_norm=values.get(GRAD_NORM),
             batch_size=batch,
             step=(self._before or 0) + int(params.cur_step_num),
             several=_several(params),

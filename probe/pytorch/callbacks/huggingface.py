@@ -6,6 +6,7 @@ from typing import Any
 
 from probe.core.door import FaultCounter
 from probe.core.errors import missing
+from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, VAL_LOSS
 from probe.launch.sources import Source
 from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch.adapter import TrainerMon
@@ -15,7 +16,7 @@ try:
 except ImportError as absent:
     raise ImportError(missing("HuggingFaceCallback", "transformers", "parallel")) from absent
 
-NAMES = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm", "eval_loss": "val_loss"}
+NAMES = {"loss": LOSS, "learning_rate": LEARNING_RATE, "grad_norm": GRAD_NORM, "eval_loss": VAL_LOSS}
 """Numbers of the Trainer's logs, and their names here."""
 
 

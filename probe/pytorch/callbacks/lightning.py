@@ -7,6 +7,7 @@ from typing import Any
 
 from probe.core.door import FaultCounter
 from probe.core.errors import missing
+from probe.core.naming import LOSS, VAL_LOSS
 from probe.launch.sources import Source
 from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
 from probe.pytorch.adapter import TrainerMon
@@ -77,8 +78,8 @@ class LightningCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
-            earlier = self._values.get("loss") if pl_module.automatic_optimization else None
-            self._values["loss"] = loss if earlier is None else earlier + loss  # divided by the number of micro batches
+            earlier = self._values.get(LOSS) if pl_module.automatic_optimization else None
+            self._values[LOSS] = loss if earlier is None else earlier + loss  # divided by the number of micro batches
         self._values |= self._metrics(trainer)
         if trainer.global_step != self._updates:
             self._updates, values, self._values = trainer.global_step, self._values, {}
@@ -89,7 +90,7 @@ class LightningCallback(Callback):
         if not trainer.sanity_checking:
             values = self._metrics(trainer)
             if self._validation in values:
-                values["val_loss"] = values.pop(self._validation)
+                values[VAL_LOSS] = values.pop(self._validation)
             self._run.log_ended(**values)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from probe.core.door import attempt
+from probe.core.naming import GRAD_NORM, LOSS
 from probe.launch.sources import Source
 from probe.launch.trainer_run import TrainerRun
 from probe.pytorch.adapter import TrainerMon
 
-NAMES = {"global_avg_loss": "loss", "global_max_loss": "max_loss", "grad_norm": "grad_norm"}
+NAMES = {"global_avg_loss": LOSS, "global_max_loss": "max_loss", "grad_norm": GRAD_NORM}
 """Arguments of ``log``, and their names here."""
 POSITIONS = ("step", "global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics")
 """Arguments of ``log`` by position."""

@@ -143,7 +143,7 @@ class FlatUnit:
                 listen(flattened.view(piece.shape), reduced=reduced)
 
         if own:
-            return on_own(self._flat, guard(arrived))
+            return on_own(self._flat, arrived, guard)
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 
     def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:

@@ -81,14 +81,14 @@ class Stored:
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""
-        hook = guard(functools.partial(self._own if own else self._sum, listen))
+        receive = functools.partial(self._own if own else self._sum, listen)
         placed = ExitStack()
 
         def place() -> bool:
             unsharded = self._unsharded()
             if unsharded is None or not unsharded.requires_grad:
                 return False
-            placed.callback((on_own if own else on_accumulated)(unsharded, hook))
+            placed.callback(on_own(unsharded, receive, guard) if own else on_accumulated(unsharded, guard(receive)))
             return True
 
         if not place():

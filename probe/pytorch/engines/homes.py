@@ -24,6 +24,11 @@ def home(parameter: torch.nn.Parameter) -> Home | None:
     return _homes.get(parameter) if _homes.data else None
 
 
+def wrapped() -> bool:
+    """Return whether a wrapper has taken over any parameter."""
+    return bool(_homes.data)
+
+
 def check_again(parameter: torch.nn.Parameter) -> None:
     """Refuse a parameter that was wrapped after attachment in a way that hides it.
 

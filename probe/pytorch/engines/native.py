@@ -46,7 +46,7 @@ def on_gradient(
 ) -> Remove:
     """Listen to the gradient of a parameter that holds its own numbers."""
     if own:
-        return on_own(parameter, guard(listen))
+        return on_own(parameter, listen, guard)
 
     def accumulated(parameter: torch.nn.Parameter) -> None:
         total = held(parameter, main_grad)
@@ -133,6 +133,11 @@ class Steps:
         """Return a number that each update changes."""
         return sum(parameter._version for parameter in owned(self._optimizer)[:1])
 
+    @property
+    def sampled(self) -> bool:
+        """True if the step in progress is sampled."""
+        return self._listener.sampled
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
             self._depth = 0  # an earlier step raised, and its post hook was not called
@@ -140,7 +145,7 @@ class Steps:
         if self._depth > 1:
             return None
         self._reported, self._outcome = False, "applied"
-        if getattr(self._optimizer, "found_inf", None) is not None and self._listener.sampled:
+        if getattr(self._optimizer, "found_inf", None) is not None:
             self._outcome = attempt(self.faults, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import ProcessCollector
@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from probe import __version__
 from probe.core.faults import Faults
 from probe.core.output.metrics.catalogue import Metric
+from probe.core.worker import Worker
 from probe.services.exporter.json_numbers import NUMBERS, UPDATED, JobNumbers, JsonNumbers
 from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import NodeRanks, ShownRank
@@ -46,33 +47,25 @@ class LateReader(Generic[Found]):
 
     def __init__(self, read: Callable[[], Found]) -> None:
         self._read = read
-        self._requests: queue.SimpleQueue[asyncio.Future[Found]] = queue.SimpleQueue()
         self._pending: asyncio.Future[Found] | None = None
-        threading.Thread(target=self._run, daemon=True, name="probe-files").start()
+        self._worker = Worker("probe-files", FILES, Faults("the exporter goes on"), things="requests")
 
     async def latest(self, seconds: float) -> Found | None:
         """Return the result of a call that begins now or is under way; None if there is none within ``seconds``."""
         if self._pending is None or self._pending.done():
             self._pending = asyncio.get_running_loop().create_future()
-            self._requests.put(self._pending)
+            self._worker.submit(partial(self._answer, self._pending))
         pending = self._pending
         await asyncio.wait({pending}, timeout=seconds)
         return pending.result() if pending.done() else None
 
-    def _run(self) -> None:
-        while True:
-            pending = self._requests.get()
-            loop = pending.get_loop()
-            try:
-                result = self._read()
-            except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-                arguments: tuple[Callable[[], object]] = (_failing(pending, error),)
-            else:
-                arguments = (_succeeding(pending, result),)
-            try:
-                loop.call_soon_threadsafe(*arguments)
-            except RuntimeError:  # the loop has ended
-                return
+    def _answer(self, pending: asyncio.Future[Found]) -> None:
+        try:
+            settle = _succeeding(pending, self._read())
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            settle = _failing(pending, error)
+        with suppress(RuntimeError):  # the loop has ended
+            pending.get_loop().call_soon_threadsafe(settle)
 
 
 def _failing(pending: asyncio.Future[Found], error: Exception) -> Callable[[], None]:

@@ -13,18 +13,20 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import probe
+from probe.core.child_process import python_module
+from probe.core.door import attempt
+from probe.core.faults import Faults
 from probe.core.messages import printable
+from probe.core.worker import Worker
 from probe.services.exporter.readings.catalogue import READINGS
 
+MODULE = "probe.services.exporter.readings"
 MOST_BYTES = 4 << 20
 """Most bytes of a line."""
 MOST_SERIES = 20_000
@@ -77,11 +79,12 @@ class ReadingProcess:
 
     def __init__(self, name: str, interval: float, deadline: float, command: Sequence[str] = ()) -> None:
         self.name, self._interval, self._deadline = name, interval, deadline
-        module = "probe.services.exporter.readings"
-        self._command = [*(command or (sys.executable, "-m", module, name, str(interval), str(deadline)))]
+        self._command = [*(command or python_module(MODULE, name, str(interval), str(deadline)))]
         self._process: subprocess.Popen[bytes] | None = None
         self._left: list[subprocess.Popen[bytes]] = []
-        self._closing = threading.Event()
+        self._shortest = self._wait = min(1.0, interval)
+        self._faults, self._closing = Faults("the exporter goes on"), False
+        self._worker: Worker | None = None
         self._last: Reading | None = None
         self._began = time.monotonic()
         self._shown = ""
@@ -93,11 +96,14 @@ class ReadingProcess:
 
     def start(self) -> None:
         """Begin to read."""
-        threading.Thread(target=self._run, daemon=True, name=f"probe-readings-{self.name}").start()
+        where = f"readings of {self.name}"
+        self._worker = Worker(f"probe-readings-{self.name}", where, self._faults, look=self._look, due=0.0)
 
     def close(self) -> None:
         """End the process, without a wait for it."""
-        self._closing.set()
+        self._closing = True
+        if self._worker is not None:
+            self._worker.end()
         if (process := self._process) is not None:
             _kill(process)
 
@@ -112,20 +118,15 @@ class ReadingProcess:
         """Seconds since the last reading, or since the start if there was none."""
         return time.monotonic() - (self._began if self._last is None else self._last.time)
 
-    def _run(self) -> None:
-        wait = shortest = min(1.0, self._interval)
-        while not self._closing.is_set():
-            began = time.monotonic()
-            self._left = [process for process in self._left if process.poll() is None]
-            if len(self._left) < MOST_LEFT:
-                try:
-                    self._follow()
-                except Exception:  # noqa: BLE001 - the next start may succeed
-                    _log.exception("source=%s the readings have failed", self.name)
-            if time.monotonic() - began > STEADY_SECONDS:
-                wait = shortest
-            self._closing.wait(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+    def _look(self) -> float:
+        """Follow a process until it ends; return the seconds until the next is started."""
+        began = time.monotonic()
+        self._left = [process for process in self._left if process.poll() is None]
+        if len(self._left) < MOST_LEFT:
+            attempt(self._faults, f"readings of {self.name}", self._follow)
+        wait = self._shortest if time.monotonic() - began > STEADY_SECONDS else self._wait
+        self._wait = min(2 * wait, LONGEST_WAIT)
+        return wait
 
     def _follow(self) -> None:
         """Start the process and take its readings until it ends or is late."""
@@ -135,7 +136,7 @@ class ReadingProcess:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                cwd="/",  # no module of the current directory takes the place of another
+                cwd="/",  # one that hangs keeps no folder busy
                 env=_environment(),
                 start_new_session=True,
             )
@@ -144,7 +145,7 @@ class ReadingProcess:
             return
         self._process = process
         try:
-            if self._closing.is_set():
+            if self._closing:
                 return
             for line in self._lines(process):
                 self._take(line)
@@ -169,7 +170,7 @@ class ReadingProcess:
                     continue
                 data = os.read(descriptor, 1 << 16)
                 if not data:
-                    if not self._closing.is_set():
+                    if not self._closing:
                         self._note("the process of the readings has ended by itself; it is started again")
                     return
                 *lines, buffer = (buffer + data).split(b"\n")
@@ -255,7 +256,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment in which this package is found, though not in the current directory."""
-    root = str(Path(probe.__file__).parent.parent)
+    """Environment whose relative folders of modules are found from another current directory."""
     paths = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, root])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.errors import missing
-from probe.services.listening import (
-    ServerError,
-    address_of,
-    bound,
-    check_token,
-    ended_by_signals,
-    is_loopback,
-    raise_limit_of_files,
-)
+from probe.services.web.hosts import is_loopback
+from probe.services.web.listening import ServerError, bound
+from probe.services.web.tokens import check_token
 
 if TYPE_CHECKING:
     from probe.services.exporter.reading_process import ReadingProcess
@@ -29,12 +23,8 @@ TOKEN_VARIABLE = "PROBE_EXPORTER_TOKEN"  # noqa: S105 - its name
 """Environment variable that holds the token."""
 PORT = 9445
 """Port at which exporters of GPUs are usually scraped."""
-MOST_CONNECTIONS = 256
-"""Most connections at one time; further ones get status 503."""
-MOST_OPEN = 2 * 4_096 + MOST_CONNECTIONS + 256
-"""Open files: two a rank, one a connection."""
-KEEP_ALIVE_SECONDS = 75
-"""Time in seconds that an idle connection stays open."""
+MOST_FILES = 2 * 4_096
+"""Open files of ranks: two a rank."""
 END_SECONDS = 2
 """Longest time in seconds for requests that are under way at the end."""
 MOST_FILE_SECONDS = 1.0
@@ -72,21 +62,19 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
     """
     try:
         import psutil  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - the process of the readings needs it
-        import uvicorn
 
         from probe.services.exporter.app import application
         from probe.services.exporter.json_numbers import JsonNumbers
         from probe.services.exporter.node_page import NodePage
         from probe.services.exporter.rank_files import UsualFolders
         from probe.services.exporter.ranks import NodeRanks
+        from probe.services.web.serving import ServingLimits, WebServer
     except ImportError as error:
         package = (error.name or "starlette").partition(".")[0]
         raise ImportError(missing("probe exporter", package, "services")) from None
     check(options)
-    local = is_loopback(options.host)
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
-        raise_limit_of_files(MOST_OPEN)
         processes = list(sources(options))
         for process in processes:
             process.start()
@@ -94,24 +82,9 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
         folders = list(options.progress)
         ranks = NodeRanks((lambda: folders) if folders else UsualFolders())
         page = NodePage(ranks, JsonNumbers(options.json_files), processes, min(options.deadline, MOST_FILE_SECONDS))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                application(page, options.token, local=local),
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                log_level="error",  # a warning for each malformed request would let strangers fill a disk
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=END_SECONDS,
-            )
-        )
-        stack.enter_context(ended_by_signals(server))
-        started(address_of(listening))
-        server.run(sockets=[listening])
+        gate = application(page, options.token, local=is_loopback(options.host))
+        server = WebServer(gate, listening, ServingLimits(files=MOST_FILES, end_seconds=END_SECONDS))
+        server.run(lambda: started(server.address))
 
 
 def check(options: ExporterOptions) -> None:

@@ -14,12 +14,13 @@ import re
 import socket
 import traceback
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from probe.core.alerting.redaction import redact
 from probe.core.messages import printable_json
+from probe.core.times import utc_text
 
 LONGEST = 32_768
 """Largest number of characters of one text; the rest is cut, and counted in the text."""
@@ -46,7 +47,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as JSON, without the end of the line."""
         fields: dict[str, Any] = {
-            "@timestamp": _utc(record.created),
+            "@timestamp": utc_text(record.created),
             "log.level": record.levelname.lower(),
             "message": _message(record),
             "ecs.version": ECS,
@@ -87,14 +88,16 @@ class JsonLinesFile(logging.Handler):
     """Handler that appends records to a file as JSON lines.
 
     A record that cannot be written, as on a full disk, is counted in :attr:`lost`; the next one that can be is preceded
-    by a line with that number.
+    by a line with that number. If the file is moved away or removed, as by logrotate, a new one is begun; as long as
+    that is not possible the old one is written.
     """
 
     def __init__(self, path: str | Path, formatter: logging.Formatter, level: int = logging.INFO) -> None:
         super().__init__(level)
         self.lost = 0
         self.setFormatter(formatter)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._path = Path(path).absolute()
+        self._file = self._opened()
         self._broken = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -103,6 +106,7 @@ class JsonLinesFile(logging.Handler):
             line = self.format(record)
             if self.lost:
                 line = self.format(_notice(self.lost)) + "\n" + line
+            self._follow_rotation()
             self._write(line)
             self.lost = 0
         except Exception:  # noqa: BLE001 - training goes on; the number is written later
@@ -118,6 +122,21 @@ class JsonLinesFile(logging.Handler):
         finally:
             self.release()
         super().close()
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _follow_rotation(self) -> None:
+        """Open the file anew if the one that is open is no longer the one at its path."""
+        try:
+            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
+                return
+        except FileNotFoundError:
+            pass
+        with suppress(OSError):  # no record is lost: the file that is open is written on
+            before, self._file = self._file, self._opened()
+            self._broken = False
+            os.close(before)
 
     def _write(self, line: str) -> None:
         content = ("\n" if self._broken else "") + line + "\n"
@@ -218,10 +237,6 @@ def _message(record: logging.LogRecord) -> str:
 
 def _name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _notice(number: int) -> logging.LogRecord:

@@ -17,9 +17,12 @@ import numpy as np
 
 from probe.core.analysis.performance.efficiency import efficiency
 from probe.core.analysis.performance.loss_stretches import robust_slope
+from probe.core.door import attempt
 from probe.core.errors import missing
+from probe.core.faults import Faults
 from probe.core.storage.files import append, open_for_append
 from probe.core.storage.performance_file import MOST_BYTES, PerformanceReading, line, mean, older
+from probe.core.worker import Worker
 from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
 from probe.services.performance.sources import MachineSource, TrainingSource
 
@@ -30,6 +33,8 @@ FIRST_SECONDS = 5.0
 LOOK_SECONDS = 0.05
 END_SECONDS = 5.0
 """Longest wait for the thread at the end: a file system that does not answer cannot be interrupted."""
+READING = "reading"
+"""Place under which failures are counted."""
 HOUR = 3600.0
 GPU_TARGET, MEMORY_TARGET = 85.0, 80.0
 """Utilisation and memory of GPUs in percent that a run should reach."""
@@ -81,7 +86,7 @@ class PerformanceMonitor:
     @property
     def monitoring_active(self) -> bool:
         """True between :meth:`start_monitoring` and :meth:`stop_monitoring`."""
-        return self._session is not None and self._session.thread.is_alive()
+        return self._session is not None
 
     def start_monitoring(self, interval: float = 10.0) -> None:
         """Begin to read every ``interval`` seconds; do nothing if that has begun already.
@@ -97,7 +102,7 @@ class PerformanceMonitor:
             raise ImportError(missing("PerformanceMonitor", "psutil", "services"))
         machine = MachineSource(interval, self._deadline, self._commands)
         self._session = _Session(interval, machine, TrainingSource(self._training_file), self._take)
-        self._session.thread.start()
+        self._session.start()
 
     def stop_monitoring(self) -> None:
         """End the readings; do nothing if there are none. The readings so far are kept."""
@@ -220,31 +225,32 @@ class _Session:
         take: Callable[[PerformanceReading], None],
     ) -> None:
         self._interval, self._machine, self._training, self._take = interval, machine, training, take
-        self._closing = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="probe-performance", daemon=True)
+        self._faults, self._patience, self._due = Faults("the monitor goes on"), 0.0, 0.0
+        self._worker = Worker("probe-performance", READING, self._faults, look=self._look)
+
+    def start(self) -> None:
+        self._worker.wake()
 
     def close(self) -> None:
-        self._closing.set()
         self._machine.close()
-        if self.thread is not threading.current_thread():
-            self.thread.join(END_SECONDS)
+        self._worker.end(self._training.close)
+        self._worker.join(END_SECONDS)
 
-    def _run(self) -> None:
-        self._machine.start()
-        patience = time.monotonic() + FIRST_SECONDS
-        while not self._machine.is_ready and time.monotonic() < patience:
-            if self._closing.wait(LOOK_SECONDS):
-                break
-        due = time.monotonic()
-        while not self._closing.is_set():
-            try:
-                numbers: dict[str, Any] = dict(self._training.look())
-                self._take(PerformanceReading(time.time(), *self._machine.look(), **numbers))
-            except Exception:  # noqa: BLE001 - the next reading may succeed
-                _log.exception("a reading has failed")
-            due = max(due + self._interval, time.monotonic())
-            self._closing.wait(due - time.monotonic())
-        self._training.close()
+    def _look(self) -> float:
+        if not self._patience:
+            self._machine.start()
+            self._patience = time.monotonic() + FIRST_SECONDS
+        if not self._due:
+            if not self._machine.is_ready and time.monotonic() < self._patience:
+                return LOOK_SECONDS
+            self._due = time.monotonic()
+        attempt(self._faults, READING, self._read)  # the next one may succeed
+        self._due = max(self._due + self._interval, time.monotonic())
+        return self._due - time.monotonic()
+
+    def _read(self) -> None:
+        numbers: dict[str, Any] = dict(self._training.look())
+        self._take(PerformanceReading(time.time(), *self._machine.look(), **numbers))
 
 
 def _of_device(some: Sequence[PerformanceReading], identity: str, name: str) -> dict[str, Any]:

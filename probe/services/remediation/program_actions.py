@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from probe.core.fields import Integer, Section, Text, not_empty
 from probe.services.remediation.child_process import ProgramResult, run_program
+from probe.services.remediation.gpu_names import gpu_uuid
 from probe.services.remediation.label_fields import FieldSettings, Label, gpu_of, value_of
 from probe.services.remediation.planned_action import (
     ActionArgsError,
@@ -60,7 +61,7 @@ class LowerPowerLimit:
             _checked(argv, run_program(argv, self._environment, execution))
             return f"GPU {gpu}: power limit lowered from {before:g} W to {self._args.watts} W"
 
-        return PlannedAction(f"gpu {gpu}", " ".join(argv), lambda: _would_run(argv, self._program), perform)
+        return PlannedAction(f"gpu {gpu_uuid(gpu)}", " ".join(argv), lambda: _would_run(argv, self._program), perform)
 
     def _limit(self, gpu: str, execution: Execution) -> float:
         """Read the present limit of the power in watts."""
@@ -103,14 +104,21 @@ class RunProgram:
         """Return the action with the fields that the alert fills."""
         values = {name: value_of(field, alert) for name, field in self._args.fields.items()}
         argv = (str(self._program or self._args.argv[0]), *(_filled(each, values) for each in self._args.argv[1:]))
-        fields = "".join(f" {name}={value}" for name, value in values.items())
-        target = f"{self._args.argv[0]}{fields}" if self._args.target is None else _filled(self._args.target, values)
+        target = self._target(values)
 
         def perform(execution: Execution) -> str:
             found = _checked(argv, run_program(argv, self._environment, execution))
             return f"{' '.join(argv)}: exit code 0{': ' if found.text else ''}{found.text}"
 
         return PlannedAction(target, " ".join(argv), lambda: _would_run(argv, self._program), perform)
+
+    def _target(self, values: Mapping[str, str]) -> str:
+        """Return the name of the thing that is changed: the same for a GPU by its index and by its UUID."""
+        kinds = {name: field.type for name, field in self._args.fields.items()}
+        names = {name: gpu_uuid(value) if kinds[name] == "gpu" else value for name, value in values.items()}
+        if self._args.target is not None:
+            return _filled(self._args.target, names)
+        return self._args.argv[0] + "".join(f" {name}={value}" for name, value in names.items())
 
 
 def _program(name: str, key: Key, surroundings: Surroundings, live: bool) -> Path | None:

@@ -9,15 +9,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from probe.core.alerting.redaction import redact
 from probe.core.messages import printable
+from probe.core.times import utc_text
 from probe.services.remediation.child_process import kill_left_over
 from probe.services.remediation.planned_action import FiringAlert, RefusedAlertError, shown
 from probe.services.remediation.settings import ConfiguredAction, ServiceOptions
-from probe.services.remediation.store import ActionRow, ActionState, ActionStore, Admission, NewRow
+from probe.services.remediation.store import (
+    ANSWER_SECONDS,
+    ActionRow,
+    ActionState,
+    ActionStore,
+    Admission,
+    NewRow,
+    within,
+)
 from probe.services.remediation.webhook import MalformedWebhookError, parsed
 from probe.services.remediation.workers import ActionWorkers, QueuedAction
 
@@ -79,7 +87,7 @@ class RemediationService:
         for alert in (each for each in alerts if not each.firing):
             self._count("alerts", "resolved")
             _log.info("alert=%s fingerprint=%s resolved: nothing is undone", _text(alert.name), alert.fingerprint)
-        with self._admitting:
+        with within(self._admitting, ANSWER_SECONDS):
             admitted = self._admit([alert for alert in alerts if alert.firing])
             for row in admitted.rows:
                 self._count_action(row, row.state)
@@ -131,7 +139,7 @@ class RemediationService:
                         row, task = self._plan(admission, alert, action)
                         rows.append(row)
                         queued += [] if task is None else [task]
-            admission.prune(self._limits.history)
+            admission.prune(self._limits.history, time.time())
         return _Admitted(rows, queued, known, left_out)
 
     def _is_known(self, admission: Admission, alert: FiringAlert, action: str) -> bool:
@@ -264,4 +272,4 @@ def _text(text: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return utc_text(seconds).replace("Z", "+00:00")

@@ -19,7 +19,6 @@ from probe.core.alerting.redaction import register
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.config.parse import read
 from probe.core.language import message
-from probe.services.listening import ServerError, check_token, is_loopback, secret_in
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.planned_action import Action, ActionArgsError, FiringAlert, Job, Key, Surroundings
 from probe.services.remediation.schema import (
@@ -29,6 +28,9 @@ from probe.services.remediation.schema import (
     TlsSettings,
     parsed_address,
 )
+from probe.services.web.hosts import is_loopback
+from probe.services.web.listening import ServerError
+from probe.services.web.tokens import check_token, secret_in
 
 _log = logging.getLogger("probe.remediation")
 

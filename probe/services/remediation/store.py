@@ -28,6 +28,11 @@ MOST_LABEL = 1_000
 MOST_MESSAGE = 4_000
 """Most characters of a message that are kept."""
 HOUR = 3_600.0
+ANSWER_SECONDS = 2.5
+"""Longest time in seconds that a request waits for the database, and as long again for another user of it here:
+Alertmanager waits 10 s for an answer."""
+ACTION_SECONDS = 10.0
+"""Longest time in seconds that an action waits for the database."""
 SAME_SECONDS = 0.001
 """Difference below which two beginnings of an alert are one."""
 
@@ -35,6 +40,8 @@ ActionState = Literal["ignored", "planned", "refused", "started", "done", "faile
 """``ignored``: no action is configured for the alert; ``interrupted``: the service ended before the action did."""
 ACTION_STATES: tuple[str, ...] = get_args(ActionState)
 _UNFINISHED = "state IN ('planned', 'started')"
+_COUNTED = "state NOT IN ('ignored', 'refused')"
+"""Entries that the limits count."""
 
 TABLES = f"""
 CREATE TABLE actions (
@@ -120,7 +127,7 @@ class Admission:
 
     def recent(self, now: float, dry_run: bool, action: str | None = None, target: str | None = None) -> int:
         """Return the number of actions within the last hour: all, those of one name, or those of it on one target."""
-        condition, values = "time > ? AND dry_run = ? AND state NOT IN ('ignored', 'refused')", [now - HOUR, dry_run]
+        condition, values = f"time > ? AND dry_run = ? AND {_COUNTED}", [now - HOUR, dry_run]
         for name, value in (("action", action), ("target", target)):
             if value is not None:
                 condition += f" AND {name} = ?"
@@ -143,14 +150,15 @@ class Admission:
         assert self._cursor.lastrowid is not None
         return ActionRow(self._cursor.lastrowid, *row, None, ended, "")
 
-    def prune(self, most: int) -> None:
-        """Remove the entries beyond ``most``: those without an action first, then the oldest."""
+    def prune(self, most: int, now: float) -> None:
+        """Remove the entries beyond ``most``: those without an action first, then refused ones, then the oldest. What
+        the limits of the last hour count stays, however many others come."""
         (number,) = self._cursor.execute("SELECT count(*) FROM actions").fetchone()
         if number > most:
             self._cursor.execute(
                 f"DELETE FROM actions WHERE id IN (SELECT id FROM actions WHERE NOT {_UNFINISHED} "  # noqa: S608
-                "ORDER BY state != 'ignored', id LIMIT ?)",
-                (number - most,),
+                f"AND NOT (time > ? AND {_COUNTED}) ORDER BY state != 'ignored', state != 'refused', id LIMIT ?)",
+                (now - HOUR, number - most),
             )
 
 
@@ -174,7 +182,7 @@ class ActionStore:
     @contextmanager
     def admission(self) -> Iterator[Admission]:
         """Commit at the end of the block all that it inserts, or nothing."""
-        with self._transaction() as cursor:
+        with self._transaction(ANSWER_SECONDS) as cursor:
             yield Admission(cursor)
 
     def begin(self, row: int, now: float) -> None:
@@ -191,7 +199,7 @@ class ActionStore:
 
     def pulse(self, now: float) -> None:
         """Write a row: proof that the database can be written."""
-        with self._transaction() as cursor:
+        with self._transaction(ANSWER_SECONDS) as cursor:
             cursor.execute("INSERT OR REPLACE INTO pulse VALUES (0, ?)", (now,))
 
     def unfinished(self) -> list[ActionRow]:
@@ -215,14 +223,15 @@ class ActionStore:
 
     def _update(self, row: int, **values: object) -> None:
         assignments = ", ".join(f"{name} = ?" for name in values)
-        with self._transaction() as cursor:
+        with self._transaction(ACTION_SECONDS) as cursor:
             cursor.execute(f"UPDATE actions SET {assignments} WHERE id = ?", (*values.values(), row))  # noqa: S608
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Cursor]:
-        with self._lock:
+    def _transaction(self, seconds: float) -> Iterator[sqlite3.Cursor]:
+        with within(self._lock, seconds):
             cursor = self._connection.cursor()
             try:
+                cursor.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
                 cursor.execute("BEGIN IMMEDIATE")
                 yield cursor
                 cursor.execute("COMMIT")
@@ -241,6 +250,21 @@ class ActionStore:
         with self._lock:
             found = self._connection.execute(query, values).fetchall()
         return [_row(row) for row in found]
+
+
+@contextmanager
+def within(lock: threading.Lock, seconds: float) -> Iterator[None]:
+    """Hold ``lock``, which guards the database, for the block.
+
+    Raises:
+        sqlite3.OperationalError: if it is not free within ``seconds``.
+    """
+    if not lock.acquire(timeout=seconds):
+        raise sqlite3.OperationalError(f"database is in use for more than {seconds:g} s")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _row(row: tuple[Any, ...]) -> ActionRow:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
+from probe.core.times import EARLIEST, LATEST
 from probe.services.remediation.planned_action import FiringAlert, shown
 
 MOST_ALERTS = 1_000
@@ -88,9 +89,10 @@ def _time(text: Any, place: str) -> float:
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text)
     zone = "+00:00" if found[3] == "Z" else found[3]
     try:
-        return datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
+        seconds = datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
     except (ValueError, OverflowError):
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text) from None
+    return min(max(seconds, EARLIEST), LATEST)  # the offset may lead out of the years 1 to 9999 in UTC
 
 
 def _identity(alert: Mapping[str, Any], labels: Mapping[str, str], place: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, STEP_SECONDS, THROUGHPUT
 from probe.core.run_state.heartbeat_messages import ENDED, EVENTS, HeartbeatBatch, HeartbeatMessage, Origin, Value
 
 MOST_JOBS = 1_000
@@ -17,6 +18,10 @@ MOST_RANKS = 20_000
 """Most processes of all jobs at one time."""
 POINTS = 300
 """Points of a curve."""
+MOST_FORGOTTEN = 256
+"""Most silent processes that make room at one time."""
+FULL_SECONDS = 1.0
+"""Time after a search for room in vain in which there is none again: each looks at every process."""
 LIVE = ("alive", "waiting")
 """States in which a rank is judged by its promise."""
 
@@ -24,11 +29,11 @@ Liveness = Literal["alive", "waiting", "silent", "ended", "replaced"]
 """``waiting``: not seen since this server started; ``replaced``: another process has taken this rank's place."""
 
 NUMBERS = {
-    "loss": ("loss", "train_loss"),
-    "grad_norm": ("grad_norm", "grad_norm_"),
-    "step_seconds": ("step_seconds", "fwd_bwd_time", "step_time"),
-    "throughput": ("throughput", "tgs"),
-    "learning_rate": ("learning_rate", "lr"),
+    LOSS: (LOSS, "train_loss"),
+    GRAD_NORM: (GRAD_NORM, "grad_norm_"),
+    STEP_SECONDS: (STEP_SECONDS, "fwd_bwd_time", "step_time"),
+    THROUGHPUT: (THROUGHPUT, "tgs"),
+    LEARNING_RATE: (LEARNING_RATE, "lr"),
 }
 """Numbers that are shown, each by the names under which runs send it; a name that ends in ``_`` is a beginning."""
 STEPS = ("step", "global_step", "batch_count")
@@ -55,6 +60,8 @@ class RankSummary:
     deadline: float = math.inf
     """Time by the same clock at which it is silent if no message has come."""
     state: Liveness = "alive"
+    number: int = -1
+    """Highest number of its messages so far: an older one that comes again is no sign of life once it has ended."""
     step: float = math.nan
     phase: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -98,7 +105,7 @@ class RunBoard:
     def __init__(self, keep_seconds: float) -> None:
         self._keep_seconds = keep_seconds
         self._jobs: dict[tuple[str, str], JobView] = {}
-        self._number, self._swept = 0, -math.inf
+        self._number, self._swept, self._full_until = 0, -math.inf, -math.inf
 
     @property
     def jobs(self) -> Iterable[JobView]:
@@ -119,15 +126,15 @@ class RunBoard:
         return self._jobs.get((origin.job, origin.launch))
 
     def admit(self, origin: Origin, now: float, late: bool = False) -> RankSummary | None:
-        """Return the state of a process, made if it is new; None if there are too many. A new process takes the place
-        of others with its rank, unless it is ``late``, which means ended."""
+        """Return the state of a process, made if it is new; None if there are too many that live. A new process takes
+        the place of others with its rank, unless it is ``late``, which means ended."""
         job = self._jobs.get((origin.job, origin.launch))
         key = (origin.rank, origin.run)
         if job is not None and (rank := job.ranks.get(key)) is not None:
             return rank
-        if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
-            self.sweep(now, every=1.0, ended=True)
-            if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
+        if self._is_full(job):
+            self._make_room(job, now)
+            if self._is_full(job):
                 return None
         if job is None:
             identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
@@ -142,9 +149,14 @@ class RunBoard:
         return rank
 
     def receive(self, rank: RankSummary, batch: HeartbeatBatch, now: float) -> None:
-        """Note that a process lives, before anything is stored: a full disk here is no silence there."""
+        """Note that a process lives, before anything is stored: a full disk here is no silence there. Of one that has
+        ended or was replaced only a message that is newer than all before is a sign of life."""
+        newest = max(message.number for message in batch.messages)
+        is_new, rank.number = newest > rank.number, max(newest, rank.number)
         if batch.late:
             rank.state, rank.deadline = "ended", math.inf
+            return
+        if rank.state in ("ended", "replaced") and not is_new:
             return
         promises = [message.promise for message in batch.messages if message.promise is not None]
         rank.promise = promises[-1] if promises else rank.promise
@@ -164,7 +176,7 @@ class RunBoard:
         found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
         rank.numbers.update(found)
         job = self.view_of(rank.origin)
-        if job is None or "loss" not in found:
+        if job is None or LOSS not in found:
             return False
         key = (rank.origin.rank, rank.origin.run)
         leader = job.ranks.get(job.leader) if job.leader is not None else None
@@ -174,32 +186,63 @@ class RunBoard:
             return False
         numbers = rank.numbers
         job.curve.append(
-            Point(rank.step, numbers["loss"], numbers.get("grad_norm", math.nan), numbers.get("step_seconds", math.nan))
+            Point(rank.step, numbers[LOSS], numbers.get(GRAD_NORM, math.nan), numbers.get(STEP_SECONDS, math.nan))
         )
         return True
 
     def restore(self, origin: Origin, message: HeartbeatMessage, late: bool, now: float) -> None:
-        """Take over a message of the time before this server started: its rank gets all of its promise again."""
-        if (rank := self.admit(origin, now, late)) is None:
+        """Take over a message of the time before this server started: its rank gets all of its promise again. Where
+        there is no room, the oldest give way."""
+        rank = self.admit(origin, now, late)
+        if rank is None:
+            job = self.view_of(origin)
+            self._forget_silent([other for other in self._jobs.values() if other is not job], "waiting")
+            rank = self.admit(origin, now, late)
+        if rank is None:
             return
         self.receive(rank, HeartbeatBatch(origin, (message,), late), now)
         rank.state = "waiting" if rank.state == "alive" else rank.state
         self.apply(rank, message)
 
-    def sweep(self, now: float, every: float = 60.0, ended: bool = False) -> None:
-        """Forget processes without messages for long; with ``ended`` also those that have ended."""
+    def sweep(self, now: float, every: float = 60.0) -> None:
+        """Forget processes without messages for long."""
         if now - self._swept < every:
             return
         self._swept = now
-        for place, job in list(self._jobs.items()):
-            for key, rank in list(job.ranks.items()):
-                gone = ended and rank.state in ("ended", "replaced")
-                if gone or now - rank.received > self._keep_seconds:
-                    del job.ranks[key]
-                    job.runs[key[0]].remove(key[1])
-                    self._number -= 1
+        old = [rank for rank in self.each_rank() if now - rank.received > self._keep_seconds]
+        self._forget(old)
+
+    def _is_full(self, job: JobView | None) -> bool:
+        return self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS)
+
+    def _make_room(self, job: JobView | None, now: float) -> None:
+        """Forget processes that have ended; if there are none, the longest silent ones of launches of which nothing
+        lives: a launch that was killed must not hold the places of the next."""
+        if now < self._full_until:
+            return
+        self._forget([rank for rank in self.each_rank() if rank.state in ("ended", "replaced")])
+        if self._is_full(job):
+            self._forget_silent([other for other in self._jobs.values() if not other.of(*LIVE)], "silent")
+        if self._is_full(job):
+            self._full_until = now + FULL_SECONDS
+
+    def _forget_silent(self, jobs: Iterable[JobView], state: Liveness) -> None:
+        """Forget the processes of ``jobs`` in a state that were heard of first, those of a launch together."""
+        dead = sorted(
+            (rank for job in jobs for rank in job.of(state)),
+            key=lambda rank: (rank.received, rank.origin.job, rank.origin.launch),
+        )
+        self._forget(dead[:MOST_FORGOTTEN])
+
+    def _forget(self, ranks: Iterable[RankSummary]) -> None:
+        for rank in ranks:
+            origin = rank.origin
+            job = self._jobs[origin.job, origin.launch]
+            del job.ranks[origin.rank, origin.run]
+            job.runs[origin.rank].remove(origin.run)
+            self._number -= 1
             if not job.ranks:
-                del self._jobs[place]
+                del self._jobs[origin.job, origin.launch]
 
     def each_rank(self) -> Iterator[RankSummary]:
         """Yield every process."""

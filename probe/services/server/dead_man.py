@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from probe.core.faults import Faults
 from probe.core.run_state.deadline_client import DeadlineClient, Unanswered, checked_address
+from probe.core.worker import Worker
 
 _log = logging.getLogger("probe.server")
 
@@ -29,26 +30,25 @@ class DeadManSwitch:
         self._address = checked_address(address, "dead man's address")
         self._client = DeadlineClient("The dead man's switch", address.startswith("https"))
         self._works, self._every_seconds = works, every_seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="probe-dead-man", daemon=True)
+        self._worker: Worker | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        faults = Faults("the server goes on")
+        self._worker = Worker("probe-dead-man", "dead man's switch", faults, look=self._look, due=0.0)
 
     def close(self, seconds: float) -> None:
         """End within ``seconds``; the address is not called any more."""
-        self._ended.set()
-        self._thread.join(seconds)
+        if self._worker is not None:
+            self._worker.end(self._client.close)
+            self._worker.join(seconds)
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            if self._works(WORK_SECONDS):
-                self._call()
-            else:
-                _log.warning("the dead man's address is not called: the database cannot be written")
-            self._ended.wait(self._every_seconds)
-        self._client.close()
+    def _look(self) -> float:
+        if self._works(WORK_SECONDS):
+            self._call()
+        else:
+            _log.warning("the dead man's address is not called: the database cannot be written")
+        return self._every_seconds
 
     def _call(self) -> None:
         try:

@@ -15,10 +15,10 @@ from typing import cast
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.messages import plural
+from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
 from probe.core.run_state.rules import RunFinding, RunRule, RunStep
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, PHASE, RANK
 from probe.services.server.board import LIVE, JobView, RankSummary, RunBoard
 
 _log = logging.getLogger("probe.server")
@@ -31,6 +31,8 @@ MOST_GATHERED = 128
 """Steps by which a rank may be ahead of the one whose numbers stand for the job; of more, the oldest are dropped."""
 LONGEST_TICK = 5.0
 """Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
+FORGOTTEN = "nothing is known of the job any more: its processes have sent nothing for long, or made room for others"
+"""Text of the notice about a matter of a job that is forgotten."""
 MOST_NAMED = 32
 """Most ranges of ranks in a message."""
 
@@ -39,7 +41,8 @@ class RunJudge:
     """Judge of all jobs, called on one thread.
 
     Args:
-        remember: function that stores whether a matter is open, so that a restart of this server repeats no alert.
+        remember: function that stores the alert of an open matter, or None once it has ended, so that a restart of this
+            server repeats no alert and goes on with the matter.
         rules: makers of rules about the numbers of a run, made anew for each job.
     """
 
@@ -48,7 +51,7 @@ class RunJudge:
         board: RunBoard,
         alerts: AlertSender,
         faults: Faults,
-        remember: Callable[[str, bool], None],
+        remember: Callable[[str, Alert | None], None],
         rules: Sequence[Callable[[], RunRule]] = (),
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
@@ -58,11 +61,17 @@ class RunJudge:
         """Numbers of the ranks of each job, one of each for every step of the job."""
         self._grace_seconds, self._ticked = grace_seconds, -math.inf
         self._open, self._restored = set[str](), set[str]()
+        self._reported = dict[str, set[str]]()
+        """Keys of open matters about the numbers of each job."""
 
-    def restore(self, keys: Iterable[str]) -> None:
-        """Take over the matters that were open when the server ended."""
-        self._restored.update(keys)
-        self._open |= self._restored
+    def restore(self, matters: Mapping[str, Alert | None]) -> None:
+        """Take over the matters that were open when the server ended, each with its alert, if it is known."""
+        for key, alert in matters.items():
+            self._open.add(key)
+            if alert is None:
+                self._restored.add(key)
+            else:
+                self._send(alert.labels.get("job", ""), alert._replace(repeated=True))
 
     def tick(self, now: float) -> None:
         """Look at the promises of all ranks; called every second or so."""
@@ -76,17 +85,25 @@ class RunJudge:
                 rank.state = "silent"
         for job in self._board.jobs:
             self._judge_silence(job, now)
+            if job.id in self._reported and not job.of(*LIVE, "silent"):
+                for key in sorted(self._reported.pop(job.id)):
+                    self._end(key, f"{job.job} has ended")
         self._board.sweep(now)
         self._forget({job.id for job in self._board.jobs})
 
     def _forget(self, known: set[str]) -> None:
-        """Forget rules and matters of jobs that the board has forgotten."""
+        """Forget rules and matters of jobs that the board has forgotten: nobody can end these later."""
         for job in self._rules.keys() - known:
             del self._rules[job]
             self._gathered.pop(job, None)
+        for job in self._reported.keys() - known:
+            for key in self._reported.pop(job):
+                self._end(key, FORGOTTEN)
         for key in [key for key in self._open if key.split()[-1] not in known]:
             self._open.discard(key)
-            self._remember(key, False)
+            self._restored.discard(key)
+            self._remember(key, None)
+            self._end(key, FORGOTTEN)
 
     def _judge_silence(self, job: JobView, now: float) -> None:
         """Alert when the first ranks of a job are silent, and again when all are; resolve when none is."""
@@ -117,20 +134,25 @@ class RunJudge:
             f"rank {first.origin.rank}: {last}",
             f"alive: {len(job.of(*LIVE))} of {job.world}",
         ]
-        self._open.add(key)
-        self._remember(key, True)
         title, labels = f"{job.job}: {number} {word} silent", {**_labels(job), "rank": named}
-        self._send(job, Alert(key, "hang", "critical", title, "\n".join(lines), labels, time.time()))
+        alert = Alert(key, "hang", "critical", title, "\n".join(lines), labels, time.time(), lasting=True)
+        self._open.add(key)
+        self._remember(key, alert)
+        self._send(job.job, alert)
 
     def _resolve(self, job: JobView, key: str) -> None:
         self._open.discard(key)
-        self._remember(key, False)
+        self._remember(key, None)
         title = f"{job.job}: no rank is silent any more"
         text = f"{title}; {len(job.of('alive'))} alive, {len(job.of('ended'))} ended"
-        if key in self._restored:  # the sender knows the matters of its own process alone
+        if key in self._restored:  # its alert is not known: the database is of an earlier version
             self._restored.discard(key)
-            self._send(job, Alert(f"{key} over", "hang", "critical", title, text, _labels(job), time.time()))
+            alert = Alert(f"{key} over", "hang", "critical", title, text, _labels(job), time.time())
+            self._send(job.job, alert)
             return
+        self._end(key, text)
+
+    def _end(self, key: str, text: str) -> None:
         try:
             self._alerts.resolve(key, text)
         except Exception as error:  # noqa: BLE001 - the server goes on
@@ -143,7 +165,7 @@ class RunJudge:
         for message in messages:
             if job is not None and message.kind in EVENTS:
                 job.events += 1
-                self._send(job, _event_alert(job, rank, message))
+                self._send(job.job, _event_alert(job, rank, message))
             if late:
                 continue
             stands_for_job = self._board.apply(rank, message)
@@ -172,7 +194,7 @@ class RunJudge:
         gathered = self._gathered.get(job.id, {})
         of_ranks = {name: waiting.popleft() for name, waiting in gathered.items() if waiting}
         number = 0 if math.isnan(rank.step) or math.isinf(rank.step) else int(rank.step)
-        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values | of_ranks)
+        step = RunStep(number, message.time, values.get(STEP_SECONDS, math.nan), "applied", values | of_ranks)
         for rule in self._rules[job.id]:
             try:
                 for finding in rule.judge(step):
@@ -183,17 +205,20 @@ class RunJudge:
     def _report(self, job: JobView, rank: RankSummary, finding: RunFinding) -> None:
         key = f"run {job.id} {finding.rule} {finding.name}"
         if finding.resolved:
-            self._alerts.resolve(key, finding.message)
+            self._reported.get(job.id, set()).discard(key)
+            self._end(key, finding.message)
             return
         labels = {**_labels(job), "rank": str(rank.origin.rank), "step": str(finding.step), "rule": finding.rule}
         title = f"{job.job}: {finding.rule} of {finding.name}"
-        self._send(job, Alert(key, "run", finding.severity, title, finding.message, labels, time.time()))
+        self._reported.setdefault(job.id, set()).add(key)
+        now = time.time()
+        self._send(job.job, Alert(key, "run", finding.severity, title, finding.message, labels, now, lasting=True))
 
-    def _send(self, job: JobView, alert: Alert) -> None:
+    def _send(self, job: str, alert: Alert) -> None:
         try:
             self._alerts.send(alert)
         except Exception as error:  # noqa: BLE001 - the server goes on
-            self._faults.note(f"server: alerts of {job.job}", error)
+            self._faults.note(f"server: alerts of {job}", error)
 
 
 def _event_alert(job: JobView, rank: RankSummary, message: HeartbeatMessage) -> Alert:

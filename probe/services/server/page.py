@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from probe.core.naming import STEP_SECONDS
 from probe.core.run_state.heartbeat_messages import number_text, travelling
 from probe.services.server.board import NUMBERS, JobView, RankSummary, RunBoard
 from probe.services.server.judge import ranges
@@ -67,7 +68,7 @@ def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
 def _urgency(rank: RankSummary) -> tuple[int, bool, float, float, int]:
     broken = any(not math.isfinite(value) for value in rank.numbers.values())
     step = rank.step if math.isfinite(rank.step) else math.inf
-    seconds = rank.numbers.get("step_seconds", 0.0)
+    seconds = rank.numbers.get(STEP_SECONDS, 0.0)
     seconds = seconds if math.isfinite(seconds) else math.inf
     return ORDER.index(rank.state), not broken, step, -seconds, rank.origin.rank
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
-from probe.core.run_state.heartbeat_messages import MalformedBatchError, parsed
+from probe.core.run_state.heartbeat_messages import MalformedBatchError, Origin, dated, parsed
 from probe.core.run_state.rules import RunRule
 from probe.services.server.board import RunBoard
 from probe.services.server.judge import RunJudge
@@ -27,6 +27,10 @@ PULSE_SECONDS = 1.0
 """Least time in seconds between two proofs that the database can be written."""
 PULSE_LIMIT = 5.0
 """Longest time in seconds that such a proof may take."""
+
+
+MOST_WARNED = 100
+"""Most senders of wrong times that are logged; the times of all are counted."""
 
 
 class Reply(NamedTuple):
@@ -63,11 +67,12 @@ class HeartbeatService:
         self.judge = RunJudge(self.board, alerts, faults, self.store.remember, rules)
         self._pulse: asyncio.Future[bool] | None = None
         self._pulsed = 0.0
-        rows, keys = self.store.restored()
+        self._warned = set[str]()
+        rows, matters = self.store.restored()
         now = time.monotonic()
         for row in rows:
             self.board.restore(row.origin, row.message, row.late, now)
-        self.judge.restore(keys)
+        self.judge.restore(matters)
 
     async def follow(self) -> None:
         """Look at the promises as long as the server lives."""
@@ -83,9 +88,12 @@ class HeartbeatService:
     async def receive(self, data: bytes, path: str) -> Reply:
         """Store the messages of a request; the reply follows their commit."""
         try:
-            batch = parsed(data, path)
+            batch, replaced = dated(parsed(data, path), time.time())
         except MalformedBatchError as error:
             return Reply(400, {"error": str(error)})
+        if replaced:
+            self._faults.lost("server: times that were none, such as milliseconds: that of receipt taken", replaced)
+            self._warn(batch.origin)
         now = time.monotonic()
         rank = self.board.admit(batch.origin, now, batch.late)
         if rank is None:
@@ -125,6 +133,13 @@ class HeartbeatService:
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
             _log.warning("the server does not answer itself: %s", type(error).__name__)
             return False
+
+    def _warn(self, origin: Origin) -> None:
+        """Log that a sender's times are none, once for each of the first."""
+        if len(self._warned) < MOST_WARNED and origin.run not in self._warned:
+            self._warned.add(origin.run)
+            text = "job %s, rank %d: times are none, expected seconds since the epoch; those of receipt are taken"
+            _log.warning(text, origin.job, origin.rank)
 
     def _future(self) -> asyncio.Future[Outcome]:
         return asyncio.get_running_loop().create_future()

@@ -15,16 +15,10 @@ from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from probe.core.run_state.rules import RUN_RULES, RunRule
-from probe.services.listening import (
-    ServerError,
-    address_of,
-    bound,
-    check_token,
-    ended_by_signals,
-    is_loopback,
-    raise_limit_of_files,
-)
 from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
+from probe.services.web.hosts import is_loopback
+from probe.services.web.listening import ServerError, bound
+from probe.services.web.tokens import check_token
 
 if TYPE_CHECKING:
     from probe.core.config.schema import Settings
@@ -40,10 +34,8 @@ COMMIT_SECONDS = 60.0
 
 MOST_CONNECTIONS = 8_192
 """Most connections at one time; further ones get status 503."""
-KEEP_ALIVE_SECONDS = 75
-"""Time in seconds that an idle connection stays open: longer than clients keep theirs."""
 END_SECONDS = 5
-"""Longest time in seconds for requests that are under way at the end."""
+"""Longest time in seconds in which the dead man's switch ends."""
 
 
 class ServerOptions(NamedTuple):
@@ -73,10 +65,9 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         ValueError: if an option cannot be used.
     """
     try:
-        import uvicorn
-
         from probe.services.server.app import application
         from probe.services.server.service import HeartbeatService
+        from probe.services.web.serving import ServingLimits, WebServer
     except ImportError as error:
         package = (error.name or "starlette").partition(".")[0]
         raise ImportError(missing("probe serve", package, "services")) from None
@@ -84,7 +75,6 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
-        raise_limit_of_files(MOST_CONNECTIONS + 256)
         alerts = alert_sender(options.settings, options.database.parent, faults)
         stack.callback(
             alerts.close, ALERT_SECONDS if options.settings is None else options.settings.alert.grace_seconds
@@ -93,28 +83,13 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
             options.database, alerts, faults, options.keep_seconds, options.keep_messages, rules_of(options.settings)
         )
         stack.callback(lambda: committed.append(service.store.close(COMMIT_SECONDS)))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                application(service, options.token),
-                lifespan="on",
-                ws="none",
-                log_config=None,
-                log_level="error",  # a warning for each malformed request would let strangers fill a disk
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=END_SECONDS,
-            )
-        )
+        limits = ServingLimits(MOST_CONNECTIONS)
+        server = WebServer(application(service, options.token), listening, limits, lifespan=True)
         if options.dead_man is not None:
             switch = DeadManSwitch(options.dead_man, service.works_from_outside, options.dead_man_seconds)
             switch.start()
             stack.callback(switch.close, END_SECONDS)
-        stack.enter_context(ended_by_signals(server))
-        started(address_of(listening))
-        server.run(sockets=[listening])
+        server.run(lambda: started(server.address))
     return committed == [True]
 
 
@@ -131,7 +106,9 @@ class SilentSender:
     """Sender for servers without channels: their page shows everything."""
 
     def send(self, alert: Alert) -> None:
-        """Log the title of ``alert``."""
+        """Log the title of ``alert``, unless an earlier process has."""
+        if alert.repeated:
+            return
         _log.warning("no channel is configured: %s", alert.title)
 
     def resolve(self, key: str, text: str) -> None:  # noqa: ARG002 - the interface of senders

@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from probe.core.records import Alert
 from probe.core.run_state.heartbeat_messages import (
     EVENTS,
     HeartbeatBatch,
@@ -47,6 +48,8 @@ MOST_EVENTS = 100_000
 MOST_SOURCES = 50_000
 """Most sources whose ids are kept in memory."""
 _EVENTS = "('finding', 'exception')"
+MOST_READ = 4 << 20
+"""Most characters of contents that one reading of messages returns."""
 COMPLAINT_SECONDS = 60.0
 """Seconds between two log lines about failed transactions."""
 LAST_MESSAGES = 20
@@ -62,7 +65,7 @@ CREATE TABLE messages (
 );
 CREATE UNIQUE INDEX once ON messages (source, number);
 CREATE INDEX events ON messages (id) WHERE kind IN {_EVENTS};
-CREATE TABLE matters (key TEXT PRIMARY KEY, time REAL NOT NULL);
+CREATE TABLE matters (key TEXT PRIMARY KEY, time REAL NOT NULL, alert TEXT);
 CREATE TABLE pulse (id INTEGER PRIMARY KEY CHECK (id = 0), time REAL NOT NULL);
 """
 
@@ -154,12 +157,17 @@ class HeartbeatStore:
             self._changed.notify()
         return True
 
-    def remember(self, key: str, present: bool) -> None:
-        """Store that the matter ``key`` of an alert is open, or is no longer."""
-        statement = "INSERT OR REPLACE INTO matters (time, key) VALUES (?, ?)"
-        if not present:
-            statement = "DELETE FROM matters WHERE time <= ? AND key = ?"
-        self.run(lambda cursor: cursor.execute(statement, (time.time(), key)), None)
+    def remember(self, key: str, alert: Alert | None) -> None:
+        """Store the alert of the open matter ``key``; None if it has ended."""
+
+        def insert(cursor: sqlite3.Cursor) -> None:
+            values = (key, time.time(), json.dumps(alert))
+            cursor.execute("INSERT OR REPLACE INTO matters (key, time, alert) VALUES (?, ?, ?)", values)
+
+        def delete(cursor: sqlite3.Cursor) -> None:
+            cursor.execute("DELETE FROM matters WHERE key = ?", (key,))
+
+        self.run(delete if alert is None else insert, None)
 
     @staticmethod
     def pulse(cursor: sqlite3.Cursor) -> None:
@@ -309,20 +317,23 @@ class HeartbeatStore:
         )
         self._sources.clear()
 
-    def restored(self) -> tuple[list[StoredMessage], list[str]]:
-        """Read the last messages of every source in their order, and the keys of open matters."""
+    def restored(self) -> tuple[list[StoredMessage], dict[str, Alert | None]]:
+        """Read the last messages of every source in their order, and the open matters by their keys, each with its
+        alert; None if an earlier version has stored it."""
         with closing(_reader(self.path)) as connection:
             sources = connection.execute("SELECT id FROM sources").fetchall()
             rows = [
-                row
+                _stored(row)
                 for (source,) in sources
-                for row in _rows(connection, "source = ? ORDER BY number DESC LIMIT ?", (source, LAST_MESSAGES))
+                for row in _select(connection, "source = ? ORDER BY number DESC LIMIT ?", (source, LAST_MESSAGES))
             ]
-            keys = [key for (key,) in connection.execute("SELECT key FROM matters")]
-        return sorted(rows, key=lambda row: row.id), keys
+            matters = connection.execute("SELECT key, alert FROM matters").fetchall()
+        alerts = {key: None if alert is None else Alert(*json.loads(alert)) for key, alert in matters}
+        return sorted(rows, key=lambda row: row.id), alerts
 
     def messages(self, after: int, most: int, job: str | None = None, events: bool = False) -> list[StoredMessage]:
-        """Read messages after the id ``after``, or the newest findings and exceptions, newest first."""
+        """Read messages after the id ``after``, or the newest findings and exceptions, newest first: ``most`` of them,
+        or fewer if they are large, but one at least."""
         where, arguments = "messages.id > ?", list[object]([after])
         if events:
             where += f" AND kind IN {_EVENTS}"
@@ -331,7 +342,8 @@ class HeartbeatStore:
             arguments.append(job)
         order = "DESC" if events else "ASC"
         with closing(_reader(self.path)) as connection:
-            return list(_rows(connection, f"{where} ORDER BY messages.id {order} LIMIT ?", (*arguments, most)))
+            rows = _select(connection, f"{where} ORDER BY messages.id {order} LIMIT ?", (*arguments, most))
+            return [_stored(row) for row in _first(rows, MOST_READ)]
 
 
 def _insert_one(cursor: sqlite3.Cursor, source: int, message: HeartbeatMessage, received: float, late: bool) -> bool:
@@ -346,20 +358,28 @@ def _insert_one(cursor: sqlite3.Cursor, source: int, message: HeartbeatMessage, 
     return cursor.rowcount == 1
 
 
-def _rows(connection: sqlite3.Connection, condition: str, values: Iterable[object]) -> Iterator[StoredMessage]:
+def _select(connection: sqlite3.Connection, condition: str, values: Iterable[object]) -> Iterator[tuple[Any, ...]]:
     query = (
         "SELECT messages.id, received, late, job, rank, world, run, launch, number, kind, time, promise, contents "  # noqa: S608
         f"FROM messages JOIN sources ON sources.id = source WHERE {condition}"
     )
-    for row in connection.execute(query, tuple(values)):
-        contents = {name: numeric(value) for name, value in json.loads(row[12]).items()}
-        yield StoredMessage(
-            row[0],
-            Origin(*row[3:8]),
-            HeartbeatMessage(row[8], row[9], row[10], row[11], contents),
-            row[1],
-            bool(row[2]),
-        )
+    return connection.execute(query, tuple(values))
+
+
+def _first(rows: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the first row, and those after it up to ``most`` characters of contents in all."""
+    size = 0
+    for number, row in enumerate(rows):
+        size += len(row[-1])
+        if number and size > most:
+            return
+        yield row
+
+
+def _stored(row: tuple[Any, ...]) -> StoredMessage:
+    contents = {name: numeric(value) for name, value in json.loads(row[12]).items()}
+    message = HeartbeatMessage(row[8], row[9], row[10], row[11], contents)
+    return StoredMessage(row[0], Origin(*row[3:8]), message, row[1], bool(row[2]))
 
 
 def _reader(path: Path) -> sqlite3.Connection:
@@ -400,6 +420,9 @@ def _opened(path: Path) -> sqlite3.Connection:
             )
         elif (version, application) != (VERSION, APPLICATION):
             raise StoreError(f"{path}: expected a database of this server, version {VERSION}; choose another file")
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(matters)")]
+        if "alert" not in columns:  # an earlier server made the table, and can still use it
+            connection.execute("ALTER TABLE matters ADD COLUMN alert TEXT")
         HeartbeatStore.pulse(connection.cursor())
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path}: expected a database that can be written: {error}") from None

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.records import Alert
+
 FILE = "hangs.json"
 
 
@@ -36,11 +38,14 @@ class EpisodeFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.active: HangEpisode | None = None
+        self.alert: Alert | None = None
+        """Alert about the present one, if it was sent."""
         self._numbers: Counter[str] = Counter()
         with suppress(OSError, ValueError, TypeError, KeyError):
             kept = json.loads(self._path.read_text("utf-8"))
             self._numbers.update(kept["numbers"])
             self.active = HangEpisode(**kept["active"]) if kept["active"] else None
+            self.alert = Alert(**kept["alert"]) if kept["alert"] and self.active else None
 
     def begin(self, step: int, phase: str, stuck: Mapping[str, int]) -> HangEpisode:
         """Add a standstill."""
@@ -49,14 +54,21 @@ class EpisodeFile:
         self._write()
         return self.active
 
+    def keep(self, alert: Alert) -> None:
+        """Keep the alert about the present one for a watcher that takes over."""
+        self.alert = alert
+        self._write()
+
     def end(self) -> None:
         """Record that the present one has ended."""
-        self.active = None
+        self.active = self.alert = None
         self._write()
 
     def _write(self) -> None:
         temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
-        active = self.active._asdict() if self.active else None
+        active, alert = (found._asdict() if found else None for found in (self.active, self.alert))
         with suppress(OSError):
-            temporary.write_text(json.dumps({"numbers": self._numbers, "active": active}), encoding="utf-8")
+            temporary.write_text(
+                json.dumps({"numbers": self._numbers, "active": active, "alert": alert}), encoding="utf-8"
+            )
             temporary.replace(self._path)

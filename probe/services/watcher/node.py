@@ -7,20 +7,20 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.alerting.channels import AlertSender
+from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.records import Alert, Severity
-from probe.core.run_state.budget import Budget, Stretches, stretches
+from probe.core.run_state.budget import Budget, RankBudget
 from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, ProgressRow
 from probe.core.run_state.watcher_process import WatcherSettings
+from probe.core.worker import Worker
 from probe.services.watcher.episode import EpisodeFile, HangEpisode
 from probe.services.watcher.processes import Death, RankProcess
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
@@ -39,16 +39,14 @@ _log = logging.getLogger("probe.hang")
 class WatchedRank:
     """Rank of this node: its file and its process."""
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    def __init__(self, path: Path, budgets: Budget) -> None:
         self.reader = ProgressReader(path)
         self.header = self.reader.header
         self.process = RankProcess(self.header.pid, self.header.started)
-        self.budget = budget
+        self.budget = RankBudget(self.reader, budgets)
         self.row: ProgressRow = self._row()
         self.over_since = 0.0
         """Time at which the budget was first seen to be over; 0 if it is not."""
-        self._frozen: tuple[str, Sequence[int]] | None = None
-        self._pardoned: dict[str, Counter[int]] = {}
 
     def _row(self) -> ProgressRow:
         row = self.reader.row()
@@ -58,27 +56,6 @@ class WatchedRank:
 
     def read(self) -> None:
         self.row = self._row()
-
-    @property
-    def past(self) -> Stretches:
-        """Stretches of the present phase, without those that seemed to be standstills."""
-        pardoned = self._pardoned.get(self.row.phase, Counter())
-        counts = self.reader.counts(self.row.phase)
-        return stretches([count - pardoned[bucket] for bucket, count in enumerate(counts)] if pardoned else counts)
-
-    def stand_still(self) -> None:
-        """Remember the stretches before a standstill."""
-        self._frozen = self.row.phase, self.reader.counts(self.row.phase)
-
-    def go_on(self, phase: str, seconds: float) -> None:
-        """Learn from a standstill of ``seconds`` that has ended: not as from an ordinary stretch."""
-        phase, before = self._frozen or (phase, None)
-        self._frozen = None
-        self.budget.survive(phase, seconds)
-        if before is not None:
-            now = self.reader.counts(phase)
-            grown = [bucket for bucket, count in enumerate(now) if count > before[bucket]]
-            self._pardoned.setdefault(phase, Counter()).update(grown[-1:])
 
     @property
     def subject(self) -> StackSubject:
@@ -138,15 +115,25 @@ class NodeWatcher:
         folder: folder of the ranks of this node.
         settings: configuration.
         alerts: queue of alerts.
+        replaced: function that returns true once another watcher has taken this one's place.
     """
 
-    def __init__(self, folder: Path, settings: WatcherSettings, alerts: AlertSender) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: WatcherSettings,
+        alerts: AlertSender,
+        replaced: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.folder, self.settings, self.alerts = folder, settings, alerts
+        self._replaced = replaced
         self.host = socket.gethostname()
         self._ranks: dict[str, WatchedRank] = {}
         self._clock = RunningClock(settings.poll_seconds, time.monotonic_ns())
         self._file = EpisodeFile(folder)
         self._hang: HangEpisode | None = self._file.active
+        if self._file.alert is not None:
+            alerts.send(self._file.alert._replace(repeated=True))
         self._excused_until = 0.0
         self._lost: tuple[int, float] | None = None
         self._ended_by_us: set[int] = set()
@@ -158,6 +145,9 @@ class NodeWatcher:
         self.look()
         while self._ranks or time.monotonic() - self._alone_since < self.settings.linger_seconds:
             self._wait()
+            if self._replaced():
+                _log.warning("%s was made anew: another watcher watches it", self.folder)
+                return
             self.look()
         if self._hang:
             self._resolve(f"the ranks of {self.host} have ended")
@@ -189,10 +179,12 @@ class NodeWatcher:
             self._examine(running, over)
 
     def _find(self) -> None:
-        """Notice new files, also one that replaces another of its name."""
-        with os.scandir(self.folder) as entries:
-            there = {entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."}
-        for name, entry in there.items():
+        """Notice new files, also one that replaces another of its name. Those that were removed are still open here:
+        without the folder their ranks are watched on."""
+        found: dict[str, os.DirEntry[str]] = {}
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            found = {entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."}
+        for name, entry in found.items():
             known = self._ranks.get(name)
             if known is None or known.reader.inode != entry.inode():
                 budget = Budget(self.settings.floor_seconds, self.settings.startup_seconds)
@@ -213,10 +205,10 @@ class NodeWatcher:
         for rank in running:
             excused = self._clock.excused(rank.row.time, now)
             young = now - excused - rank.row.time < self.settings.floor_seconds * 1e9 and not rank.row.until
-            past = Stretches(0, 0, 0, 0) if young else rank.past
-            if not young and rank.budget.left(rank.row, past, now - excused) < 0:
+            if not young and rank.budget.left(rank.row, now - excused) < 0:
                 rank.over_since = rank.over_since or now / 1e9
-                over.append(_Over(rank, rank.budget.seconds(rank.row.phase, past)))
+                seconds = rank.budget.budget.seconds(rank.row.phase, rank.budget.past(rank.row.phase))
+                over.append(_Over(rank, seconds))
             else:
                 rank.over_since = 0.0
                 if rank.row.phase != "step" or rank.row.until:
@@ -258,10 +250,12 @@ class NodeWatcher:
         stuck = {each.rank.reader.path.name: each.rank.row.time for each in over}
         longest = max(over, key=lambda each: self._seconds(each.rank))
         for each in over:
-            each.rank.stand_still()
+            each.rank.budget.stand_still(each.rank.row.phase)
         self._hang = self._file.begin(step, longest.rank.row.phase, stuck)
         where = self._write(views, running, verdict)
-        self.alerts.send(self._alert(self._hang, views, verdict, longest, where))
+        alert = self._alert(self._hang, views, verdict, longest, where)
+        self._file.keep(alert)
+        self.alerts.send(alert)
         if self.settings.on_hang == "end":
             self._end(running)
 
@@ -289,9 +283,8 @@ class NodeWatcher:
             phase=row.phase,
             seconds=f"{seconds:.0f}",
         )
-        return self._made(
-            hang.key, "hang", "critical", f"{self.settings.job} stands still: {verdict.line}", text, labels
-        )
+        title = f"{self.settings.job} stands still: {verdict.line}"
+        return self._made(hang.key, "hang", "critical", title, text, labels)._replace(lasting=True)
 
     def _labels(self, **labels: str) -> Mapping[str, str]:
         return {"job": self.settings.job, "host": self.host, **labels}
@@ -320,7 +313,7 @@ class NodeWatcher:
         still = [name for name, time in hang.stuck.items() if name in ranks and ranks[name].row.time == time]
         for name, rank in ranks.items():
             if name in hang.stuck and name not in still:
-                rank.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
+                rank.budget.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
         if still or any(each.rank.reader.path.name not in hang.stuck for each in over):
             return
         if ranks:
@@ -379,7 +372,7 @@ def _write_all(folder: Path, texts: Mapping[str, str]) -> None:
 
 def within(seconds: float, act: Callable[[], None]) -> bool:
     """Call ``act`` on a thread of its own; return whether it came to its end within ``seconds``."""
-    done = threading.Event()
+    done: list[bool] = []
 
     def run() -> None:
         try:
@@ -387,11 +380,9 @@ def within(seconds: float, act: Callable[[], None]) -> bool:
         except OSError as error:
             _log.warning("stacks could not be written: %s", error)
         else:
-            done.set()
-        finally:
-            over.set()
+            done.append(True)
 
-    over = threading.Event()
-    threading.Thread(target=run, daemon=True, name="probe-hang-files").start()
-    over.wait(seconds)
-    return done.is_set()
+    worker = Worker("probe-hang-files", "stacks", Faults("the watcher goes on"))
+    worker.end(run)
+    worker.join(seconds)
+    return bool(done)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,14 +57,26 @@ def main(arguments: Sequence[str], queue: Callable[[WatcherSettings], AlertSende
     logging.raiseExceptions = False
     with suppress(OSError):
         sweep(folder.parent)
-    _watch(folder, queue or _queue)
-    with suppress(OSError):
-        _clear(folder)
+    _watch(folder, queue or _queue, lock)
+    if not _is_replaced(folder, lock):
+        with suppress(OSError):
+            _clear(folder)
     os.close(lock)
     return 0
 
 
-def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender]) -> None:
+def _is_replaced(folder: Path, lock: int) -> bool:
+    """Return whether the folder has the lock of another watcher: somebody removed this one's, and a rank made it
+    anew."""
+    from probe.core.run_state.watcher_process import LOCK
+
+    try:
+        return os.fstat(lock).st_ino != (folder / LOCK).stat().st_ino
+    except OSError:  # removed, and not made anew
+        return False
+
+
+def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender], lock: int) -> None:
     from probe.core.run_state.watcher_process import WatcherSettings
     from probe.services.watcher.node import NodeWatcher
 
@@ -71,7 +84,7 @@ def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender]) -> Non
     alerts = queue(settings)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        NodeWatcher(folder, settings, alerts).run()
+        NodeWatcher(folder, settings, alerts, partial(_is_replaced, folder, lock)).run()
     finally:
         alerts.close(CLOSE_SECONDS)
 

@@ -78,7 +78,7 @@ export class Findings {
     Object.assign(this, { findings, all: total });
     this.total.textContent = String(total);
     this.more.hidden = findings.length >= total || this.limit >= MOST;
-    if (!findings.length && !this.state.textContent) this.state.textContent = t("findings.none");
+    if (!findings.length && !this.state.textContent && this.run?.health !== "unexplained") this.state.textContent = t("findings.none");
     const chosen = findings.findIndex((finding) => this.isShown(finding));
     const current = Math.max(0, chosen);
     this.rows.replaceChildren(...findings.map((finding, n) => this.line(finding, n, n === chosen, n === current)));

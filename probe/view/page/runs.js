@@ -88,9 +88,9 @@ export class Runs {
     return element("th", { scope: "col", className: number ? "number" : "", aria: own ? { sort: falls ? "descending" : "ascending" } : {} }, made);
   }
 
-  /** @param {{ runs: any[], total: number, known: number }} answer */
-  draw({ runs, total }) {
-    this.problem.textContent = "";
+  /** @param {{ runs: any[], total: number, known: number, problem: string }} answer */
+  draw({ runs, total, problem }) {
+    this.problem.textContent = problem ? t("runs.problem", { problem }) : "";
     this.runs = runs;
     const at = /** @type {HTMLElement | null} */ (document.activeElement)?.closest("tr")?.dataset.run;
     this.count.textContent = t(total === 1 ? "runs.count.one" : "runs.count", { count: total });
@@ -109,7 +109,7 @@ export class Runs {
       element("td", { className: "pick" }, pick),
       element("td", { className: "name" }, link, element("small", { className: "quiet", textContent: run.location })),
       element("td", {}, aliveness(run)), number(stepsOf(run)), number(run.ranks),
-      number(run.findings, run.findings ? "bad" : ""), element("td", { className: "why" }, element("div", { title: run.first_cause ?? "", textContent: run.first_cause ?? "" }), run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null),
+      number(run.findings, run.findings ? "bad" : ""), element("td", { className: "why" }, element("div", { title: run.first_cause ?? "", textContent: run.first_cause ?? "" }), run.analysis === "failed" ? element("small", { className: "warn", title: run.analysis_error, textContent: t("analysis.failed.short") }) : null, run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null),
       number(costText(run.cost)), number(run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
   }
 

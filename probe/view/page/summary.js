@@ -39,17 +39,35 @@ export function head(run, show) {
  * @param {(cause: any) => void} show
  */
 function cause(run, show) {
+  const failure = run.health === "failed" ? failed(run) : null;
   const { cause: first } = run;
-  if (!first) {
-    if (run.finding_total || run.analysis === "running") return element("p", { className: "cause", textContent: t(run.analysis === "running" ? "analysis.running" : "cause.unknown") });
-    return element("p", { className: "cause good", textContent: t("cause.none") });
-  }
+  if (!first) return failure ?? without(run);
   const there = Boolean(first.row) && first.rank !== null && first.step !== null;
   const text = there ? t("cause.headline", first) : first.kind;
-  return element("div", { className: "cause bad", id: "cause" },
+  const found = element("div", { className: "cause bad", id: "cause" },
     element("p", {}, element("strong", { textContent: `${t("cause")} ` }), text, " ", there ? button(t("cause.show"), () => show(first), { id: "show-cause" }) : null),
     element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { textContent: first.text ?? first.sentence })));
+  return failure ? element("div", {}, found, failure) : found;
 }
+
+/**
+ * What is known of a run without a first cause: only one that was judged, and has no finding, is green.
+ * @param {any} run
+ */
+function without(run) {
+  if (run.health === "healthy") return element("p", { className: "cause good", textContent: t("cause.none") });
+  const [name, kind] = { running: ["analysis.running", ""], unexplained: ["cause.unexplained", "warned"], incomplete: ["cause.incomplete", "warned"] }[/** @type {string} */ (run.health)] ?? ["cause.unknown", "warned"];
+  return element("div", { className: `cause ${kind}`, id: "no-cause" }, element("p", { textContent: t(name, { count: run.recorded_findings ?? 0 }) }), kind ? advice(run) : null);
+}
+
+/** @param {any} run */
+function failed(run) {
+  return element("div", { className: "cause bad", id: "analysis-failed", aria: { role: "alert" } }, element("p", { textContent: t("analysis.failed") }),
+    element("p", {}, element("code", { textContent: run.analysis_error })), advice(run));
+}
+
+/** @param {any} run */
+const advice = (run) => element("p", {}, `${t("analysis.command")} `, element("code", { textContent: run.analysis_command }));
 
 /** @param {string[]} problems */
 function notices(problems) {

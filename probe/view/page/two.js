@@ -40,7 +40,7 @@ export class Two {
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
     this.numbers = new Numbers({ ...actions });
     this.element = this.arranged();
-    const fail = (/** @type {Error} */ problem) => this.verdict.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
+    const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
     this.curves = [0, 1].map((n) => new Source(binary, (answer) => this.drawCurve(n, answer), () => this.drawCurve(n, null)));
     this.comparison = new Source(json, (answer) => this.judge(answer), fail);
@@ -100,11 +100,17 @@ export class Two {
       this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
-    if (answer.state === "failed") return this.verdict.replaceChildren(element("p", { className: "failed", textContent: answer.error }));
+    if (answer.state === "failed") return this.fail(answer.error);
     this.difference = answer.first_difference;
-    this.verdict.className = `cause ${answer.same ? "good" : "bad"}`;
+    this.verdict.className = `cause ${answer.agrees ? "good" : "bad"}`;
     this.verdict.replaceChildren(...this.sentences(answer));
     if (this.runs.every(Boolean)) this.show();
+  }
+
+  /** @param {string} problem */
+  fail(problem) {
+    this.verdict.className = "cause bad";
+    this.verdict.replaceChildren(element("p", { className: "failed", textContent: problem }));
   }
 
   /** @param {any} answer */

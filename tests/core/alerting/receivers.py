@@ -56,10 +56,13 @@ class Receiver:
         else:
             sent = {name.decode(): value.decode() for name, value in scope["headers"]}
             self.requests.append(Request(scope["path"], sent, json.loads(raw), time.monotonic(), len(raw)))
-            status, headers, body = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+            status, headers, body = self.answer(self.requests[-1])
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
+
+    def answer(self, request: Request) -> Answer:
+        return self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
 
     def url(self, path: str = "/hook/0123456789abcdef") -> str:
         return f"{self.scheme}://localhost:{self.port}{path}"

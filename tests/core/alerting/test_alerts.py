@@ -22,6 +22,7 @@ from probe.core.faults import Faults
 from probe.core.messages import HANDLER
 from tests.core.alerting.receivers import (
     ACCEPTED,
+    Answer,
     Receiver,
     alert,
     alerts_to,
@@ -355,8 +356,53 @@ def test_a_signal_handler_sends_and_flushes() -> None:
         alerts.close(1)
 
 
+def test_without_a_thread_a_flush_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started, alerts wait for the next flush, whose caller sends them; that is counted."""
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with serving(Receiver()) as receiver:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        alerts, faults = alerts_to([http(receiver.url())])
+        alerts.send(alert("loss"))
+        assert alerts.flush(60)
+        monkeypatch.undo()
+        assert titles(receiver) == [["Spike of loss"]]
+        assert set(faults.counts) == {"alerts: RuntimeError"}
+        alerts.send(alert("norm"))
+        assert alerts.close(60)
+        assert titles(receiver) == [["Spike of loss"], ["Spike of norm"]]
+
+
+class Interrupting(Receiver):
+    """A receiver that answers once the wait of the main thread has been interrupted as Ctrl-C does."""
+
+    interrupted = threading.Event()
+
+    def answer(self, request: object) -> Answer:
+        if not self.interrupted.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.interrupted.wait()
+        return ACCEPTED
+
+
+def test_an_interrupted_close_is_finished_by_the_next() -> None:
+    """Ctrl-C while the last alerts are waited for loses none, and a further close has nothing to wait for."""
+    with serving(Interrupting()) as receiver:
+        alerts, faults = alerts_to([http(receiver.url())], group=5.0)
+        alerts.send(alert("loss"))
+        with pytest.raises(KeyboardInterrupt):
+            alerts.close(60)
+        Interrupting.interrupted.set()
+        assert alerts.close(60)
+        assert alerts.close(60)
+        assert titles(receiver) == [["Spike of loss"]]
+        assert faults.counts == {}
+
+
 def test_nothing_is_started_without_channels_or_alerts(tmp_path: Path) -> None:
-    """No thread and no folder."""
+    """No attempt and no folder, and no thread stays."""
     threads = threading.active_count()
     for channels in ([], [http(f"http://127.0.0.1:{free_port()}/")]):
         alerts, _ = alerts_to(channels, tmp_path)

@@ -94,10 +94,12 @@ def test_http_gets_json_and_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> N
         channel("http", url=receiver.url(), secret_variable="TOKEN").send([sent], 60)
     (request,) = receiver.requests
     assert request.headers["authorization"] == f"Bearer {SECRET}"
+    fields = {**sent._asdict(), "labels": {"job": "pretraining", "step": "3"}}
+    assert fields.pop("repeated") is False  # of the sender alone
     assert request.body == {
         "title": "pretraining: [warning] Spike of spike loss",
         "severity": "warning",
-        "alerts": [{**sent._asdict(), "labels": {"job": "pretraining", "step": "3"}}],
+        "alerts": [fields],
     }
 
 

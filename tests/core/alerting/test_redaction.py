@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
+import re
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
 
+from probe.core.alerting import redaction
 from probe.core.alerting.redaction import LOGGERS, describe_error, install, redact, secrets_of, shown_address
 from probe.core.config.load import load
 from probe.core.faults import Faults
@@ -156,3 +160,45 @@ def test_a_whole_delivery_leaves_no_secret_behind(tmp_path: Path, caplog: pytest
     for text in (files, formatted, caplog.text, json.dumps(faults.counts)):
         assert token not in text
         assert "b3arer" not in text
+
+
+parse = importlib.import_module("re._parser" if hasattr(re, "_parser") else "sre_parse")
+
+
+def repetitions(parsed: Any) -> list[int]:
+    """Bounds of all repetitions in an expression."""
+    bounds: list[int] = []
+    for operation, argument in parsed:
+        if str(operation) in ("MAX_REPEAT", "MIN_REPEAT"):
+            bounds += [int(argument[1]), *repetitions(argument[2])]
+        elif str(operation) == "SUBPATTERN":
+            bounds += repetitions(argument[3])
+        elif str(operation) == "BRANCH":
+            bounds += [bound for branch in argument[1] for bound in repetitions(branch)]
+        elif "ASSERT" in str(operation):
+            bounds += repetitions(argument[1])
+    return bounds
+
+
+def test_every_repetition_of_the_forms_is_bounded() -> None:
+    """A form that reads on without a bound at each of its beginnings takes quadratic time."""
+    bounds = [bound for form, _ in redaction._FORMS for bound in repetitions(parse.parse(form.pattern))]
+    assert len(bounds) > len(redaction._FORMS)
+    assert max(bounds) <= 65_536
+
+
+ATTACKS = ("a.", "a-", "x+", "://", "a://", "authorization:", "authorization ", "bearer ", "token =", "?key=", " ")
+
+
+@pytest.mark.parametrize("unit", ATTACKS)
+def test_a_long_text_is_redacted_in_time(unit: str) -> None:
+    """Half a million characters, as a traceback with the names of all parameters may have; quadratic would be hours."""
+    begin = time.process_time()
+    redact(unit * (500_000 // len(unit)))
+    assert time.process_time() - begin < 30
+
+
+def test_secrets_of_the_longest_forms_leave_no_rest() -> None:
+    """A token of thousands of characters, and a scheme of any length before a password."""
+    assert redact(f"Authorization: Bearer {'t0' * 10_000} next") == "Authorization: Bearer *** next"
+    assert redact(f"{'x' * 100}://me:p4ssword@host") == f"{'x' * 100}://***@host"

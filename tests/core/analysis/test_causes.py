@@ -440,7 +440,7 @@ def test_ranks_that_are_no_replicas_are_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "x", 2, STEPS, change)
     analysis = analyse(tmp_path / "x")
     assert analysis.diagnosis is None
-    assert "ranks 0-1 were not compared as replicas" in analysis.notes[0]
+    assert "ranks 0-1 were compared as replicas only in tensors that were equal" in analysis.notes[0]
     write_run(tmp_path / "y", 2, STEPS, change, **other)
     assert analyse(tmp_path / "y").diagnosis is not None
 
@@ -558,3 +558,22 @@ def test_what_is_kept_does_not_grow_with_steps(tmp_path: Path, number: int) -> N
     rows = 4 + 4 + 2 + 2 + 2 + 2
     assert len(analysis.findings()) == rows
     assert analysis.number == number * rows * 3
+
+
+def test_a_tensor_that_moved_alike_must_remain_so_though_nothing_names_replicas(tmp_path: Path) -> None:
+    """Of ranks that hold parts under the same names, the tensor that was equal while it changed is compared."""
+
+    def change(signal: str, rank: int, step: int, key: Key) -> float | None:
+        if signal not in ("param_origin", "param_updated"):
+            return None
+        if key.name.startswith("a"):
+            return 1.5 + step / 64 + (rank / 8 if step >= AT else 0.0)
+        return 1.5 + rank / 8
+
+    write_run(tmp_path, 2, STEPS, change)
+    diagnosis = analyse(tmp_path).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.first.finding.rule == "AnomalyReplica"
+    assert (diagnosis.first.finding.step, str(diagnosis.first.finding.key.name)[0]) == (AT, "a")
+    replicas = [pair[0].finding for pair in diagnosis.incident.findings if pair[0].finding.rule == "AnomalyReplica"]
+    assert {finding.key.name[0] for finding in replicas} == {"a"}

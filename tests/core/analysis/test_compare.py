@@ -49,7 +49,7 @@ def both(tmp_path: Path, of_b: Change, options: Options = Options(), **about: ob
 def test_equal_runs_are_the_same(tmp_path: Path) -> None:
     """All rows are compared, and none differs."""
     found = both(tmp_path, same, ranks=(0, 1))
-    assert found.same
+    assert found.agrees
     assert (found.rows, found.beyond, found.first) == (2 * 6 * ROWS_A_STEP, 0, [])
     assert all(difference == 0 for growth in found.growth for difference in growth.differences)
 
@@ -57,7 +57,7 @@ def test_equal_runs_are_the_same(tmp_path: Path) -> None:
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
     """Elements that are off by a millionth are within the tolerance, and their differences are reported."""
     found = both(tmp_path, rounding(3))
-    assert found.same
+    assert found.agrees
     largest = max(difference for growth in found.growth for difference in growth.differences)
     assert 1e-7 < largest < 2e-5
 
@@ -79,7 +79,7 @@ def test_one_changed_tensor_is_named(tmp_path: Path, place: Where, factor: float
     found = both(tmp_path, scaled(place, factor, rounding(4)), ranks=(0, 1))
     assert [where(row)[:3] for row in found.first] == [(place.signal, _row_name(place), place.step)]
     assert where(found.first[0])[3:] == place[3:]
-    assert not found.same
+    assert not found.agrees
 
 
 def _row_name(place: Where) -> str:
@@ -151,7 +151,7 @@ def test_nan_in_both_is_equal(tmp_path: Path) -> None:
         return change
 
     a, b, c = (write_run(tmp_path / n, infinite(sign)) for n, sign in (("a", 1), ("b", 1), ("c", -1)))
-    assert compare(a, b).same
+    assert compare(a, b).agrees
     assert [where(row) for row in compare(a, c).first] == [(place.signal, place.name, *place[2:])]
 
 
@@ -166,7 +166,7 @@ def test_noise_beside_large_rows_is_no_difference(tmp_path: Path) -> None:
         return change
 
     a, b = write_run(tmp_path / "a", noise(1)), write_run(tmp_path / "b", noise(2))
-    assert compare(a, b).same
+    assert compare(a, b).agrees
 
 
 def test_a_mean_around_zero_is_measured_by_its_elements(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_mean_around_zero_is_measured_by_its_elements(tmp_path: Path) -> None:
 
     for ops in (("mean", "norm"), ("mean", "min", "max")):
         a, b = (write_run(tmp_path / f"{n}{len(ops)}", centred(n), ops=ops) for n in (1, 2))
-        assert compare(a, b, Options(ops=("mean",))).same
+        assert compare(a, b, Options(ops=("mean",))).agrees
 
 
 def test_a_layer_that_dies_differs_in_zeros(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_half_precision_may_differ_more(tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", rounding(5, 2**-6), dtype="torch.bfloat16")
     c = write_run(tmp_path / "c", rounding(5, 2**-6))
     half, single = compare(a, b), compare(a, c)
-    assert (half.same, half.tolerance) == (True, RELATIVE["bfloat16"])
-    assert (single.same, single.tolerance) == (False, RELATIVE["float32"])
-    assert compare(a, c, Options(relative=0.05)).same
+    assert (half.agrees, half.tolerance) == (True, RELATIVE["bfloat16"])
+    assert (single.agrees, single.tolerance) == (False, RELATIVE["float32"])
+    assert compare(a, c, Options(relative=0.05)).agrees
 
 
 def test_other_shapes_differ(tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_rows_of_one_run_are_told_by_name(tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", lambda at, tensor: None if at.name == "head.weight" and at.step % 2 else tensor)
     a = write_run(tmp_path / "a")
     found = compare(a, b)
-    assert not found.same
+    assert not found.agrees
     assert found.only_names.a == [f"{s} head.weight (3 rows)" for s in ("exp_avg", "grad_reduced", "param_origin")]
     assert (found.only_rows, found.only_names.b, found.beyond) == ((9, 0), [], 0)
-    assert compare(a, b, Options(common=True)).same
+    assert compare(a, b, Options(common=True)).agrees
 
 
 def test_state_before_the_first_update_may_be_missing(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_state_before_the_first_update_may_be_missing(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", lambda at, x: None if at.signal == "exp_avg" and at.step == 0 else x)
     b = write_run(tmp_path / "b", lambda at, x: x * 0 if at.signal == "exp_avg" and at.step == 0 else x)
     c = write_run(tmp_path / "c")
-    assert compare(a, b).same
-    assert compare(b, a).same
+    assert compare(a, b).agrees
+    assert compare(b, a).agrees
     assert compare(a, c).only_rows == (0, 2 * len(MODULES))
 
 
@@ -263,10 +263,10 @@ def test_steps_of_one_run_are_told_as_ranges(tmp_path: Path) -> None:
     """Steps that one run lacks are a difference; those in common are compared."""
     a, b = write_run(tmp_path / "a", steps=range(8)), write_run(tmp_path / "b", steps=[1, 2, 3, 6])
     found = compare(a, b)
-    assert (found.only_steps.a, found.only_steps.b, found.same) == (["0", "4-5", "7"], [], False)
+    assert (found.only_steps.a, found.only_steps.b, found.agrees) == (["0", "4-5", "7"], [], False)
     assert found.rows == 4 * ROWS_A_STEP
-    assert compare(a, b, Options(common=True)).same
-    assert compare(a, b, Options(first_step=1, last_step=3)).same
+    assert compare(a, b, Options(common=True)).agrees
+    assert compare(a, b, Options(first_step=1, last_step=3)).agrees
 
 
 def test_steps_may_be_numbered_otherwise(tmp_path: Path) -> None:
@@ -279,14 +279,14 @@ def test_steps_may_be_numbered_otherwise(tmp_path: Path) -> None:
     found = compare(a, b, Options(step_offset=101))
     assert [where(row) for row in found.first] == [(place.signal, place.name, *place[2:])]
     assert found.rows == 6 * ROWS_A_STEP
-    assert compare(a, b, Options(step_offset=101, last_step=2)).same
+    assert compare(a, b, Options(step_offset=101, last_step=2)).agrees
 
 
 def test_ranks_are_paired(tmp_path: Path) -> None:
     """Each with that of its number; one that only one run has is a difference; or one chosen of each."""
     a, b = write_run(tmp_path / "a", ranks=(0, 1)), write_run(tmp_path / "b", ranks=(1, 2), world_size=0)
     found = compare(a, b)
-    assert (found.ranks, found.only_ranks.a, found.only_ranks.b, found.same) == ([(1, 1)], ["0"], ["2"], False)
+    assert (found.ranks, found.only_ranks.a, found.only_ranks.b, found.agrees) == ([(1, 1)], ["0"], ["2"], False)
     assert found.beyond == 0
     other = compare(a, b, Options(ranks=(0, 2)))
     assert (other.ranks, {row.signal for row in other.first}) == ([(0, 2)], {"actv", "actv_grad"})
@@ -328,8 +328,8 @@ def test_values_of_few_decimals_are_compared_to_those(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", lambda _, x: x * 1e-3 + 0.01)
     b = write_run(tmp_path / "b", lambda _, x: np.round(x * 1e-3 + 0.01, 4), config={"ndigits": 3})
     c = write_run(tmp_path / "c", lambda _, x: np.round(x * 1e-3 + 0.01, 4))
-    assert compare(a, b, Options(ops=("min", "max"))).same
-    assert not compare(a, c, Options(ops=("min", "max"))).same
+    assert compare(a, b, Options(ops=("min", "max"))).agrees
+    assert not compare(a, c, Options(ops=("min", "max"))).agrees
 
 
 def test_merged_files_are_a_run_of_one_rank(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_merged_files_are_a_run_of_one_rank(tmp_path: Path) -> None:
         told = [f"{header},ranks,complete", *(f"{row},0-3,1" for row in rows)]
         (merged / path.name).write_text("\n".join(told) + "\n", encoding="utf-8")
     found = compare(a, merged, Options(signals=("param_origin",)))
-    assert (found.same, found.rows, found.problems) == (True, 6 * 2 * len(MODULES), [])
+    assert (found.agrees, found.rows, found.problems) == (True, 6 * 2 * len(MODULES), [])
 
 
 def test_manifests_may_be_missing(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_manifests_may_be_missing(tmp_path: Path) -> None:
     for path in b.glob("*/manifest.json"):
         assert json.loads(path.read_text(encoding="utf-8"))["schema"] == 1
         path.unlink()
-    assert compare(a, b).same
+    assert compare(a, b).agrees
 
 
 def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_a_signal_of_each_micro_step_is_not_one_of_the_step(tmp_path: Path) -> N
     assert found.only_signals.a == ["actv (each micro step)", "grad_reduced"]
     assert found.only_signals.b == ["actv (once a step)", "x"]
     assert "actv" not in found.signals
-    assert (found.beyond, found.same) == (0, False)
+    assert (found.beyond, found.agrees) == (0, False)
 
 
 def test_parquet_stands_beside_csv(tmp_path: Path) -> None:

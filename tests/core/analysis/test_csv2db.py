@@ -77,6 +77,18 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
     assert len(held(tmp_path / "one")) == 3 * 6 * 12
 
 
+@pytest.mark.parametrize("command", ["csv2db", "csv2tb"])
+def test_a_rank_whose_rows_are_in_a_database_is_named(tmp_path: Path, command: str) -> None:
+    """The others are converted, and the exit code is 1; of databases alone it is 2."""
+    write_run(tmp_path, 0, range(3), sink="sqlite")
+    alone = CliRunner().invoke(app, [command, str(tmp_path), "-o", str(tmp_path / "out")])
+    write_run(tmp_path, 1, range(3))
+    beside = CliRunner().invoke(app, [command, str(tmp_path), "-o", str(tmp_path / "out")])
+    assert (alone.exit_code, beside.exit_code) == (2, 1)
+    for done in (alone, beside):
+        assert "rank0-00000000: expected CSV or Parquet files; the rows of this rank are in a database" in done.output
+
+
 def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> None:
     """The documented script calls csv2db at its top level."""
     write_run(tmp_path, 0, range(4))

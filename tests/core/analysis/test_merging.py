@@ -17,6 +17,8 @@ from probe.core.backend.numpy_moments import moments
 from probe.core.moments import MOMENTS, columns_for, derive, merge_columns
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.sinks.csv import CsvSink
+from probe.core.output.sinks.parquet import ParquetSink
+from probe.core.output.sinks.sqlite import SqliteSink
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from probe.core.storage.layout import ranks_text
 from probe.core.storage.run_directory import write_manifest
@@ -109,8 +111,15 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     start = f"2025-12-03T{hour}:34:40+0800"
     write_manifest(directory, {"rank": rank, "pp_stage": 0, "start_time": start, **about})
+    sink = CsvSink(SinkContext(directory, root, rank))
+    sink.open()
+    sink.write(Snapshot(step, rank, 0.0, [batch_of(signal, rows, step)], OPS))
+
+
+def batch_of(signal: str, rows: dict[str, tuple[Any, Coverage | None]], step: int) -> Batch:
+    """The moments of tensors, or of their parts."""
     arrays = [array for array, _ in rows.values()]
-    batch = Batch(
+    return Batch(
         signal=signal,
         step=step,
         keys=tuple(Key(name) for name in rows),
@@ -120,9 +129,6 @@ def write(
         columns=rows_of(arrays),
         coverage=tuple(coverage for _, coverage in rows.values()) if any(c for _, c in rows.values()) else (),
     )
-    sink = CsvSink(SinkContext(directory, root, rank))
-    sink.open()
-    sink.write(Snapshot(step, rank, 0.0, [batch], OPS))
 
 
 def merged(root: Path, name: str) -> list[dict[str, str]]:
@@ -225,29 +231,91 @@ def test_a_line_that_cannot_be_read_is_told_and_the_others_merged(
     assert report.problems == [f"{path}:3: {told}: this line is left out"]
 
 
-@pytest.mark.parametrize(
-    ("column", "cell", "told"),
-    [
-        ("shape", "six", "expected sizes such as [3, 2] in column shape, got 'six'"),
-        ("min", "", "expected a number in column min, got ''"),
-    ],
-)
-def test_a_row_that_means_nothing_is_named_and_the_others_merged(
-    tmp_path: Path, column: str, cell: str, told: str
-) -> None:
-    """A shape that is none; a number that is missing."""
-    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None), "v": (WHOLE, None)})
-    path = next(tmp_path.glob("*/grad_reduced_0-0.csv"))
+def set_cell(path: Path, row: int, **cells: str) -> None:
+    """Set cells of a row of a CSV file; the first is 0."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    rows[1][column] = cell
+    rows[row] |= cells
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+NO_NUMBER = f"expected a number in one of the columns {', '.join(OPS)}, got none"
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({"shape": "six"}, "expected sizes such as [3, 2] in column shape, got 'six'"),
+        (dict.fromkeys(OPS, ""), NO_NUMBER),
+    ],
+)
+def test_a_row_that_means_nothing_is_named_and_the_others_merged(
+    tmp_path: Path, cells: dict[str, str], told: str
+) -> None:
+    """A shape that is none; no number at all."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None), "v": (WHOLE, None)})
+    path = next(tmp_path.glob("*/grad_reduced_0-0.csv"))
+    set_cell(path, 1, **cells)
     report = merge_directory(tmp_path, tmp_path / "merged")
     assert [row["name"] for row in merged(tmp_path, "grad_reduced_0-0.csv")] == ["w"]
     assert report.problems == [f"{path}: {told}: rows such as 0 v 0 are left out"]
+
+
+def test_an_op_that_one_row_lacks_is_kept_in_the_others(tmp_path: Path) -> None:
+    """Of a whole tensor the copy with more ops is taken; of parts those ops are left that all have, and it is said."""
+    for rank, (first, last) in enumerate(((0, 10), (10, 24))):
+        rows = {"w": shard(WHOLE, first, last, (0, 1)), "v": (WHOLE, None), "u": shard(WHOLE, first, last, (0, 1))}
+        write(tmp_path, rank, "grad_reduced", rows)
+    path = next(tmp_path.glob("*rank0*/grad_reduced_0-0.csv"))
+    set_cell(path, 1, min="", max="")
+    set_cell(path, 2, max="")
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    parts, whole, lacking = merged(tmp_path, "grad_reduced_0-0.csv")
+    assert_whole(parts, WHOLE)
+    assert_whole(whole, WHOLE)
+    assert lacking["max"] == ""
+    assert_whole(lacking | {"max": str(WHOLE.max())}, WHOLE)
+    assert (report.incomplete, report.differing) == (0, [])
+    assert report.problems == ["grad_reduced: 1 tensor lacks max: not all ranks that hold parts have it"]
+
+
+SINKS_OF = {"csv": CsvSink, "parquet": ParquetSink, "sqlite": SqliteSink}
+
+
+@pytest.mark.parametrize("kinds", [("parquet", "parquet"), ("sqlite", "sqlite"), ("csv", "parquet"), ("csv", "sqlite")])
+def test_parts_become_a_whole_in_whichever_format_ranks_have_written(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """The ranks may have divided their steps in another way, too."""
+    for rank, (first, last) in enumerate(((0, 10), (10, 24))):
+        tensors = [{"w": shard(WHOLE + step, first, last, (0, 1)), "b": (LARGE + step, None)} for step in range(4)]
+        directory = tmp_path / f"Dec03_21-34-40-rank{rank}-0000000{rank}"
+        directory.mkdir()
+        write_manifest(directory, {"rank": rank, "pp_stage": 0, "start_time": "2025-12-03T21:34:40+0800"})
+        sink = SINKS_OF[kinds[rank]](SinkContext(directory, tmp_path, rank, steps_per_file=rank + 1))
+        sink.open()
+        for step, rows in enumerate(tensors):
+            sink.write(Snapshot(step, rank, 0.0, [batch_of("grad_reduced", rows, step)], OPS))
+        sink.close()
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert (report.rows, report.incomplete, report.differing, report.problems) == (8, 0, [], [])
+    rows = [row for path in report.files for row in merged(tmp_path, path.name)]
+    found = {(row["name"], int(row["step"])): row for row in rows}
+    assert len(rows) == len(found) == 8
+    for step in range(4):
+        assert_whole(found["w", step], WHOLE + step)
+        assert_whole(found["b", step], LARGE + step)
+
+
+def test_a_run_in_another_format_is_refused(tmp_path: Path) -> None:
+    """With the format that its manifest names."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-00000000"
+    directory.mkdir()
+    write_manifest(directory, {"rank": 0, "start_time": "2025-12-03T21:34:40+0800", "config": {"format": "wandb"}})
+    done = run(str(tmp_path))
+    assert done.exit_code == 2
+    assert "format wandb; rows are in csv, parquet and sqlite" in " ".join(done.output.split())
 
 
 def test_only_the_latest_run_is_merged(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from probe.core.analysis.performance.analyse import analysed
 from probe.core.analysis.performance.export import as_json
 from probe.core.analysis.performance.step_table import NoNumbersError
+from probe.core.naming import OUTSIDE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
 from probe.core.output.sinks import SINKS
 from probe.core.records import Key
 from probe.core.storage.layout import call_site
@@ -36,7 +37,7 @@ def healthy(rank: int, step: int) -> dict[str, float]:
     values = {"loss": 3.0 - 0.01 * step + rank, "learning_rate": 1e-3, "batch_size": BATCH, "skipped": float(step == 9)}
     values |= {"phase/data_seconds": 0.1 * seconds}
     values |= {"phase/evaluation_seconds": 0.3} if step % 50 == 49 else {}
-    return values | ({"step_seconds": seconds, "throughput": BATCH / seconds} if step else {})
+    return values | ({STEP_SECONDS: seconds, "throughput": BATCH / seconds} if step else {})
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_tokens_are_judged_where_they_are_logged(tmp_path: Path) -> None:
     def numbers(step: int) -> Mapping[str, float]:
         length = 1000.0 if step < 100 else 4000.0
         seconds = 0.2 if step < 100 else 0.8
-        return {"step_seconds": seconds, "throughput": 8 / seconds, "tokens_per_second": 8 * length / seconds}
+        return {STEP_SECONDS: seconds, "throughput": 8 / seconds, TOKENS_PER_SECOND: 8 * length / seconds}
 
     write_rank(tmp_path, 0, range(200), numbers)
     found = of(tmp_path)
@@ -132,7 +133,7 @@ def test_the_last_hours(root: Path) -> None:
 def test_communication_by_call_site(tmp_path: Path) -> None:
     """Of completed calls, over all groups and ranks; shares of the sampled steps' time; rates of what was timed."""
     for rank in range(2):
-        directory = write_rank(tmp_path, rank, range(60), lambda step: {"step_seconds": 2.0} if step else {})
+        directory = write_rank(tmp_path, rank, range(60), lambda step: {STEP_SECONDS: 2.0} if step else {})
         group = "ranks0-1" if rank else "ranks0+2"
         calls = [
             (step, f"{name}", *numbers)
@@ -180,7 +181,7 @@ def test_a_rank_that_loads_data_slowly_for_a_while(tmp_path: Path) -> None:
             rank,
             range(400),
             lambda step, rank=rank: {
-                "step_seconds": 1.0,
+                STEP_SECONDS: 1.0,
                 "phase/data_seconds": 0.4 if rank == 2 and 200 <= step < 320 else 0.1,
             },
         )
@@ -197,14 +198,14 @@ def test_the_time_outside_of_collectives_is_compared(tmp_path: Path, logged: boo
         waited = 0.2 if rank == 1 else 0.8
 
         def numbers(step: int, waited: float = waited) -> Mapping[str, float]:
-            outside = {"outside_seconds": 1.0 - waited} if logged and step % 10 == 0 else {}
-            return {"step_seconds": 1.0, **outside}
+            outside = {OUTSIDE_SECONDS: 1.0 - waited} if logged and step % 10 == 0 else {}
+            return {STEP_SECONDS: 1.0, **outside}
 
         directory = write_rank(tmp_path, rank, range(100), numbers)
         calls = [(step, "all_reduce.ranks0-3.t.py[1].post", 1, 8, waited) for step in range(0, 100, 10)]
         write_calls(directory, calls)
     (slow,) = of(tmp_path).slow
-    assert slow[:2] == (1, "outside_seconds")
+    assert slow[:2] == (1, OUTSIDE_SECONDS)
     assert (slow.seconds, slow.expected) == pytest.approx((0.8, 0.2))
 
 
@@ -216,7 +217,7 @@ def test_ranks_of_other_pipeline_stages_are_not_compared(tmp_path: Path) -> None
             tmp_path,
             rank,
             range(60),
-            lambda step, seconds=seconds: {"step_seconds": 1.0, "outside_seconds": seconds},
+            lambda step, seconds=seconds: {STEP_SECONDS: 1.0, OUTSIDE_SECONDS: seconds},
             world_size=6,
             pp_stage=rank // 3,
         )
@@ -229,7 +230,7 @@ def test_learning_rate_beside_loss(tmp_path: Path) -> None:
     def numbers(step: int) -> Mapping[str, float]:
         loss = 5.0 - 0.004 * step if step < 260 else 3.96 - 0.001 * (step - 260)
         loss = math.nan if step == 300 else 100.0 if step in (50, 51) else loss
-        return {"step_seconds": 0.1, "loss": loss, "learning_rate": 1e-3 if step < 260 else 1e-4}
+        return {STEP_SECONDS: 0.1, "loss": loss, "learning_rate": 1e-3 if step < 260 else 1e-4}
 
     write_rank(tmp_path, 0, range(400), numbers)
     found = of(tmp_path).stretches
@@ -254,7 +255,7 @@ def test_memory_and_utilization_that_were_logged(tmp_path: Path) -> None:
             rank,
             range(100),
             lambda step, rank=rank: {
-                "step_seconds": 0.5,
+                STEP_SECONDS: 0.5,
                 "gpu_utilization/0": 80.0 + rank,
                 "gpu_memory_used_bytes": 1e9 * (1 + rank) + step,
                 "memorable": 5.0,
@@ -272,7 +273,7 @@ def test_memory_and_utilization_that_were_logged(tmp_path: Path) -> None:
 def test_readings_of_a_performance_monitor(tmp_path: Path) -> None:
     """All devices of all files count; lines of another program are problems, and earlier readings another run's."""
     write_rank(
-        tmp_path, 0, range(100), lambda step: {"step_seconds": 0.5}, start_time="2026-11-03T21:34:40+0800", world_size=1
+        tmp_path, 0, range(100), lambda step: {STEP_SECONDS: 0.5}, start_time="2026-11-03T21:34:40+0800", world_size=1
     )
     began = 1793712880.0
     for node in range(2):
@@ -299,7 +300,7 @@ def test_a_phase_that_one_rank_alone_has(tmp_path: Path) -> None:
             tmp_path,
             rank,
             range(50),
-            lambda step, rank=rank: {"step_seconds": 1.0, **({"phase/saving_seconds": 0.5} if rank == 2 else {})},
+            lambda step, rank=rank: {STEP_SECONDS: 1.0, **({"phase/saving_seconds": 0.5} if rank == 2 else {})},
         )
     saving, rest = of(tmp_path).phases
     assert saving == ("saving", 50 * 0.5 / 4, 0.125, 50, 0.5)
@@ -308,9 +309,9 @@ def test_a_phase_that_one_rank_alone_has(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     """Steps that were done again count once, and slow steps after the resume are no drop."""
-    write_rank(tmp_path, 0, range(150), lambda step: {"step_seconds": 1.0}, time="Dec03_21-34-40")
+    write_rank(tmp_path, 0, range(150), lambda step: {STEP_SECONDS: 1.0}, time="Dec03_21-34-40")
     write_rank(
-        tmp_path, 0, range(100, 300), lambda step: {"step_seconds": 9.0 if step < 115 else 1.0}, time="Dec03_22-34-40"
+        tmp_path, 0, range(100, 300), lambda step: {STEP_SECONDS: 9.0 if step < 115 else 1.0}, time="Dec03_22-34-40"
     )
     found = of(tmp_path)
     assert (found.span.number, found.span.seconds) == (300, 285 + 15 * 9)
@@ -324,7 +325,7 @@ def test_every_format_gives_the_same(tmp_path: Path, sink: str) -> None:
     writer = SINKS[sink](context(tmp_path, directory=directory, rank=0, steps_per_file=40))
     writer.open()
     for step in range(120):
-        values = {"step_seconds": SECONDS[0, step], "loss": math.nan if step == 7 else 2.0, "phase/data_seconds": 0.01}
+        values = {STEP_SECONDS: SECONDS[0, step], "loss": math.nan if step == 7 else 2.0, "phase/data_seconds": 0.01}
         keys = tuple(map(Key, values))
         shapes, dtypes = ((),) * len(keys), ("float64",) * len(keys)
         rows = batch("run", step, {"value": [*values.values()]}, keys=keys, shapes=shapes, dtypes=dtypes)
@@ -345,7 +346,7 @@ def test_a_real_run(output_dir: Path) -> None:
         training.step()
     training.end()
     values = numbers_in(output_dir)
-    seconds = [value for (_, name), value in values.items() if name == "step_seconds"]
+    seconds = [value for (_, name), value in values.items() if name == STEP_SECONDS]
     found, problems = analysed(output_dir)
     assert problems.lines() == []
     assert (found.span.number, len(seconds)) == (60, 59)

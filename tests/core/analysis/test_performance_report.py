@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from probe.core.analysis.report.write import write_report
+from probe.core.naming import STEP_SECONDS
 from tests.core.analysis.browsing import browser, errors, open_page, wait_until
 from tests.core.analysis.performance_data import write_calls, write_rank
 from tests.core.analysis.report_data import write_run
@@ -29,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def numbers(step: int) -> dict[str, float]:
         seconds = 1.0 if 600 <= step < 800 else 0.25
-        return {"step_seconds": seconds, "throughput": 8 / seconds, f"phase/{EVIL}_seconds": 0.125}
+        return {STEP_SECONDS: seconds, "throughput": 8 / seconds, f"phase/{EVIL}_seconds": 0.125}
 
     directory = write_rank(root, 0, range(1200), numbers)
     write_calls(directory, [(step, f"all_reduce.ranks0-1.{EVIL}.py[9].post", 1, 4096, 0.125) for step in (3, 700)])

@@ -21,6 +21,7 @@ from probe.core.analysis.report.layout import FINE_CELLS, MANY_RANK_CELLS, plan
 from probe.core.analysis.report.rank_table import rank_table
 from probe.core.analysis.report.run_cells import CellWork, SignalCells, WholeRun
 from probe.core.analysis.report.write import write_report
+from probe.core.naming import STEP_SECONDS
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.pack import pack
@@ -192,7 +193,7 @@ def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
     """Curves, throughput and communication are the same if cells are read in pieces."""
     for rank in range(3):
         directory = write_rank(
-            tmp_path / "run", rank, range(40), lambda step: {"step_seconds": 1 + step % 7 / 9, "loss": 1 / 3}
+            tmp_path / "run", rank, range(40), lambda step: {STEP_SECONDS: 1 + step % 7 / 9, "loss": 1 / 3}
         )
         write_calls(directory, [(step, "all_reduce.ranks0-1.train.py[9].post", 1, 8e6, 0.1) for step in range(40)])
     write_report(tmp_path / "run", tmp_path / "whole.html")

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.naming import STEP_SECONDS
 from tests.required import require
 
 require("duckdb")
@@ -40,7 +41,7 @@ def found(root: Path) -> tuple[int, list[dict[str, object]], str]:
 
 
 def healthy(step: int) -> dict[str, float]:
-    return {"loss": 2.0 + 0.01 * math.sin(step * 1.7), "step_seconds": 0.5, "phase/data_seconds": 0.1}
+    return {"loss": 2.0 + 0.01 * math.sin(step * 1.7), STEP_SECONDS: 0.5, "phase/data_seconds": 0.1}
 
 
 def test_healthy_numbers_give_none(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from probe.core.config import parse
 from probe.core.config.load import load
-from probe.core.control.config_follower import Control
+from probe.core.control.config_follower import LOG, Control, follow
 from probe.core.faults import Faults
 
 AHEAD = 3
@@ -232,3 +234,152 @@ def test_a_step_that_is_over_when_training_begins_is_not_waited_for(
         control = Control(path, settings, content, 5, True, True, Faults(), lambda _: AHEAD)
     assert [f"begins at step {at}" in record.getMessage() for record in caplog.records] == [True] * warned
     assert control.poll(6, idle=True) is not None
+
+
+class Place:
+    """Groups of a rank, of which the follower asks for its number and how many there are."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+
+    def rank(self) -> int:
+        return self._rank
+
+    def world_size(self) -> int:
+        return self._ranks
+
+
+class SharingRank(Rank):
+    """Rank that reads the same file as the others, at its own speed."""
+
+    def __init__(self, path: Path, rank: int, ranks: int) -> None:
+        self.faults, self.taken, self.number = Faults(), Taken(), 0
+        settings, content = load(json.loads(path.read_text())), path.read_bytes()
+        groups: Any = Place(rank, ranks)
+        self.control: Any = follow(path, settings, content, 0, groups, self.faults, lambda _: AHEAD)  # type: ignore[arg-type]
+        self._left = 0
+
+    def next_step(self) -> None:
+        """Begin the next step."""
+        self.number += 1
+        self.step(self.number)
+
+
+@pytest.fixture
+def dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+
+
+def whole(path: Path, text: str, _: Random) -> None:
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
+
+
+def half(path: Path, text: str, random: Random) -> None:
+    path.write_text(text[: random.randrange(1, len(text))])
+
+
+def garbage(path: Path, _: str, random: Random) -> None:
+    path.write_bytes(random.randbytes(40))
+
+
+def away(path: Path, _: str, __: Random) -> None:
+    path.unlink(missing_ok=True)
+
+
+WAYS: tuple[Callable[[Path, str, Random], None], ...] = (whole, whole, whole, half, garbage, away)
+
+
+@pytest.mark.usefixtures("dynamic")
+@pytest.mark.parametrize("seed", range(20))
+def test_edits_that_follow_each_other_hold_on_all_ranks_alike(tmp_path: Path, seed: int) -> None:
+    """Ranks of unlike speed follow a file that is replaced, half written, spoilt and deleted at any moment; each takes
+    the same changes at the same steps."""
+    random, path = Random(seed), write(tmp_path / "monitor.json", OFF)
+    ranks = [SharingRank(path, number, 3) for number in range(3)]
+    for _ in range(400):
+        slowest, leader = min(rank.number for rank in ranks), ranks[0].number
+        # another rank is a step behind what has been announced for it, at most
+        able = [rank for rank in ranks if rank.number <= min(slowest + 2, leader + AHEAD - 1)]
+        random.choice(able).next_step()
+        if random.random() < 0.4:
+            values = {"dynamic_on": random.random() < 0.8, "ops": random.sample(["norm", "min", "max", "mean"], 2)}
+            random.choice(WAYS)(path, json.dumps(values | {"collect_times": random.choice([3, 100])}), random)
+    last = min(rank.number for rank in ranks)
+    one, *others = ({step: taken for step, taken in rank.taken.items() if step <= last} for rank in ranks)
+    assert len(one) > 5
+    assert all(other == one for other in others)
+    assert not [name for rank in ranks for name in rank.faults.counts if "Timeout" in name]
+
+
+@pytest.mark.usefixtures("dynamic")
+def test_a_rank_that_reads_a_change_after_its_step_counts_it(tmp_path: Path) -> None:
+    """It takes the change at once; later ones hold at their steps."""
+    path = write(tmp_path / "monitor.json", OFF)
+    first, other = SharingRank(path, 0, 2), SharingRank(path, 1, 2)
+    for _ in range(8):
+        other.next_step()
+    whole(path, json.dumps(ON), Random())
+    for _ in range(9):
+        first.next_step()
+    other.next_step()
+    whole(path, json.dumps(ON | {"ops": ["max"]}), Random())
+    for _ in range(9):
+        first.next_step()
+        other.next_step()
+    assert list(first.taken) == [1 + AHEAD, 10 + AHEAD]
+    assert list(other.taken) == [9, 10 + AHEAD]
+    assert (first.faults.counts, other.faults.counts) == ({}, {"control: TimeoutError": 1})
+
+
+@pytest.mark.usefixtures("dynamic")
+def test_an_edit_during_the_announcement_of_another_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of the first is not written over the second, which has a step of its own."""
+    path = write(tmp_path / "monitor.json", OFF)
+    first, other = SharingRank(path, 0, 2), SharingRank(path, 1, 2)
+    whole(path, json.dumps(ON), Random())
+    link = os.link
+
+    def edited(*places: Any) -> None:
+        link(*places)
+        monkeypatch.setattr(os, "link", link)
+        whole(path, json.dumps(ON | {"ops": ["max"]}), Random())
+
+    monkeypatch.setattr(os, "link", edited)
+    for _ in range(10):
+        first.next_step()
+        other.next_step()
+    assert first.taken == other.taken == {4: (True, ("norm",)), 8: (True, ("max",))}
+
+
+@pytest.mark.usefixtures("dynamic")
+def test_without_a_log_a_step_in_the_file_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing can be written beside the file, all ranks read the step that the user names, and a log line says
+    so."""
+    path = write(tmp_path / "monitor.json", OFF)
+    path.with_name(path.name + LOG).touch()  # in the way of the folder
+    first, other = SharingRank(path, 0, 2), SharingRank(path, 1, 2)
+    assert ["cannot be logged beside it" in record.getMessage() for record in caplog.records] == [True]
+    whole(path, json.dumps(ON | {"apply_at_step": 4}), Random())
+    for _ in range(6):
+        first.next_step()
+        other.next_step()
+    assert list(first.taken) == list(other.taken) == [4]
+    assert first.faults.counts == other.faults.counts == {}
+
+
+@pytest.mark.usefixtures("dynamic")
+def test_the_log_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
+    """A run that is begun again starts with its file, and reads what is announced from then on."""
+    path = write(tmp_path / "monitor.json", OFF)
+    for ops in (["min"], ["max"]):
+        ranks = [SharingRank(path, number, 2) for number in range(2)]
+        for rank in ranks:
+            rank.next_step()
+        whole(path, json.dumps(ON | {"ops": ops}), Random())
+        for _ in range(6):
+            for rank in ranks:
+                rank.next_step()
+        assert ranks[0].taken == ranks[1].taken
+        assert ranks[0].taken[2 + AHEAD] == (True, tuple(ops))
+        whole(path, json.dumps(OFF), Random())

@@ -180,11 +180,11 @@ def test_what_is_whole_already_needs_nobody() -> None:
         assert batch.columns["global_mean"].tolist() == [10.0 * rank, 6.0]
 
 
-def replicas(*given: Sequence[Batch]) -> tuple[list[Any], list[Faults], Place]:
+def replicas(*given: Sequence[Batch], assumed: bool = False) -> tuple[list[Any], list[Faults], Place]:
     """Columns that each of two ranks adds for its copy of parameters, a batch a step."""
     place, faults = Place(), [Faults(), Faults()]
     stats: Any = [
-        GlobalStats(Rank(place, r), "run 0", "", ["mean"], SECONDS, faults[r], replicas=(0, 1))  # type: ignore[arg-type]
+        GlobalStats(Rank(place, r), "run 0", "", ["mean"], SECONDS, faults[r], (0, 1), assumed)  # type: ignore[arg-type]
         for r in (0, 1)
     ]
     with ThreadPoolExecutor(2) as pool:
@@ -249,3 +249,16 @@ def test_copies_for_which_there_was_no_room_are_compared_in_the_next_step() -> N
         assert third.columns["copies"].tolist() == [2] * many
         assert np.flatnonzero(third.columns["agreeing"] == 1).tolist() == [odd]
     assert [each.counts for each in faults] == [{}, {}]
+
+
+def test_assumed_copies_count_once_they_were_equal_while_they_changed() -> None:
+    """Rows of ranks that nothing names replicas: parts of a tensor never count, nor do parts that are equal because
+    they do not change, or at first alone; a row that moved alike for five changes does, whatever comes later."""
+    steps = range(9)
+    mine = [copy_of([1.0 + n, 5.0, 2.0 + n * (n > 1), 3.0 + n], n) for n in steps]
+    theirs = [copy_of([7.0 + n, 5.0 + (n > 6), 2.0 + 2 * n * (n > 1), 3.0 + n + (n > 6)], n) for n in steps]
+    for batches in replicas(mine, theirs, assumed=True)[0]:
+        differing = [np.flatnonzero(b.columns["agreeing"] < b.columns["copies"]).tolist() for b in batches[7:]]
+        assert [set(batch.columns) for batch in batches[:7]] == [{"sum"}] * 7
+        assert differing == [[3], [3]]
+        assert batches[7].columns["differs_from"][3] in (0.0, 1.0)

@@ -14,7 +14,7 @@ from probe.core.distributed import whole_tensors
 from probe.core.distributed.global_stats import GlobalStats
 from probe.core.distributed.whole_tensors import LATE, WAITING, Line, Wholes
 from probe.core.faults import Faults
-from probe.core.output.delivery import Delivery
+from probe.core.output.run_output import delivery
 from probe.core.records import Batch, Coverage
 from tests.core.distributed.test_global_stats import batch_of
 
@@ -52,12 +52,12 @@ class Writing:
 
     def __init__(self, other: Other) -> None:
         self.faults, self.written = Faults(), list[tuple[int, str]]()
-        self.delivery, self.line = Delivery(4, "wait", self.faults), Line(self.faults)
+        self.delivery, self.line = delivery(4, "wait", self.faults), Line(self.faults)
         self.exchange = self.exchange_with(other)
 
     def exchange_with(self, other: Any) -> Wholes:
         stats = GlobalStats(other, "run 0", "", ["norm"], SECONDS, self.faults)
-        return Wholes(stats, lambda: self.delivery.wake(self.line.advance), lambda _: None, self.faults)
+        return Wholes(stats, lambda: self.delivery.submit(self.line.advance, must=True), lambda _: None, self.faults)
 
     def submit(self, step: int) -> None:
         """As training does it."""
@@ -71,7 +71,7 @@ class Writing:
 
     def end(self) -> None:
         self.line.end()
-        self.delivery.wake(self.line.advance)
+        self.delivery.submit(self.line.advance, must=True)
         self.delivery.close(SECONDS)
         self.exchange.close(SECONDS)
 
@@ -186,6 +186,26 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     writing.end()
 
 
+def test_without_a_thread_no_rank_is_waited_for(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started every step is written without the numbers of whole tensors, and that is counted."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writing = Writing(other)
+    for step in range(2):
+        writing.submit(step)
+    writing.end()
+    assert writing.written == [(0, "missing"), (1, "none")]
+    assert not other.awaited.is_set()
+    assert writing.faults.counts == {
+        "delivery: RuntimeError": 1,
+        "global statistics: RuntimeError": 2,  # the thread, and the end of the exchange
+        "global statistics: steps of this rank dropped because no thread could be started": 2,
+    }
+
+
 def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
     """Waiting steps are written as they are."""
     writing = Writing(other)
@@ -193,7 +213,7 @@ def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
         writing.submit(step)
     assert writing.delivery.flush(SECONDS)
     writing.line.end()
-    writing.delivery.wake(writing.line.advance)
+    writing.delivery.submit(writing.line.advance, must=True)
     writing.delivery.close(SECONDS)
     assert writing.written == [(step, "missing") for step in range(3)]
     assert writing.faults.counts == {LATE: 3}

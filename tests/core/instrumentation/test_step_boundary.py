@@ -58,12 +58,12 @@ def test_micro_batches_of_a_pipeline(events: str, expected: list[int]) -> None:
     for event in letters:
         if event == "b":
             clock.backward_began(len(seen))
-            clock.backward_reached(int(next(letters)))
-            seen.append(clock.backward_step)
+            clock.backward_reached(int(next(letters)), len(seen))
+            seen.append(clock.backward_step(len(seen)))
         else:
             clock.forward_began(whole=True, pipeline=int(event))
             clock.forward_began(whole=False)
-            assert clock.backward_step == clock.micro_step
+            assert clock.backward_step(-1) == clock.micro_step
             seen.append(clock.micro_step)
     assert seen == expected
 

@@ -14,7 +14,7 @@ EPS = 1e-8
 """Below which an element counts as zero."""
 
 
-def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
+def batch_of(tensors, step=0, ops=OPS, signal="param_updated"):
     """Batch of ``{key: array}``, its moments by plain NumPy."""
     with np.errstate(invalid="ignore"):
         moments = {
@@ -43,7 +43,7 @@ def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
 def norms(values, step=0, shape=(4, 4), extra=None, **options):
     """A batch that holds nothing but norms (and ``extra`` columns)."""
     return Batch(
-        signal=options.get("signal", "exp_avg"),
+        signal=options.get("signal", "param_updated"),
         step=step,
         keys=tuple(values),
         shapes=(shape,) * len(values),

@@ -122,15 +122,16 @@ def test_signals_without_an_op_are_left_alone():
 
 def test_messages_have_the_documented_form():
     """The message has the value that was compared with, or no such clause if there is none."""
-    (first,) = nan_rule(ops=["norm"]).judge(norms({W: nan}, 7))
+    (first,) = nan_rule(ops=["norm"]).judge(norms({W: nan}, 7, signal="param_origin"))
     assert first.message == (
-        "Rule AnomalyNan reports anomaly signal in ('0:fc.weight/rank0/exp_avg', 'norm') at step 7, current value nan."
+        "Rule AnomalyNan reports anomaly signal in ('0:fc.weight/rank0/param_origin', 'norm') at step 7, "
+        "current value nan."
     )
     rule = turbulence()
-    list(rule.judge(norms({W: 2.0}, 0)))
-    (second,) = rule.judge(norms({W: 8.0}, 1))
+    list(rule.judge(norms({W: 2.0}, 0, signal="param_origin")))
+    (second,) = rule.judge(norms({W: 8.0}, 1, signal="param_origin"))
     assert second.message == (
-        "Rule AnomalyTurbulence reports anomaly signal in ('0:fc.weight/rank0/exp_avg', 'norm') at step 1, "
+        "Rule AnomalyTurbulence reports anomaly signal in ('0:fc.weight/rank0/param_origin', 'norm') at step 1, "
         "current value 8.0, history mean 2.0."
     )
 
@@ -233,7 +234,7 @@ def test_the_smallest_magnitude_of_a_tensor_may_leap():
 
 def test_second_moments_are_judged_by_their_roots():
     """A gradient of 15 times its usual size is no spike, so its square is none; one of 30 times is, with its square."""
-    for signal, power in [("exp_avg", 1), ("exp_avg_sq", 2)]:
+    for signal, power in [("param_updated", 1), ("exp_avg_sq", 2)]:
         rule, found = spike(), []
         for step, size in enumerate([2.0] * 12 + [30.0, 2.0, 60.0]):
             found += list(rule.judge(norms({W: size**power}, step, signal=signal)))
@@ -250,7 +251,9 @@ def test_an_extreme_must_differ_by_the_square():
     assert [f.op for f in rule.judge(batch_of({W: 500 * np.ones(16)}, 13))] == ["max"]  # the norm is silent by now
 
 
-@pytest.mark.parametrize("signal", ["actv_grad", "grad_unreduced", "grad_reduced", "other"])
+@pytest.mark.parametrize(
+    "signal", ["actv_grad", "grad_unreduced", "grad_reduced", "other", "exp_avg", "momentum_buffer"]
+)
 def test_gradients_must_differ_by_the_square(signal):
     """Those of a model that leaves its first plateau leap a hundredfold; twentyfold means four hundredfold."""
     for ratio, expected in [(390.0, []), (1 / 390, []), (410.0, [12]), (1 / 410, [12])]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from probe.core.records import Key
+from probe.core.records import Key, Update
 from probe.core.rules.frozen import AnomalyFrozen
 from tests.core.rules.rule_batches import OPS, batch_of
 
@@ -161,3 +162,51 @@ def test_a_parameter_that_is_not_finite_is_left_to_another_rule():
     training = Training(frozen())
     training.weights["a.weight"][3] = math.nan
     assert training.run(20, all_but("b.weight")) == [(4, "b.weight")]
+
+
+class Watched(Training):
+    """Training whose batches have the step's update."""
+
+    outcome, rate = "applied", 1e-3
+
+    def judged(self, signal, tensors):
+        rows = {Key(name): tensor.astype(np.float64) for name, tensor in tensors.items()}
+        update = Update(self.outcome, rate=self.rate)
+        batch = replace(batch_of(rows, self.step, self.ops, signal), update=update)
+        return [(f.step, f.key.name) for f in self.rule.judge(batch)]
+
+
+def test_nothing_moves_though_the_rate_is_above_0():
+    """All parameters are named once, at the fifth step."""
+    found = Watched(frozen()).run(20, lambda step, name: 0.0)
+    assert found == [(4, name) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rate"), [("skipped", 1e-3), ("unknown", 1e-3), ("applied", 0.0), ("applied", math.nan)]
+)
+def test_nothing_moves_for_a_reason(outcome, rate):
+    """A skipped update, a rate of 0, and what is not known are none."""
+    training = Watched(frozen())
+    training.outcome, training.rate = outcome, rate
+    assert training.run(20, lambda step, name: 0.0) == []
+
+
+def test_nothing_moves_visibly_at_a_tiny_rate():
+    """In the first steps of a long warm-up updates are below the digits of files."""
+    training = Watched(frozen())
+    training.rate = 1e-9
+    assert training.run(20, lambda step, name: 1e-9) == []
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1e-7, []), (1e-4, [(4, "b.weight")])])
+def test_gradients_that_cancel_do_not_drive(factor, found):
+    """The rounding that is left of a key's bias, or of one before a normalisation, is far below the other gradients."""
+
+    class Cancelling(Watched):
+        def judged(self, signal, tensors):
+            if signal == "grad_reduced":
+                tensors = tensors | {"b.weight": factor * tensors["b.weight"]}
+            return super().judged(signal, tensors)
+
+    assert Cancelling(frozen()).run(10, all_but("b.weight")) == found

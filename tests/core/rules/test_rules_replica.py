@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -161,3 +162,16 @@ def test_the_finding_names_who_differs():
 def test_batches_that_nobody_has_compared_are_left_alone():
     """Without global_stats the rule is silent."""
     assert not list(rule().judge(batch_of({W: np.ones(3)}, signal="param_updated")))
+
+
+def test_a_row_of_a_file_without_the_columns_of_replicas_is_not_judged():
+    """Those of the other rows still count, and a lasting difference is reported when it begins."""
+    rule = AnomalyReplica(AnomalyReplica.Args(), 1, ("norm",))
+    moments = batch_of({W: np.ones(3), Key("b"): np.ones(2)}, ops=("norm",), signal="param_updated")
+    cells = {COPIES: [2.0, math.nan], AGREEING: [1.0, math.nan], OTHER: [0.0, math.nan]}
+    found = []
+    for step in range(3):
+        columns = dict(moments.columns) | {name: np.array(values) for name, values in cells.items()}
+        absent = dict.fromkeys(cells, np.array([False, True]))
+        found += rule.judge(replace(moments, step=step, columns=columns, absent=absent))
+    assert [(finding.step, finding.key) for finding in found] == [(0, W)]

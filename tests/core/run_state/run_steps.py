@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from probe.core.naming import STEP_SECONDS
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 
 
@@ -21,7 +22,7 @@ def steps_of(
     """Steps of these numbers; of 0.5 s each, without step_seconds. None stands for no number."""
     for n, row in enumerate(zip(*columns.values(), strict=True)):
         values = {name.replace("__", "/"): value for name, value in zip(columns, row, strict=True) if value is not None}
-        seconds = values.get("step_seconds", 0.5)
+        seconds = values.get(STEP_SECONDS, 0.5)
         step = first + n
         yield RunStep(step, 1.7e9 + step, seconds, (outcomes or {}).get(step, "applied"), values)
 

@@ -21,6 +21,7 @@ import pytest
 from probe.core.faults import Faults
 from probe.core.run_state import heartbeats
 from probe.core.run_state.heartbeat_messages import flattened, launch_name
+from probe.core.run_state.heartbeat_spool import HeartbeatSpool
 from probe.core.run_state.heartbeats import Heartbeats
 from tests.required import require
 from tests.services.server_process import Served, serving, wait_for
@@ -276,7 +277,7 @@ def test_a_wrong_token_loses_nothing_silently(server: Served, caplog: pytest.Log
 def test_a_message_that_the_server_refuses_takes_no_other_with_it(server: Served) -> None:
     """It alone is dropped and counted."""
     with client(server.address, "refused") as (sender, faults):
-        with sender._changed:  # so that they travel together
+        with sender._lock:  # so that they travel together
             for step in range(5):
                 sender.send("train_metrics", {"step": step})
             sender._buffer[2] = sender._buffer[2]._replace(message=sender._buffer[2].message._replace(number=-1))
@@ -312,12 +313,53 @@ def test_unsent_messages_are_kept_for_the_next_process(
     assert faults.counts == {}
 
 
+def test_without_a_thread_messages_are_kept_for_the_next_process(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread can be started nobody waits for the server; the next process of the rank sends them."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with client(server.address, "full", spool=tmp_path / "spool") as (sender, faults):
+            sender.send("progress", {"step": 1})
+            sender.close(LONG)
+    assert faults.counts == {"heartbeats: RuntimeError": 1}
+    with client(server.address, "full", spool=tmp_path / "spool") as (sender, _):
+        wait_for(lambda: not list((tmp_path / "spool").iterdir()))
+        sender.close(LONG)
+    assert [row["values"] for row in server.stored("full") if row["late"]] == [{"step": 1}, {"state": "ended"}]
+
+
+def test_an_interrupted_close_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Ctrl-C while a server is waited for: a further close keeps the messages, each once."""
+    accepted = threading.Event()
+
+    def interrupt() -> None:
+        silent.accept()
+        accepted.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with client(f"http://127.0.0.1:{silent.getsockname()[1]}", "kept", spool=tmp_path / "spool") as (sender, _):
+            with pytest.raises(KeyboardInterrupt):
+                sender.close(LONG)
+            sender.close(0)
+            sender.close(0)
+    assert accepted.is_set()
+    (kept,) = HeartbeatSpool(tmp_path / "spool", "kept", 0, Faults()).waiting()
+    assert len(kept.messages) == 1
+
+
 def test_a_forked_child_sends_nothing(server: Served) -> None:
     """Its messages would have the numbers of its parent's; a lock that is held at the fork is never released there."""
     held, release = threading.Event(), threading.Event()
 
     def hold(sender: Heartbeats) -> None:
-        with sender._changed:
+        with sender._lock:
             held.set()
             release.wait(LONG)
 
@@ -403,7 +445,8 @@ def test_messages_are_bounded_before_they_are_sent() -> None:
     assert flattened(deep) == ({}, 1)
     values, lost = flattened({str(n): n for n in range(300)})
     assert (len(values), lost) == (256, 44)
-    assert flattened({"x" * 300: "y" * 10_000}) == ({"x" * 200: "y" * 8192}, 0)
+    ((name, text),) = flattened({"x" * 300: "y" * 10_000 + "end"})[0].items()
+    assert (name, text[:100], text[-100:], len(text) <= 8192) == ("x" * 200, "y" * 100, "y" * 97 + "end", True)
 
 
 def test_faults_are_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from probe.core.naming import CLOCKS
 from tests.core.run_state.run_steps import found, places, rule_of, steps_of
 
 NAN, INF = math.nan, math.inf
@@ -44,9 +45,7 @@ def test_skipped_updates_are_no_alarm():
     assert places(found(rule_of("RunNan"), steps_of(grad_norm=norms, outcomes=outcomes))) == [("grad_norm", 4, False)]
 
 
-@pytest.mark.parametrize(
-    "name", ["step_seconds", "throughput", "model_flops", "phase__data", "rank__1__outside_seconds"]
-)
+@pytest.mark.parametrize("name", [*CLOCKS, "phase__data", "rank__1__outside_seconds"])
 def test_measured_times_are_left_out(name):
     """The first step of a process has no time, also after earlier ones had."""
     assert found(rule_of("RunNan"), steps_of(**{name: [1.0, NAN]})) == []

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from probe.core.naming import STEP_SECONDS
 from probe.core.run_state.rules import RUN_RULES, remember
 from tests.core.run_state.run_steps import found, noise, places, rule_of, steps_of
 
@@ -30,7 +31,7 @@ def broken():
 
 
 def slowing():
-    return {"step_seconds": [1.0 if n < 240 else 2.0 for n in range(N)]}
+    return {STEP_SECONDS: [1.0 if n < 240 else 2.0 for n in range(N)]}
 
 
 def straggling():

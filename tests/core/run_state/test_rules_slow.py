@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from probe.core.naming import STEP_SECONDS
 from tests.core.run_state.run_steps import found, noise, places, rule_of, steps_of
 
 N = 600
@@ -32,7 +33,7 @@ def test_a_run_of_its_usual_pace_is_silent():
 def test_a_run_that_becomes_slower_is_found_and_its_end_too():
     """Twice the time from step 300 on is found with the half of a stretch, and over with the half of one."""
     [start, end] = judged(slower(2, end=450))
-    assert (start[0], start[2], end[2]) == ("step_seconds", False, True)
+    assert (start[0], start[2], end[2]) == (STEP_SECONDS, False, True)
     assert 320 <= start[1] <= 330
     assert 470 <= end[1] <= 480
 

@@ -8,13 +8,14 @@ from statistics import median
 import numpy as np
 import pytest
 
+from probe.core.naming import OUTSIDE_SECONDS
 from probe.core.run_state.rules.straggler import Straggler, stragglers
 from tests.core.run_state.run_steps import found, noise, places, rule_of, steps_of
 
 N = 100
 
 
-def ranks(slow, number="outside_seconds", world=8):
+def ranks(slow, number=OUTSIDE_SECONDS, world=8):
     """Columns of all ranks, those in ``slow`` times their factor from step 50 to 80."""
     late = (np.arange(N) >= 50) & (np.arange(N) < 80)
     return {
@@ -107,7 +108,7 @@ def test_a_rank_about_the_limit_is_one_matter():
 def test_two_numbers_are_two_matters():
     """A rank that is slow in one number and not in the other stays reported."""
     columns = {**ranks({3: 1.9}), **ranks({}, "phase__data")}
-    assert len(judged(columns, numbers=("outside_seconds", "phase/data"))) == 2
+    assert len(judged(columns, numbers=(OUTSIDE_SECONDS, "phase/data"))) == 2
 
 
 def test_a_rank_that_sends_no_more_is_not_judged_by_old_numbers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -81,3 +82,41 @@ def test_a_disk_that_takes_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     full.keep("s3://b/o", ABOUT, 1, b"second")
     assert not full.has("s3://b/o", 1)
     assert parts.read("s3://b/o", 0, 0, 9) == b"first"
+
+
+READER = """
+import json, resource, sys
+from fsspec.implementations.memory import MemoryFileSystem
+from probe.core.storage.location import fetch_ahead, located
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as if the disk had no more space
+fetched, cat_file = [], MemoryFileSystem.cat_file
+
+def counted(self, path, start=None, end=None, **options):
+    data = cat_file(self, path, start, end, **options)
+    fetched.append(len(data))
+    return data
+
+MemoryFileSystem.cat_file = counted
+files = MemoryFileSystem()
+sizes = {"small": 8 << 20, "other": 8 << 20, "large": 20 << 20}
+for name, size in sizes.items():
+    files.pipe_file(f"/b/run/{name}", bytes(range(256)) * (size // 256))
+root = located("memory://b/run")
+fetch_ahead(root / name for name in sizes)
+for name, size in sizes.items():
+    with (root / name).open() as file:
+        assert file.read(size) == bytes(range(256)) * (size // 256)
+        for at in range(0, size, 1 << 16):
+            file.seek(at if at % 3 else size - at - 1)  # parts are read in turns
+            assert file.read(1)
+print(json.dumps([sum(fetched), sum(sizes.values())]))
+"""
+
+
+def test_without_space_on_the_disk_parts_are_held_in_memory() -> None:
+    """Each byte is fetched once, and one line names the folder."""
+    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, check=True)
+    fetched, size = json.loads(done.stdout)
+    assert fetched <= 1.5 * size
+    assert done.stderr.count("no space for what is fetched: folder=") == 1

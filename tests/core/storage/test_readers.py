@@ -226,6 +226,41 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
     assert problems.skipped
 
 
+def test_both_readers_take_the_same_spellings_of_numbers(tmp_path: Path) -> None:
+    """Digits from 0 to 9 alone; a whole number as 7.0 too."""
+    ends = ("", " ", "\t", "\u00a0", ".", ".0", "e2", "E+2", "f", "_0", "\uff11", "\u0661", "x")
+    signs, digits = ("", "+", "-", " "), ("7", "07", "nan", "inf")
+    cells = [sign + number + end for sign in signs for number in digits for end in ends]
+    directory = write(tmp_path, [])
+    header = "vpp_stage,name,step,norm,shape,dtype"
+    for signal, row in (("exp_avg", "0,w{n},1,{cell},[1],f"), ("exp_avg_sq", "0,w{n},{cell},1,[1],f")):
+        rows = [row.format(n=n, cell=cell) for n, cell in enumerate(["1", *cells])]
+        (directory / f"{signal}_0-999.csv").write_text("\n".join([header, *rows, ""]), encoding="utf-8")
+    for signal in ("exp_avg", "exp_avg_sq"):
+        one, other = (
+            {
+                cells[int(key.name[1:]) - 1]: (step.step, str(norm))
+                for step in read(tmp_path, reader, signals=[signal])[0]
+                for key, norm in zip(step.batches[0].keys, step.batches[0].op("norm").tolist(), strict=True)
+            }
+            for reader in READERS
+        )
+        assert one == other
+        assert one["7.0"] == one["07"] == one["+7"] == one[" 7"]
+        assert not {"7\uff11", "7\u0661", "7\u00a0", "7x"} & {*one}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("cell", ["1.5", "7.25e1"])
+def test_a_column_of_whole_numbers_with_fractions_is_left_out(tmp_path: Path, reader: Any, cell: str) -> None:
+    """With the file; a step is never rounded."""
+    path = write(tmp_path, [batch("exp_avg", 1, {Key("w"): np.ones(3)})]) / "exp_avg_1-1.csv"
+    _cell(path, 2, "step", cell)
+    found, problems = read(tmp_path, reader)
+    assert found == []
+    assert problems.lines() == [f"{path}: expected whole numbers in column step, got {cell!r}: left out"]
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
     """Not NaN: the row is there with its other ops, at its place among all; without any, it is not there."""
@@ -235,13 +270,17 @@ def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
     _cell(path, 3, "norm", "")
     found, problems = read(tmp_path, reader)
     assert problems.lines() == []
-    parts = {tuple(key.name for key in each.keys): each for each in found[0].batches}
-    assert {names: each.order.tolist() for names, each in parts.items()} == {("u", "w"): [0, 2], ("v",): [1]}
-    assert "sumsq" not in parts[("v",)].columns
-    assert parts[("v",)].op("min").tolist() == [pytest.approx(rows[Key("v")].min(), rel=5e-6)]
+    (found_batch,) = found[0].batches
+    assert [key.name for key in found_batch.keys] == ["u", "v", "w"]
+    assert found_batch.order.tolist() == [0, 1, 2]
+    assert found_batch.has("norm").tolist() == [True, False, True]
+    assert found_batch.has("min").all()
+    wanted = [pytest.approx(rows[Key(name)].min(), rel=5e-6) for name in "uvw"]
+    assert found_batch.op("min").tolist() == wanted
     _cell(path, 3, "min", "")
     ((step,), _) = read(tmp_path, reader)
     assert [key.name for each in step.batches for key in each.keys] == ["u", "w"]
+    assert step.rows == {"grad_reduced": 3}
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.storage.run_directory import stamp
+from probe.core.storage.run_directory import parsed_stamp, stamp
 
 pytestmark = pytest.mark.slow
 
@@ -47,3 +47,36 @@ def test_all_folders_have_the_time_of_one_clock() -> None:
 def test_the_time_is_eight_hours_ahead_of_greenwich() -> None:
     """2025-12-03 13:34:40 UTC, in English whatever the locale."""
     assert stamp(1764768880.0) == "Dec03_21-34-40"
+
+
+GERMAN = """
+import calendar, json, sys
+from pathlib import Path
+
+calendar.month_abbr = ["", *"Jan Feb Mrz Apr Mai Jun Jul Aug Sep Okt Nov Dez".split()]  # as LC_ALL=de_DE sets it
+
+from probe.core.storage.directories import find
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import parsed_stamp, stamp
+
+root = Path(sys.argv[1])
+months = [parsed_stamp(stamp(1764768880.0 - 86400 * 30 * n), 2025).month for n in range(12)]
+print(json.dumps([months, [each.began for each in find(root, Problems(), "Dec03_21-34-40", "Dec03_21-34-40")]]))
+"""
+
+
+def test_the_time_in_a_name_is_read_in_the_language_in_which_it_is_written(tmp_path: Path) -> None:
+    """Whatever the language of the machine: a run without a manifest is of the time in its directory's name."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-1f0c9a3e"
+    directory.mkdir()
+    os.utime(directory, (1764800000, 1764800000))
+    command = [sys.executable, "-c", GERMAN, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1], [1764768880.0]]
+
+
+@pytest.mark.parametrize("text", ["Dez03_21-34-40", "Dec3_21-34-40x", ""])
+def test_another_text_is_no_time_of_a_folder(text: str) -> None:
+    """As a user might write it for --time-start."""
+    with pytest.raises(ValueError, match=r"month|format"):
+        parsed_stamp(text, 2025)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from probe.core.alerting.channels.alertmanager import Alertmanager
 from probe.core.alerting.channels.apprise import AppriseServices
@@ -42,9 +42,18 @@ class Channel(Protocol):
 
         Raises:
             NotReceived: if they were not received (:mod:`probe.core.alerting.channels.exchange`); with the time before
-                which a further attempt would be in vain, if the receiver has set one.
+                which a further attempt would be in vain, if the receiver has set one, and with what it says about the
+                message.
             Exception: for any other reason.
         """
+
+
+@runtime_checkable
+class RenewingChannel(Protocol):
+    """Channel whose receiver takes a matter for ended unless its alert is sent again."""
+
+    def renewal_seconds(self) -> float:
+        """Return the time in seconds after which a lasting alert is sent again."""
 
 
 class AlertSender(Protocol):

@@ -14,10 +14,11 @@ from pydantic import model_validator
 
 from probe.core.alerting.channels.address import AddressError, Name, at_most_one, read_value
 from probe.core.alerting.channels.exchange import NotReceived
-from probe.core.alerting.channels.message import MOST_TEXT, clipped, highest, paragraphs, subject
+from probe.core.alerting.channels.message import MOST_TEXT, highest, paragraphs, subject
 from probe.core.alerting.redaction import describe_error, install, register, register_address
 from probe.core.errors import missing
 from probe.core.fields import Section
+from probe.core.messages import shortened
 from probe.core.records import Alert
 
 MOST_BODY = 4 * MOST_TEXT
@@ -67,7 +68,7 @@ class AppriseServices:
             else:
                 accepted |= set(map(_identity, left))
         if failed:
-            raise NotReceived("; ".join(failed))
+            raise NotReceived("; ".join(failed), refusal="refused")  # Apprise only logs why
         for accepted in self._accepted:
             accepted.clear()
 
@@ -102,7 +103,7 @@ def _failure(service: Any, alerts: Sequence[Alert], end: float) -> str:
         return "no time left"
     import apprise
 
-    body = clipped("\n\n".join(paragraphs(alerts)), MOST_BODY)
+    body = shortened("\n\n".join(paragraphs(alerts)), MOST_BODY)
     kind = _TYPES[highest(alerts)] if not all(alert.resolved for alert in alerts) else "success"
     capture: Any = apprise.LogCapture
     with capture(level=logging.WARNING, fmt="%(message)s") as log:

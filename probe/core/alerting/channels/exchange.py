@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from probe.core.alerting.channels.address import AddressError, Destination
@@ -26,16 +26,26 @@ MOST_SHOWN = 200
 """Most characters of an answer that an error shows."""
 
 
+Refusal = Literal["none", "refused", "final"]
+"""What a failure says about the message: nothing, since the receiver gave no answer or asks for a pause; that it was not
+accepted, perhaps only now; that it never will be, as its content is wrong."""
+NEVER = (400, 413, 415, 422)
+"""Statuses of HTTP by which a message is refused for good (RFC 9110, 15.5)."""
+LATER = (408, 425, 429, 502, 503, 504)
+"""Statuses that are about the receiver or the way to it, whatever the message."""
+
+
 class NotReceived(Exception):  # noqa: N818 - a fact about an alert
     """Failure to deliver; its text is free of secrets.
 
     Args:
         retry_after: time in seconds before which the receiver refuses to be asked again.
+        refusal: what it says about the message.
     """
 
-    def __init__(self, text: str, retry_after: float | None = None) -> None:
+    def __init__(self, text: str, retry_after: float | None = None, refusal: Refusal = "none") -> None:
         super().__init__(redact(text))
-        self.retry_after = retry_after
+        self.retry_after, self.refusal = retry_after, refusal
 
 
 class Received(NamedTuple):
@@ -80,8 +90,13 @@ def posted(
     status, received, answer = _exchange(server, "POST", url, timeout, sent, body)
     if not 200 <= status < 300:
         shown = answer[:MOST_SHOWN].decode("utf-8", "replace").strip()
-        raise NotReceived(f"HTTP status {status}: {shown}".rstrip(": "), retry_after(received))
+        raise NotReceived(f"HTTP status {status}: {shown}".rstrip(": "), retry_after(received), refusal_of(status))
     return Received(status, answer)
+
+
+def refusal_of(status: int) -> Refusal:
+    """Return what a status other than 2xx says about a message."""
+    return "final" if status in NEVER else "none" if status in LATER else "refused"
 
 
 def ask(server: Destination, timeout: float) -> None:
@@ -116,7 +131,7 @@ def json_object(answer: bytes) -> Mapping[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         shown = answer[:MOST_SHOWN].decode("utf-8", "replace")
-        raise NotReceived(f"expected a JSON object as the answer, got {shown!r}")
+        raise NotReceived(f"expected a JSON object as the answer, got {shown!r}", refusal="refused")
     return parsed
 
 
@@ -175,7 +190,8 @@ class _Deadline:
         self._timer.daemon = True
 
     def __enter__(self) -> _Deadline:
-        self._timer.start()
+        with suppress(RuntimeError):  # without a thread, the limits of single reads remain
+            self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:

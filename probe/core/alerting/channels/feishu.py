@@ -17,7 +17,15 @@ from functools import partial
 from typing import ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
-from probe.core.alerting.channels.exchange import NotReceived, Received, ask, json_object, posted, require_httpx
+from probe.core.alerting.channels.exchange import (
+    NotReceived,
+    Received,
+    Refusal,
+    ask,
+    json_object,
+    posted,
+    require_httpx,
+)
 from probe.core.alerting.channels.message import fitting, paragraphs, subject
 from probe.core.fields import Section
 from probe.core.records import Alert
@@ -35,6 +43,10 @@ ADVICE = {
     19024: "the bot requires a keyword: add one that each message has, such as alert",
 }
 """Causes of some codes of errors."""
+LATER = (11232,)
+"""Codes that are not about the message."""
+NEVER = (19002,)
+"""Codes of a message that is never accepted: its parameters are wrong."""
 
 
 class FeishuArgs(SecretAddressArgs):
@@ -74,7 +86,8 @@ class Feishu:
         code = answer.get("code", answer.get("StatusCode"))
         if code != 0 or isinstance(code, bool):
             advice = f" ({ADVICE[code]})" if isinstance(code, int) and code in ADVICE else ""
-            raise NotReceived(f"code {code}: {str(answer.get('msg', ''))[:200]}{advice}")
+            refusal: Refusal = "none" if code in LATER else "final" if code in NEVER else "refused"
+            raise NotReceived(f"code {code}: {str(answer.get('msg', ''))[:200]}{advice}", refusal=refusal)
         return received
 
     def _signature(self, now: int) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
-from probe.core.messages import plural
+from probe.core.messages import plural, shortened, writable
 from probe.core.records import SEVERITIES, Alert
+from probe.core.times import sound_time, utc_text
 
 MOST_TITLE, MOST_TEXT, MOST_LABELS = 200, 4000, 1000
 """Most characters of a title, of the details of one alert, and of its labels."""
@@ -15,13 +16,24 @@ MOST_TITLE, MOST_TEXT, MOST_LABELS = 200, 4000, 1000
 
 def clipped(text: str, most: int) -> str:
     """Return ``text``, or its beginning with the number of characters that were left out."""
-    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters left out)"
 
 
-def moment(seconds: float) -> str:
-    """Return a time since the epoch as RFC 3339 has it, in UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def sound(alert: Alert) -> Alert:
+    """Return ``alert`` with values that every channel can write, whatever a program or another machine has put into it:
+    a time that is none becomes the present one, an unknown severity ``critical``."""
+    return Alert(
+        key=writable(alert.key),
+        kind=writable(alert.kind),
+        severity=alert.severity if alert.severity in SEVERITIES else "critical",
+        title=writable(alert.title),
+        text=writable(alert.text),
+        labels={writable(name): writable(value) for name, value in alert.labels.items()},
+        time=sound_time(alert.time, time.time()),
+        resolved=alert.resolved is True,
+        lasting=alert.lasting is True,
+        repeated=alert.repeated is True,
+    )
 
 
 def highest(alerts: Sequence[Alert]) -> str:
@@ -47,7 +59,7 @@ def subject(alerts: Sequence[Alert]) -> str:
 def details(alert: Alert) -> str:
     """Return the lines below the heading of one alert: text, labels, time."""
     labels = ", ".join(f"{name} {value}" for name, value in alert.labels.items())
-    lines = (clipped(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), moment(alert.time))
+    lines = (shortened(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), utc_text(alert.time))
     return "\n".join(filter(None, lines))
 
 
@@ -67,9 +79,9 @@ def fitting(parts: Sequence[str], fits: Callable[[list[str]], bool]) -> list[str
     if low:
         return [*parts[:low], _left_out(len(parts) - low)]
     rest, size = [_left_out(len(parts) - 1)] if len(parts) > 1 else [], len(parts[0])
-    while size and not fits([clipped(parts[0], size), *rest]):
+    while size and not fits([shortened(parts[0], size), *rest]):
         size //= 2
-    return [clipped(parts[0], size), *rest]
+    return [shortened(parts[0], size), *rest]
 
 
 def _left_out(number: int) -> str:
@@ -78,10 +90,12 @@ def _left_out(number: int) -> str:
 
 def as_json(alert: Alert) -> Mapping[str, Any]:
     """Return an alert as an object of JSON."""
+    fields = alert._asdict()
+    del fields["repeated"]  # of this process alone
     return {
-        **alert._asdict(),
+        **fields,
         "title": clipped(alert.title, MOST_TITLE),
-        "text": clipped(alert.text, MOST_TEXT),
+        "text": shortened(alert.text, MOST_TEXT),
         "labels": {str(name): clipped(str(value), MOST_LABELS) for name, value in alert.labels.items()},
     }
 

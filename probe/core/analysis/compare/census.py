@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -24,10 +25,13 @@ class CountedRows(NamedTuple):
 
     files: list[FilesAlike]
     """In the order of the files."""
-    names: set[str]
-    dtypes: set[str]
+    dtypes: dict[str, set[str]]
+    """Names, each with its dtypes."""
     steps: dict[int, int]
     """Steps, as A counts, with the number of rows."""
+    sizes: dict[str, tuple[float, float]]
+    """Of gradients the names, each with the sums over rows of the squares of its root mean square, and of the largest
+    of all names in the same step of the rank."""
 
 
 class Wanted(NamedTuple):
@@ -54,12 +58,15 @@ class Census:
 
     def add(self, letter: str, signal: str, counted: CountedRows) -> None:
         """Add rows; those of files in the order of the files."""
-        own = self.rows.setdefault((letter, signal), CountedRows([], set(), set(), {}))
+        own = self.rows.setdefault((letter, signal), CountedRows([], {}, {}, {}))
         own.files.extend(files for files in counted.files if files not in own.files)
-        own.names.update(counted.names)
-        own.dtypes.update(counted.dtypes)
+        for name, dtypes in counted.dtypes.items():
+            own.dtypes.setdefault(name, set()).update(dtypes)
         for step, number in counted.steps.items():
             own.steps[step] = own.steps.get(step, 0) + number
+        for name, (size, largest) in counted.sizes.items():
+            before = own.sizes.get(name, (0.0, 0.0))
+            own.sizes[name] = before[0] + size, before[1] + largest
 
     def merge(self, other: Census) -> None:
         """Add the rows of the next piece."""
@@ -85,11 +92,18 @@ class Census:
 
     def names(self, letter: str, signals: Iterable[str]) -> list[str]:
         """Return all names of some signals in one run, sorted."""
-        return sorted(set().union(*(self.rows[letter, signal].names for signal in signals)))
+        return sorted(set[str]().union(*(self.rows[letter, signal].dtypes for signal in signals)))
 
     def dtypes(self, letter: str, signals: Iterable[str]) -> list[str]:
         """Return all dtypes of some signals in one run, sorted."""
-        return sorted(set().union(*(self.rows[letter, signal].dtypes for signal in signals)))
+        named = (dtypes for signal in signals for dtypes in self.rows[letter, signal].dtypes.values())
+        return sorted(set[str]().union(*named))
+
+    def share(self, letter: str, signal: str, name: str) -> float:
+        """Return the size of a gradient as part of that of the largest, root mean squares over all steps; NaN if it is
+        not known."""
+        size, largest = self.rows[letter, signal].sizes.get(name, (0.0, 0.0))
+        return math.sqrt(size / largest) if largest else math.nan
 
     def steps(self, letter: str, signals: Iterable[str]) -> set[int]:
         """Return the steps, as A counts, of which one run has rows of some signals."""
@@ -103,10 +117,12 @@ def count(piece: ComparedPiece, wanted: Wanted) -> tuple[Census, PieceResult]:
         fill(opened.connection, "ranks", {"a": "INTEGER", "b": "INTEGER"}, piece.pairs)
         for letter, rows, offset in (("a", opened.a, 0), ("b", opened.b, piece.offset)):
             for signal in rows.signals:
-                counted = CountedRows(_files(rows, signal), set(), set(), {})
+                counted = CountedRows(_files(rows, signal), {}, {}, {})
                 if wanted.has(letter, signal):
                     span = wanted.first + offset, wanted.last + offset
                     _count(opened, rows.view(signal), letter, span, offset, counted)
+                    if signal.startswith(GRADIENT) and "norm" in rows.numbers(signal):
+                        counted.sizes.update(_sizes(opened, rows.view(signal), letter, span))
                 census.add(letter, signal, counted)
     return census, done[0]
 
@@ -114,12 +130,15 @@ def count(piece: ComparedPiece, wanted: Wanted) -> tuple[Census, PieceResult]:
 def _count(opened: OpenPiece, view: str, letter: str, span: tuple[int, int], offset: int, counted: CountedRows) -> None:
     query = _COUNT.format(view=view, letter=letter, first=span[0], last=span[1])
     for which, name, step, dtype, number in opened.connection.execute(query).fetchall():
-        if which == _BY_NAME and name is not None:
-            counted.names.add(name)
-        elif which == _BY_STEP and step is not None:
+        if which == _BY_STEP and step is not None:
             counted.steps[step - offset] = number
-        elif which == _BY_DTYPE and dtype is not None:
-            counted.dtypes.add(dtype)
+        elif which == _BY_NAME and name is not None:
+            counted.dtypes.setdefault(name, set()).update([dtype] if dtype is not None else [])
+
+
+def _sizes(opened: OpenPiece, view: str, letter: str, span: tuple[int, int]) -> dict[str, tuple[float, float]]:
+    query = _SIZES.format(view=view, letter=letter, first=span[0], last=span[1])
+    return {name: (size, largest) for name, size, largest in opened.connection.execute(query).fetchall()}
 
 
 def _files(rows: Rows, signal: str) -> list[FilesAlike]:
@@ -130,11 +149,21 @@ def _files(rows: Rows, signal: str) -> list[FilesAlike]:
     return list(dict.fromkeys(alike))
 
 
-_BY_NAME, _BY_STEP, _BY_DTYPE = 0b011, 0b101, 0b110
+GRADIENT = "grad_"
+"""Begin of the signals of gradients of parameters."""
+_BY_NAME, _BY_STEP = 0b010, 0b101
 """Values of ``grouping(name, step, dtype)``."""
 _COUNT = """
 SELECT grouping(name, step, dtype), name, step, dtype, count(*)
 FROM (SELECT name, step, dtype FROM {view} AS f JOIN ranks AS r ON r.{letter} = f.rank
       WHERE step BETWEEN {first} AND {last})
-GROUP BY GROUPING SETS ((name), (step), (dtype))
+GROUP BY GROUPING SETS ((name, dtype), (step))
+"""
+_SIZES = """
+SELECT name, sum(rms * rms), sum(largest * largest) FROM (
+    SELECT name, rms, max(rms) OVER (PARTITION BY rank, step) AS largest FROM (
+        SELECT name, rank, step, norm / sqrt(greatest(elements(shape), 1)) AS rms
+        FROM {view} AS f JOIN ranks AS r ON r.{letter} = f.rank WHERE step BETWEEN {first} AND {last})
+    WHERE isfinite(rms))
+WHERE name IS NOT NULL GROUP BY name
 """

@@ -10,6 +10,7 @@ from probe.core.analysis.compare.census import Census
 from probe.core.analysis.compare.compared_piece import ComparedPiece, divided
 from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
 from probe.core.analysis.compare.first_difference import DifferingRow
+from probe.core.analysis.compare.jumps import LEAST, Jump, first_of
 from probe.core.analysis.compare.name_map import nearest
 from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, only_ranks, pair_ranks, wanted
 from probe.core.analysis.compare.passes import ComparisonPasses
@@ -89,6 +90,12 @@ class Comparison(NamedTuple):
     """Signal, pairs of rows, pairs beyond the tolerance, and the largest relative difference."""
     growth: list[Growth]
     layers: list[Layers]
+    largest: float
+    """Largest relative difference of all rows; 0 if all numbers are equal to the digits that were written."""
+    jumps: list[Jump]
+    """First modules whose outputs differ by much more than what goes into them, in causal order."""
+    precision: list[str]
+    """Signals of which most names have other dtypes in B: these are not compared."""
     problems: list[str]
     """Messages about data that could not be read."""
     skipped: bool
@@ -101,8 +108,15 @@ class Comparison(NamedTuple):
         return any(only) or any(self.only_rows)
 
     @property
+    def agrees(self) -> bool:
+        """True if all rows are within the tolerance, and no module parts the runs."""
+        whole = self.rows > 0 and (self.common or not self.one_sided)
+        return whole and not self.beyond and not self.jumps
+
+    @property
     def same(self) -> bool:
-        return not self.beyond and self.rows > 0 and (self.common or not self.one_sided)
+        """True if all numbers are equal to the digits that were written."""
+        return self.agrees and not self.largest
 
 
 def compare(
@@ -136,7 +150,7 @@ def compare(
     sides = Sides(side_a, side_b, options, census)
     dtype = coarsest(sides.dtypes())
     relative = RELATIVE[dtype] if options.relative is None else options.relative
-    with DifferenceTables(sides.pairing(relative)) as tables:
+    with DifferenceTables(sides.pairing(relative, dtype, LEAST[dtype])) as tables:
         passes.measure(tables, census)
         first, executed = passes.first_rows(tables, most, ranks[0][0])
         compared = _compared(sides, tables, first, executed)._replace(
@@ -199,6 +213,9 @@ def _compared(
         counts=_counts(tables),
         growth=[_growth(tables, signal) for signal in sides.signals],
         layers=[_layers(tables, signal, executed.get(signal, {})) for signal in sides.signals],
+        largest=_largest(tables),
+        jumps=first_of(tables.jumps),
+        precision=sides.other_precision(),
         problems=[],
         skipped=False,
     )
@@ -208,6 +225,11 @@ def _totals(tables: DifferenceTables) -> tuple[int, int, int, int]:
     query = "SELECT sum(rows), sum(beyond), sum(only_a), sum(only_b) FROM by_step"
     rows, beyond, only_a, only_b = (int(number or 0) for number in tables.connection.execute(query).fetchall()[0])
     return rows, beyond, only_a, only_b
+
+
+def _largest(tables: DifferenceTables) -> float:
+    found = tables.connection.execute("SELECT coalesce(max(excess), 0) FROM by_step").fetchall()
+    return float(found[0][0]) * tables.relative
 
 
 def _before(tables: DifferenceTables, first: list[DifferingRow]) -> float:

@@ -125,6 +125,7 @@ def opened_piece(piece: ComparedPiece, done: list[PieceResult]) -> Iterator[Open
     """Open the files of a piece in one database; at the end its problems are added to ``done``."""
     found = [(Problems(), Problems()) for _ in "ab"]
     with closing(connected()) as connection, ExitStack() as stack:
+        connection.execute(_ELEMENTS)
         both = []
         for letter, part, (opening, reading) in zip("ab", (piece, piece.of_b()), found, strict=True):
             rows = stack.enter_context(opened(part, opening, connection, letter, CLOCK_ROWS))
@@ -132,3 +133,9 @@ def opened_piece(piece: ComparedPiece, done: list[PieceResult]) -> Iterator[Open
             both.append(rows)
         yield OpenPiece(piece, connection, *both)
     done.append(PieceResult(piece.place, piece.ranks, span(piece), *(ReadProblems(*each) for each in found)))
+
+
+_ELEMENTS = """
+CREATE OR REPLACE TEMP MACRO elements(shape) AS
+    coalesce(list_product(list_transform(string_split(trim(shape, '[]()'), ','), lambda x: TRY_CAST(x AS DOUBLE))), 1)
+"""

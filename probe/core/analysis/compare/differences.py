@@ -9,11 +9,13 @@ counts as at least ``FLOOR`` times the largest root mean square of its signal, r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from probe.core.analysis.compare import jumps
 from probe.core.analysis.compare.census import Census
 from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, opened_piece
+from probe.core.analysis.compare.jumps import Jump
 from probe.core.analysis.compare.pairing import KEY, RowPairing
 from probe.core.analysis.compare.piece_rows import PieceRows
 from probe.core.storage.duckdb_reader import connect, fill
@@ -133,6 +135,18 @@ class PieceDifferences:
         pairing = self.pairing
         return Measure(pairing.chosen[signal], pairing.ops[signal], pairing.relative, pairing.decimals)
 
+    def dtypes_differ(self, signal: str) -> str:
+        """SQL condition that the dtypes of a pair of rows differ: of floating point, whatever the spelling."""
+        if signal not in self.pairing.dtypes:
+            return "false"
+        a, b = (f"lower(regexp_extract(coalesce({side}.dtype, ''), '[^.]*$'))" for side in "ab")
+        return f"({a} <> {b} AND {a} SIMILAR TO 'b?float.*' AND {b} SIMILAR TO 'b?float.*')"
+
+    def flow(self, signal: str) -> str:
+        """SQL of the relative difference of a pair of rows for :mod:`probe.core.analysis.compare.jumps`."""
+        measure = self.measure(signal)
+        return jumps.flow([(op, measure.excess(op)) for op in measure.ops], self.pairing.relative)
+
     def pairs(self, signal: str, first: int, last: int, *more: str) -> str:
         """Query for the paired rows of A and B in a range of A's steps, with their ``excess`` and the columns ``more``
         of both. It reads tables that are made here, and holds until the next call."""
@@ -150,14 +164,18 @@ class PieceDifferences:
         excesses = [measure.excess(op) for op in measure.ops]
         sizes = [f"regexp_extract_all({side}.shape, '[0-9]+')" for side in "ab"]  # (3, 2) is [3, 2]
         differ = f"a.shape <> b.shape AND {sizes[0]} <> {sizes[1]}"
-        shapes = f"CASE WHEN {differ} THEN 'inf'::DOUBLE ELSE 0 END"
+        apart = f"CASE WHEN ({differ}) OR {self.dtypes_differ(signal)} THEN 'inf'::DOUBLE ELSE 0 END"
+        numbers = f"greatest(0, {', '.join(excesses)})" if excesses else "0"
+        if self.pairing.noise:
+            most = jumps.DIGITS / self.pairing.relative
+            numbers = f"CASE WHEN a.noise AND isfinite({numbers}) THEN least({numbers}, {most}) ELSE {numbers} END"
         keys = ", ".join(f"coalesce(a.{key}, b.{key}) AS {key}" for key in KEY)
         on = " AND ".join(f"a.{key} = b.{key}" for key in KEY)
         chosen = "".join(f", {each}" for each in more)
         return (
             f"SELECT {keys}, coalesce(a.own, b.own) AS own, a.name IS NOT NULL AS in_a, b.name IS NOT NULL AS in_b, "  # noqa: S608
             "coalesce(a.idle, b.idle) AS idle, "
-            f"CASE WHEN in_a AND in_b THEN greatest({', '.join([shapes, *excesses])}) END AS excess{chosen} "
+            f"CASE WHEN in_a AND in_b THEN greatest({apart}, {numbers}) END AS excess{chosen} "
             f"FROM ({a}) AS a FULL JOIN ({b}) AS b ON {on} "
             "LEFT JOIN scales AS s ON s.rank = a.rank AND s.step = a.step"
         )
@@ -171,9 +189,16 @@ class MeasuredSignal(NamedTuple):
     by_name: dict[str, Any]
 
 
+class MeasuredPiece(NamedTuple):
+    """Differences of the rows of a piece."""
+
+    signals: dict[str, MeasuredSignal]
+    jumps: list[Jump]
+
+
 def measure(
     piece: ComparedPiece, pairing: RowPairing, bins: Bins, signals: Sequence[str], duplicated: bool
-) -> tuple[dict[str, MeasuredSignal], PieceResult]:
+) -> tuple[MeasuredPiece, PieceResult]:
     """Measure every pair of rows of some signals in a piece.
 
     Args:
@@ -183,15 +208,23 @@ def measure(
     with opened_piece(piece, done) as opened:
         rows = PieceRows(opened, pairing)
         differences = PieceDifferences(rows, signals if duplicated else ())
+        jumps.start(differences.connection)
         found = {signal: _measured(differences, signal, bins) for signal in signals}
-    return found, done[0]
+        jumped = [] if duplicated else jumps.jumps(differences)
+    return MeasuredPiece(found, jumped), done[0]
 
 
 def _measured(differences: PieceDifferences, signal: str, bins: Bins) -> MeasuredSignal:
     connection = differences.connection
     connection.execute(_MEASURED)
     for first, last in differences.rows.windows(signal):
-        pairs = differences.pairs(signal, first, last)
+        flows = signal in jumps.FLOWS
+        more = (f"{differences.flow(signal)} AS flow", "a.elements AS elements") if flows else ()
+        pairs = differences.pairs(signal, first, last, *more)
+        if flows:  # they are read twice
+            connection.execute(f"CREATE OR REPLACE TEMP TABLE paired AS {pairs}")
+            pairs = "FROM paired"
+            jumps.add(differences, signal)
         connection.execute(_MEASURE.format(pairs=pairs, first=bins.first, width=bins.width))
     return MeasuredSignal(*(connection.execute(query).fetchnumpy() for query in (_BY_STEP, _BY_NAME)))
 
@@ -216,6 +249,8 @@ class DifferenceTables:
         self.connection = connect(MEMORY)
         self.duplicated: list[str] = []
         """Signals with duplicate rows."""
+        self.jumps: list[Jump] = []
+        """First jumps of each piece."""
         first, last = pairing.steps[0], pairing.steps[-1]
         self.bins = Bins(first, (last - first) // COLUMNS + 1)
         self._waiting = dict.fromkeys(_KEYS, 0)
@@ -228,9 +263,10 @@ class DifferenceTables:
     def __exit__(self, *_: object) -> None:
         self.connection.close()
 
-    def add(self, measured: Mapping[str, MeasuredSignal]) -> None:
+    def add(self, measured: MeasuredPiece) -> None:
         """Add the differences of a piece."""
-        for signal, tables in measured.items():
+        self.jumps += measured.jumps
+        for signal, tables in measured.signals.items():
             for table, columns in (("by_step", tables.by_step), ("by_name", tables.by_name)):
                 self.connection.register("piece", columns)
                 self.connection.execute(
@@ -261,6 +297,8 @@ class DifferenceTables:
             if any(rows > census.rows[key].steps.get(step, rows) for key in keys):
                 more.add(signal)
         self.duplicated = [signal for signal in self.pairing.signals if signal in more]
+        if jumps.FLOWS.intersection(self.duplicated):  # of rows that come twice, each was paired with both
+            self.jumps = []
         for signal in self.duplicated:
             for table in _KEYS:
                 self.connection.execute(f"DELETE FROM {table} WHERE signal = ?", [signal])  # noqa: S608 - our own words

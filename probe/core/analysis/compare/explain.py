@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.first_difference import DifferingRow
+from probe.core.analysis.compare.jumps import FORWARD, Jump
 from probe.core.messages import plural, printable
 from probe.core.naming import signal_of
 from probe.core.storage.run_directory import plain
@@ -23,12 +24,40 @@ def verdict(found: Comparison) -> str:
     if found.beyond:
         return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}"
     left_out = ", as far as they could be read" if found.skipped else ""
-    within = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{left_out}."
     if not found.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
+    if not found.largest:
+        what = f"all numbers of {found.rows} pairs of rows are equal, to the digits that were written{left_out}."
+    else:
+        largest = f"the largest relative difference is {found.largest:.2g}"
+        what = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{left_out}; {largest}."
+    if found.jumps:
+        return f"The runs part in {_module(found.jumps[0])}: {jump_text(found.jumps[0])}. Look there; {what}"
     if found.one_sided and not found.common:
-        return f"The runs differ: one has data that the other lacks (--common ignores these). {within}"
-    return f"The runs are the same: {within}"
+        return f"The runs differ: one has data that the other lacks (--common ignores these). {_capital(what)}"
+    return (
+        f"The runs are the same: {what}" if not found.largest else f"The runs agree within {found.tolerance:g}: {what}"
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _module(jump: Jump) -> str:
+    return f"module {jump.module}" if jump.module else "the root module"
+
+
+def jump_text(jump: Jump) -> str:
+    """Text of what goes into a module and what comes out, without its name."""
+    goes, comes = (
+        ("what goes into it", "its output")
+        if jump.signal == FORWARD
+        else ("what goes into its backward", "the gradient of its input")
+    )
+    where = f"step {jump.step}, micro step {jump.micro_step}, rank {jump.rank}"
+    agrees = f"agrees to {jump.before:.1g}" if jump.before else "is equal to the digits that were written"
+    return f"{goes} {agrees}, {comes} differs by {jump.after:.2g} ({where})"
 
 
 def sentence(row: DifferingRow) -> str:
@@ -44,6 +73,8 @@ def what(row: DifferingRow) -> str:
     """Text of the number that differs most."""
     if row.shapes_differ:
         return f"shape {row.shape} against {row.shape_b}"
+    if row.dtypes_differ:
+        return f"dtype {row.dtype} against {row.dtype_b}"
     number = row.numbers[0]
     return f"{number.op} {_text(number.a)} against {_text(number.b)}, relative difference {number.difference:.2g}"
 
@@ -58,6 +89,8 @@ def place(row: DifferingRow) -> tuple[str, ...]:
     name = row.name + (f" = {row.name_b}" if row.name_b != row.name else "")
     if row.shapes_differ:
         return step, row.signal, name, "shape", row.shape, row.shape_b, ""
+    if row.dtypes_differ:
+        return step, row.signal, name, "dtype", row.dtype, row.dtype_b, ""
     number = row.numbers[0]
     return step, row.signal, name, number.op, _text(number.a), _text(number.b), f"{number.difference:.2g}"
 
@@ -74,6 +107,10 @@ def about(found: Comparison) -> Iterator[str]:
     if found.by_framework:
         are = plural(found.by_framework, "parameter is", "parameters are")
         yield f"{found.by_framework} {are} named as in the other framework (gamma for weight, ...)"
+    for jump in found.jumps[:1]:
+        yield f"first module in which they part: {_module(jump)}: {jump_text(jump)}"
+    if found.precision:
+        yield f"dtypes of most names differ, so that they are not compared: {', '.join(found.precision)}"
     for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
         for run, there in zip("AB", only, strict=True):
             if there:
@@ -110,7 +147,7 @@ def show(found: Comparison, page: Path | None) -> None:
 
 def as_json(found: Comparison) -> str:
     """JSON of all of it; NaN and Inf are texts."""
-    fields = {"verdict": verdict(found), "same": found.same, **plain(found)}
+    fields = {"verdict": verdict(found), "same": found.same, "agrees": found.agrees, **plain(found)}
     return json.dumps(fields, indent=1, allow_nan=False)
 
 
@@ -119,7 +156,7 @@ def _growth(found: Comparison) -> str:
     if first == found.steps[0]:
         return "It is present from the first step that both have."
     before = f"In the steps before it nothing differed by more than {found.before:.2g}"
-    if found.first[0].numbers[0].difference > SUDDEN * found.before:
+    if found.first[0].dtypes_differ or found.first[0].numbers[0].difference > SUDDEN * found.before:
         return f"{before}: it appears at once."
     return f"{before}: it may have grown out of rounding differences."
 

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, opened_piece
 from probe.core.analysis.compare.differences import DifferenceTables, PieceDifferences, difference, selected_numbers
 from probe.core.analysis.compare.pairing import RowPairing
-from probe.core.analysis.compare.piece_rows import PieceRows
+from probe.core.analysis.compare.piece_rows import PieceRows, positions
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
-from probe.core.storage.batches import steps as steps_of
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import CALL, MICRO_STEP, cell_name
+from probe.core.storage.layout import CALL, MICRO_STEP
 from probe.core.storage.problems import Problems
 
 
@@ -58,6 +57,8 @@ class DifferingRow(NamedTuple):
     """Largest difference of its numbers, in multiples of the tolerance."""
     numbers: tuple[Number, ...]
     """Numbers in order of their difference, the largest first."""
+    dtypes_differ: bool = False
+    """True if its dtypes differ, where they are compared."""
 
     @property
     def shapes_differ(self) -> bool:
@@ -181,6 +182,7 @@ def _add_first(
     measure = differences.measure(signal)
     about = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
     named = [f"{cell} AS about{n}" for n, cell in enumerate(about)]
+    named.append(f"{differences.dtypes_differ(signal)} AS dtypes_differ")
     pairs = differences.pairs(signal, step, step, *named, *selected_numbers(measure.ops, measure))
     micro_steps = ", ".join(map(str, sorted(groups)))
     connection.execute(
@@ -192,7 +194,7 @@ def _add_first(
     first = next(n for n, group in enumerate(wanted.groups) if group.signal == signal)
     for (rank,) in connection.execute(query).fetchall():
         with _problems_of(differences.rows.a, found, (first, step, rank)):
-            places = _positions(differences.rows.a, signal, step, rank)
+            places = positions(differences.rows.a, signal, step, rank)
         for row in _rows(differences, signal, step, rank, wanted):
             group = groups[row.micro_step]
             key = (group, places.get(_key(row), len(places)), rank)
@@ -232,7 +234,7 @@ def _rows(differences: PieceDifferences, signal: str, step: int, rank: int, want
         )
         yield DifferingRow(
             signal, step, row[MICRO_STEP], signal in wanted.micro_stepped, row["rank"], row["stage"], name, name_b,
-            row[CALL], shape, shape_b, dtype, dtype_b, row["excess"], numbers,
+            row[CALL], shape, shape_b, dtype, dtype_b, row["excess"], numbers, row["dtypes_differ"],
         )  # fmt: skip
 
 
@@ -243,15 +245,8 @@ def _key(row: DifferingRow) -> _Key:
     return row.stage, row.name, row.micro_step, row.call
 
 
-def _positions(rows: Rows, signal: str, step: int, rank: int) -> dict[_Key, int]:
-    """Positions of a rank's rows in the step's order of execution."""
-    batches = [batch for each in steps_of(rows, rank, step, step, [signal]) for batch in each.batches]
-    keys = [key for batch in batches for key in batch.keys]
-    return {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
-
-
 def _executed(rows: Rows, signal: str, order: tuple[int, int]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for (_, name, *_), place in _positions(rows, signal, order[1], order[0]).items():
+    for (_, name, *_), place in positions(rows, signal, order[1], order[0]).items():
         found.setdefault(name, place)
     return found

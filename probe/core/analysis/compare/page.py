@@ -32,13 +32,21 @@ def page(found: Comparison) -> str:
 
 
 def _sections(found: Comparison) -> Iterator[PageSection]:
-    kind = "good" if found.same and not found.skipped else "bad"
+    kind = "good" if found.agrees and not found.skipped else "bad"
     lines = "".join(f"<p>{escape(line)}</p>" for line in about(found))
     yield PageSection("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{lines}')
     if found.first:
         rows = [(str(row.rank), *place(row)) for row in found.first]
         what = f"<p>The first {len(rows)} of {found.beyond}, in causal order. Step 7.1 is step 7, micro step 1.</p>"
         yield PageSection("rows", "Rows that differ", what + _table(("rank", *COLUMNS), rows))
+    if found.jumps:
+        parted = [
+            (str(j.rank), f"{j.step}.{j.micro_step}", j.signal, j.module, f"{j.before:.2g}", f"{j.after:.2g}")
+            for j in found.jumps
+        ]
+        columns = ("rank", "step", "signal", "module", "goes in", "comes out")
+        what = "<p>The largest relative differences of what goes into a module and of what comes out of it.</p>"
+        yield PageSection("modules", "Modules in which the runs part", what + _table(columns, parted))
     counts = [
         (signal, signal_of(signal).meaning, str(rows), str(beyond), f"{largest:.2g}")
         for signal, rows, beyond, largest in found.counts
@@ -60,7 +68,7 @@ def _sections(found: Comparison) -> Iterator[PageSection]:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    numbers = {"rank", "step", "A", "B", "relative", "rows", "differ", "largest difference"}
+    numbers = {"rank", "step", "A", "B", "relative", "rows", "differ", "largest difference", "goes in", "comes out"}
     kinds = [' class="number"' if column in numbers else "" for column in columns]
     head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
     body = "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -62,8 +63,21 @@ class RowPairing(NamedTuple):
     """Unit of the last decimal place, if values were rounded to a fixed number of places; else 0."""
     relative: float
     """Relative tolerance."""
+    dtypes: frozenset[str] = frozenset()
+    """Signals of A whose dtypes are compared row by row."""
+    noise: frozenset[str] = frozenset()
+    """Names of A of parameters whose gradients are nothing but rounding in both runs."""
+    begins: bool = False
+    """True if the first step that is compared is the first of both runs."""
+    jump: float = math.inf
+    """Relative difference of what comes out of a module from which on it is more than rounding."""
 
 
+NOISE: dict[str, float] = {"float64": 1e-12, "float32": 1e-6, "float16": 3e-4, "bfloat16": 1e-3, "float8": 1e-2}
+"""Part of the largest gradient up to which another one is nothing but rounding, by the coarsest dtype: that of a key's
+bias, which the softmax cancels, was 6e-9 in float32 and 1e-4 in bfloat16, and the next one 1e-2."""
+UNLIKE = 0.25
+"""Part of the names up to which other dtypes are a difference of these; more are another precision."""
 LEAST, MOST = -(1 << 62), 1 << 62
 """Bounds of steps where there is no other."""
 
@@ -126,8 +140,13 @@ class Sides:
         """Dtypes that are compared."""
         return [*self.census.dtypes("a", self.signals), *self.census.dtypes("b", self.signals.values())]
 
-    def pairing(self, relative: float) -> RowPairing:
-        """Return the pairing of rows, for workers."""
+    def pairing(self, relative: float, dtype: str, jump: float) -> RowPairing:
+        """Return the pairing of rows, for workers.
+
+        Args:
+            dtype: the coarsest dtype that either run computes in.
+            jump: relative difference of what comes out of a module from which on it is more than rounding.
+        """
         ops, wanted = {}, self.options.ops
         for of_a, of_b in self.signals.items():
             shared = frozenset(self.census.numbers("b", of_b))
@@ -135,7 +154,51 @@ class Sides:
         chosen = {signal: tuple(op for op in own if not wanted or op in wanted) for signal, own in ops.items()}
         decimals = max(self.a.decimals, self.b.decimals)
         offset = self.options.step_offset
-        return RowPairing(self.signals, ops, chosen, self.names.renamed, self.steps, offset, decimals, relative)
+        return RowPairing(
+            self.signals,
+            ops,
+            chosen,
+            self.names.renamed,
+            self.steps,
+            offset,
+            decimals,
+            relative,
+            frozenset(signal for signal in self.signals if self._precision_is_that_of_b(signal)),
+            frozenset(self._noise(NOISE[dtype]) if relative else ()),
+            self._begins(),
+            jump,
+        )
+
+    def other_precision(self) -> list[str]:
+        """Signals of which most names have other dtypes in B, so that these are not compared."""
+        return [signal for signal in self.signals if not self._precision_is_that_of_b(signal)]
+
+    def _precision_is_that_of_b(self, signal: str) -> bool:
+        """Return whether a name with another dtype is a difference: both runs have the same dtypes, or most names."""
+        a, b = self.census.rows["a", signal].dtypes, self.census.rows["b", self.signals[signal]].dtypes
+        pairs = [(_floats(own), _floats(b[other])) for name, own in a.items() if (other := self._of_b(name)) in b]
+        pairs = [pair for pair in pairs if all(pair)]
+        unlike = sum(one != other for one, other in pairs)
+        whole = [set[str]().union(*side) for side in zip(*pairs, strict=True)]
+        return unlike <= UNLIKE * len(pairs) or whole[0] == whole[1]
+
+    def _of_b(self, name: str) -> str:
+        return self.names.renamed.get(name, name)
+
+    def _noise(self, most: float) -> Iterator[str]:
+        for signal in self.signals:
+            for name in self.census.rows["a", signal].sizes:
+                shares = (
+                    self.census.share("a", signal, name),
+                    self.census.share("b", self.signals[signal], self._of_b(name)),
+                )
+                if all(0 < share <= most for share in shares):
+                    yield name
+
+    def _begins(self) -> bool:
+        first = self.steps[0]
+        firsts = (min(each.first_step for each in side.run.directories) for side in (self.a, self.b))
+        return all(own >= step for own, step in zip(firsts, (first, first + self.options.step_offset), strict=True))
 
     def _named_in_b(self) -> dict[str, str]:
         """Signals of A, with B's name of each."""
@@ -196,6 +259,16 @@ class Sides:
                 f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
             )
         return tuple(sorted(a & b)), only
+
+
+def plain_dtype(dtype: str) -> str:
+    """Return a dtype in the same spelling for all frameworks: ``bfloat16`` of ``torch.bfloat16`` and ``BFloat16``."""
+    return dtype.rpartition(".")[2].lower()
+
+
+def _floats(dtypes: Iterable[str]) -> frozenset[str]:
+    """Return the dtypes of floating point."""
+    return frozenset(plain for dtype in dtypes if (plain := plain_dtype(dtype)).startswith(("float", "bfloat")))
 
 
 def _by_dtypes(dtypes: Sequence[str]) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from probe.core.analysis.compare.compared_piece import OpenPiece
 from probe.core.analysis.compare.pairing import RowPairing
 from probe.core.naming import STATE_PHASE, signal_of
+from probe.core.storage.batches import steps
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
+from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP, cell_name
 from probe.core.storage.sql import quoted
 from probe.core.storage.table_files import size_and_time
 
@@ -17,7 +18,7 @@ WINDOW = 1 << 25
 
 
 class PieceRows:
-    """Rows of an open piece, with the tables ``ranks``, ``names`` and ``steps`` of a pairing for queries."""
+    """Rows of an open piece, with the tables ``ranks``, ``names``, ``noise`` and ``steps`` of a pairing for queries."""
 
     def __init__(self, opened: OpenPiece, pairing: RowPairing) -> None:
         self.pairing, self.connection, self.a, self.b = pairing, opened.connection, opened.a, opened.b
@@ -25,8 +26,8 @@ class PieceRows:
         steps = [step for step in pairing.steps if first <= step <= last]
         self.span = (steps[0], steps[-1]) if steps else None
         """First and last step that are compared; None if there is none."""
-        self.connection.execute(_ELEMENTS)
         fill(self.connection, "ranks", {"a": "INTEGER", "b": "INTEGER"}, opened.piece.pairs)
+        fill(self.connection, "noise", {"name": "VARCHAR"}, ((name,) for name in pairing.noise))
         fill(self.connection, "names", {"a": "VARCHAR", "b": "VARCHAR"}, pairing.names.items())
         fill(self.connection, "steps", {"step": "BIGINT"}, ((step,) for step in steps))
 
@@ -45,15 +46,18 @@ class PieceRows:
     def selected(self, signal: str, first: int, last: int) -> tuple[str, str]:
         """Queries for the rows of A and B of a signal in a range of A's steps; keys are A's, except ``name``, B's.
 
-        Those of A have ``rms`` too, the root mean square of the elements.
+        Those of A have ``rms`` too, the root mean square of the elements, and ``noise``: true if the gradient of the
+        parameter is nothing but rounding.
         """
         pairing, offset = self.pairing, self.pairing.step_offset
         ops = pairing.ops[signal]
         idle = _idle(ops) if signal_of(signal).phase == STATE_PHASE else "false"
         fixed = f"shape, dtype, elements(shape) AS elements, {idle} AS idle"
+        noise = "f.name IN (SELECT name FROM noise)" if is_about_parameters(signal) else "false"
         a = (
             "SELECT r.a AS rank, vpp_stage AS stage, coalesce(n.b, f.name, '') AS name, f.name AS own, f.step, "  # noqa: S608
-            f"micro_step, call, {fixed}, norm / sqrt(greatest(elements(shape), 1)) AS rms{_listed(ops)} "
+            f"micro_step, call, {fixed}, norm / sqrt(greatest(elements(shape), 1)) AS rms, {noise} AS noise"
+            f"{_listed(ops)} "
             f"FROM {_read(self.a, signal, first, last, ops)} AS f "
             "JOIN ranks AS r ON r.a = f.rank LEFT JOIN names AS n ON n.a = f.name JOIN steps AS t ON t.step = f.step"
         )
@@ -64,6 +68,18 @@ class PieceRows:
             f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset}"
         )
         return a, b
+
+
+def is_about_parameters(signal: str) -> bool:
+    """Return whether rows of a signal have the names of parameters: also those of optimizer state."""
+    return signal.startswith(("grad_", "param_")) or signal_of(signal).phase == STATE_PHASE
+
+
+def positions(rows: Rows, signal: str, step: int, rank: int) -> dict[tuple[int, str, int, int], int]:
+    """Return the positions of a rank's rows in the step's order of execution, by stage, name, micro step and call."""
+    batches = [batch for each in steps(rows, rank, step, step, [signal]) for batch in each.batches]
+    keys = [key for batch in batches for key in batch.keys]
+    return {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
 
 
 def _listed(ops: Sequence[str]) -> str:
@@ -91,9 +107,3 @@ def _idle(ops: Sequence[str]) -> str:
     if "min" in ops and "max" in ops:
         return 'coalesce("min" = 0 AND "max" = 0, false)'
     return "false"
-
-
-_ELEMENTS = """
-CREATE OR REPLACE TEMP MACRO elements(shape) AS
-    coalesce(list_product(list_transform(string_split(trim(shape, '[]()'), ','), lambda x: TRY_CAST(x AS DOUBLE))), 1)
-"""

@@ -19,6 +19,7 @@ from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed_run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
+from probe.core.storage.sqlite_reader import may_have_rows
 from probe.core.storage.table_files import TableFile
 
 Observer = Callable[[int, int, str], None]
@@ -71,9 +72,15 @@ def choose(
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    there = Counter(kind for directory in directories for kind in _kinds_in(directory))
+    by_directory = [Counter(_kinds_in(directory)) for directory in directories]
+    there = sum(by_directory, Counter[str]())
+    for directory, own in zip(directories, by_directory, strict=True):
+        if not own and directory.packed is None and may_have_rows(directory.path):
+            what = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            problems.add(directory.path, what)
     if not there:
-        raise ValueError(f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}")
+        what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
+        raise ValueError("\n".join([what, *problems.lines()]))
     if kinds is None:
         return Chosen(directories, dict(sorted(there.items())))
     unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]

@@ -25,10 +25,11 @@ from probe.core.naming import RUN
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
-from probe.core.storage.directories import RecordedRun, find, last_run, place
+from probe.core.storage.directories import RecordedRun, find, last_run, listed, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.layout import cell_name, key_of, ranks_text
 from probe.core.storage.location import Place
+from probe.core.storage.plans import plan_differences
 from probe.core.storage.problems import Problems
 
 
@@ -146,7 +147,7 @@ def analyse(
         progress("writing the diagnosis")
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
-        notes = tuple(_notes(rows, aliens, judged))
+        notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
     return Analysis(
         run,
@@ -216,8 +217,8 @@ def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank])
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[EvaluatedRank]) -> Iterable[str]:
     for group in aliens:
         yield message(
-            "ranks {ranks} were not compared as replicas: most of their tensors differ from the first "
-            "step on, and the run does not name its replicas",
+            "ranks {ranks} were compared as replicas only in tensors that were equal while they changed in the first "
+            "steps: most differ from the first step on, and the run does not name its replicas",
             ranks=ranks_text(group),
         )
     dropped = sum(rank.dropped for rank in judged)
@@ -239,6 +240,21 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
             )
 
 
+def _plan_notes(run: RecordedRun) -> Iterable[str]:
+    """Name the steps in which an edit of the configuration held on some ranks alone."""
+    differences = plan_differences(run)
+    spans = [str(each.first) if each.first == each.last else f"{each.first}-{each.last}" for each in differences]
+    if spans:
+        yield message(
+            "ranks {ranks} collected by another configuration than the others at steps {steps}: changes reached them "
+            "at another time; rows of these steps cannot be compared between ranks",
+            ranks=listed(sorted({rank for each in differences for rank in each.ranks})),
+            steps=", ".join(spans[:MOST_SPANS]) + ", ..." * (len(spans) > MOST_SPANS),
+        )
+
+
+MOST_SPANS = 10
+"""Stretches of steps that a note names."""
 Row = tuple[int, int, str, str, int]
 """Row of a file: rank, step, signal, name and micro step."""
 MOST = 100

@@ -20,6 +20,7 @@ from probe.core.rules import Rule, factory
 from probe.core.rules.evaluate import find
 from probe.core.rules.history import measures
 from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.skipped import began
 from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
@@ -27,6 +28,7 @@ from probe.core.storage.layout import ranks_text
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
+from probe.core.storage.step_updates import StepUpdates
 
 ALWAYS = AnomalyNan.__name__
 KEPT = 100
@@ -116,7 +118,7 @@ class RankEvaluator:
         self._rows, self._pp_stage = rows, pp_stage
         self._rules, self._waits = rules_of(alert, rank, ops)
         self._latest: deque[int] = deque(maxlen=max([*self._waits.values(), 1]))
-        self._sizes: dict[str, int] = {}
+        self._sizes: Mapping[str, int] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._quiet = 0
         self.judged = EvaluatedRank(rank)
@@ -128,9 +130,10 @@ class RankEvaluator:
             wanted: steps whose findings count, all if empty; rules see earlier steps as well.
         """
         chosen = frozenset(wanted)
-        last = max(chosen) if chosen else None
+        last, updates = max(chosen) if chosen else None, StepUpdates(self._rows, self.judged.rank)
         for step in steps(self._rows, self.judged.rank, last=last):
             self._count(step)
+            step = updates.put_into(step)  # noqa: PLW2901 - the same step
             found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
             if counts:
                 self.judged.counted += 1
@@ -145,9 +148,9 @@ class RankEvaluator:
         self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
 
     def _count(self, step: StoredStep) -> None:
-        judged, sizes = self.judged, {batch.signal: len(batch) for batch in step.batches}
-        judged.partial = any(sizes.get(signal, 0) < size for signal, size in self._sizes.items())
-        self._sizes = sizes
+        judged = self.judged
+        judged.partial = any(step.rows.get(signal, 0) < size for signal, size in self._sizes.items())
+        self._sizes = step.rows
         judged.first_step = step.step if judged.first_step < 0 else judged.first_step
         judged.last_step = step.step
         judged.sampled += 1
@@ -198,7 +201,7 @@ class RankEvaluator:
         coverage = batch.coverage[at] if batch.coverage else None
         return Located(
             finding,
-            began=earlier[0],
+            began=began(batch, earlier[0]),
             pp_stage=self._pp_stage,
             head=batch.signal == "actv" and at == min(_peers(batch, finding), default=-1),
             micro_steps=micro_steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
-from probe.core.rules.replica import AnomalyReplica, odd_ones, replicated
+from probe.core.rules.replica import CHANGES, AnomalyReplica, odd_ones, replicated
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, PART_SQL, key_of
-from probe.core.storage.sql import quoted
+from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, NAME, PART_SQL, STEP, key_of
+from probe.core.storage.sql import literal, quoted
 
 RULE = AnomalyReplica.__name__
 TOLERANCE = 2e-6
@@ -52,15 +52,6 @@ class SignalComparison(NamedTuple):
     """First step at which any differs."""
     until: int = -1
     """Last step at which any differs."""
-    differing: int = 0
-    """Number of tensors that differ at that first step."""
-    of: int = 0
-    """Number of tensors that several ranks have at that first step."""
-
-    @property
-    def alien(self) -> bool:
-        """True if the ranks do not seem to be replicas at all: most of their tensors differ from the first step on."""
-        return self.step == self.first and self.of > 1 and 2 * self.differing > self.of
 
     def merged(self, other: SignalComparison) -> SignalComparison:
         """Comparison over the steps of both."""
@@ -84,6 +75,9 @@ class ReplicaComparison:
     """True if replicas hold different experts."""
     wanted: tuple[int, ...] = ()
     """Steps to look at; all if empty."""
+    proved: Mapping[str, tuple[Sequence[object], ...]] | None = None
+    """By signal, the tensors that are compared, each as group and ``PLACE``; None to compare all, since the run names
+    its replicas."""
 
     def __call__(self, rows: Rows) -> Compared:
         """Compare within each step of ``rows``."""
@@ -98,16 +92,18 @@ class ReplicaComparison:
         """Make the table of groups."""
         listed = [(rank, number) for number, group in enumerate(self.groups) for rank in group]
         fill(rows.connection, GROUP, {"rank": "INTEGER", "replicas": "INTEGER"}, listed)
+        if self.proved is not None:
+            proved = [(signal, *place) for signal, places in self.proved.items() for place in places]
+            fill(rows.connection, PROVED, {"signal": "VARCHAR", "replicas": "INTEGER"} | PLACE, proved)
 
     def _signal(self, rows: Rows, signal: str) -> Compared:
         numbers = self._held(rows, signal)
         counts = (
-            "SELECT replicas, step, count(*) FILTER (differs) AS apart, count(*) AS of "  # noqa: S608 - our own words
-            f"FROM ({self._alike(rows.view(signal), numbers)}) GROUP BY replicas, step"
+            "SELECT replicas, step, count(*) FILTER (differs) AS apart "  # noqa: S608 - our own words
+            f"FROM ({self._alike(signal, rows.view(signal), numbers)}) GROUP BY replicas, step"
         )
         query = (
-            "SELECT replicas, min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
-            "arg_min(apart, step) FILTER (apart > 0), arg_min(of, step) FILTER (apart > 0) "
+            "SELECT replicas, min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0) "  # noqa: S608
             f"FROM ({counts}) WHERE step IS NOT NULL GROUP BY replicas"
         )
         found = rows.connection.execute(query).fetchall()
@@ -128,17 +124,54 @@ class ReplicaComparison:
             f"FROM {view} JOIN {GROUP} USING (rank) WHERE {HOLDS_NO_TERM_SQL}"
         )
 
-    def _alike(self, view: str, numbers: Sequence[str]) -> str:
+    def _alike(self, signal: str, view: str, numbers: Sequence[str]) -> str:
         """Query for each row that several ranks have, with whether they differ."""
-        differs = _differ([quoted(op) for op in numbers])
         conditions = ["name NOT LIKE '%experts%'"] if self.experts else []
         conditions += [f"step IN ({', '.join(str(int(step)) for step in self.wanted)})"] if self.wanted else []
+        if self.proved is not None:
+            place = ", ".join(f"coalesce({name}, {_NOTHING[kind]})" for name, kind in PLACE.items())
+            chosen = f"SELECT replicas, {', '.join(PLACE)} FROM {PROVED} WHERE signal = {literal(signal)}"  # noqa: S608
+            conditions += [f"(replicas, {place}) IN ({chosen})"]
+        return self._grouped(view, numbers, conditions)
+
+    def _grouped(self, view: str, numbers: Sequence[str], conditions: Sequence[str], more: str = "") -> str:
+        """Query for each row that several ranks have and that meets all conditions, with whether they differ."""
+        differs = _differ([quoted(op) for op in numbers])
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return (
-            f"SELECT replicas, {KEYS}, part, coalesce({differs}, false) AS differs "  # noqa: S608 - no word is a user's
+            f"SELECT replicas, {KEYS}, part, coalesce({differs}, false) AS differs{more} "  # noqa: S608 - no word is a user's
             f"FROM ({self._source(view, numbers)}){where} GROUP BY replicas, {KEYS}, part "
             "HAVING count(DISTINCT rank) > 1"
         )
+
+    def prove(self, rows: Rows, signal: str) -> list[tuple[object, ...]]:
+        """Tensors that are copies as far as the first steps show: equal on all ranks of their group in ``CHANGES + 1``
+        steps, and other numbers in each."""
+        steps = [step for (step,) in rows.connection.execute(_FIRST_STEPS.format(rows.view(signal))).fetchall()]
+        if len(steps) <= CHANGES:
+            return []
+        numbers = self._held(rows, signal)
+        held = ", ".join(f"any_value({quoted(op)})" for op in numbers)
+        conditions = ["name NOT LIKE '%experts%'"] if self.experts else []
+        view = rows.between(signal, steps[0], steps[-1])
+        place = ", ".join(f"coalesce({name}, {_NOTHING[kind]})" for name, kind in PLACE.items())
+        query = (
+            f"SELECT replicas, {place} FROM ({self._grouped(view, numbers, conditions, f', row({held}) AS held')}) "  # noqa: S608
+            f"GROUP BY replicas, {place} HAVING NOT bool_or(differs) AND count(DISTINCT held) > {CHANGES}"
+        )
+        return [tuple(place) for place in rows.connection.execute(query).fetchall()]
+
+    def aliens(self, rows: Rows, signal: str) -> list[int]:
+        """Groups of which most tensors differ at the first step: they do not seem to be replicas."""
+        steps = rows.connection.execute(_FIRST_STEPS.format(rows.view(signal))).fetchall()
+        if not steps:
+            return []
+        view = rows.between(signal, steps[0][0], steps[0][0])
+        query = (
+            f"SELECT replicas FROM ({self._grouped(view, self._held(rows, signal), [])}) "  # noqa: S608 - our own words
+            "GROUP BY replicas HAVING count(*) > 1 AND 2 * count(*) FILTER (differs) > count(*)"
+        )
+        return [group for (group,) in rows.connection.execute(query).fetchall()]
 
     def differences(
         self, rows: Rows, signal: str, begun: Mapping[int, SignalComparison]
@@ -150,7 +183,7 @@ class ReplicaComparison:
         for group, compared in begun.items():
             by_step.setdefault(compared.step, []).append(group)
         for step, groups in sorted(by_step.items()):
-            query = self._at(rows.between(signal, step, step), numbers, groups)
+            query = self._at(signal, rows.between(signal, step, step), numbers, groups)
             for group, vpp_stage, name, micro_step, call, part, rank, *cells in rows.connection.execute(
                 query
             ).fetchall():
@@ -162,14 +195,14 @@ class ReplicaComparison:
                 difference.rows[rank] = held
         return {group: list(own.values()) for group, own in found.items()}
 
-    def _at(self, view: str, numbers: Sequence[str], groups: Sequence[int]) -> str:
+    def _at(self, signal: str, view: str, numbers: Sequence[str], groups: Sequence[int]) -> str:
         """Query for the rows of the first ``MOST`` tensors that differ in each group, within one step."""
         chosen = "".join(f", s.{quoted(op)}" for op in numbers)
         listed = ", ".join(map(str, groups))
         place = "vpp_stage, name, micro_step, call, part"
         numbered = (
             f"SELECT *, row_number() OVER (PARTITION BY replicas ORDER BY {place}) AS place "  # noqa: S608 - our own words
-            f"FROM ({self._alike(view, numbers)}) WHERE differs AND replicas IN ({listed})"
+            f"FROM ({self._alike(signal, view, numbers)}) WHERE differs AND replicas IN ({listed})"
         )
         return (
             f"SELECT s.replicas, s.vpp_stage, s.name, s.micro_step, s.call, s.part, s.rank{chosen} "  # noqa: S608
@@ -180,6 +213,11 @@ class ReplicaComparison:
 
 
 KEYS = ", ".join(KEY)
+PROVED = "proved_replicas"
+PLACE = {name: "VARCHAR" if name == NAME else "INTEGER" for name in KEY if name != STEP} | {"part": "VARCHAR"}
+"""Columns by which the tensors of a signal differ, with their SQL types."""
+_NOTHING = {"INTEGER": "0", "VARCHAR": "''"}
+_FIRST_STEPS = f"SELECT DISTINCT step FROM {{}} WHERE step IS NOT NULL ORDER BY step LIMIT {CHANGES + 1}"  # noqa: S608
 
 
 def compare(
@@ -195,13 +233,15 @@ def compare(
     if not groups or not numbers:
         return [], []
     comparison = ReplicaComparison(tuple(groups), numbers, topology.has_experts, tuple(wanted))
+    aliens: list[int] = []
+    if not topology.says_replicas:
+        comparison, aliens = _proved(comparison, rows)
     compared: Compared = {}
     for piece in passes.over_steps(comparison, signals=tuple(numbers)):
         for place, found in piece.items():
             compared[place] = compared[place].merged(found) if place in compared else found
-    aliens = _aliens(compared, len(groups), () if topology.says_replicas else tuple(numbers))
     comparison.fill(rows)
-    by_signal = {signal: _begun(compared, signal, aliens) for signal in numbers}
+    by_signal = {signal: _begun(compared, signal) for signal in numbers}
     differences = {signal: comparison.differences(rows, signal, begun) for signal, begun in by_signal.items() if begun}
     located = [
         finding
@@ -218,16 +258,19 @@ def _numbers(rows: Rows, signal: str) -> tuple[str, ...]:
     return sizes or tuple(op for op in rows.numbers(signal) if op in OPS and op != "id")
 
 
-def _aliens(compared: Compared, groups: int, signals: Sequence[str]) -> list[int]:
-    """Numbers of the groups that are no replicas by any of ``signals``."""
-    places = ((group, [(signal, group) for signal in signals]) for group in range(groups))
-    return [group for group, own in places if any(place in compared and compared[place].alien for place in own)]
+def _proved(comparison: ReplicaComparison, rows: Rows) -> tuple[ReplicaComparison, list[int]]:
+    """Return the comparison of the tensors that have proved to be copies, and the numbers of the groups most of whose
+    tensors differ from the first step on."""
+    comparison.fill(rows)
+    first = replace(comparison, wanted=())
+    proved = {signal: tuple(first.prove(rows, signal)) for signal in comparison.numbers}
+    aliens = {group for signal in comparison.numbers for group in first.aliens(rows, signal)}
+    return replace(comparison, proved=proved), sorted(aliens)
 
 
-def _begun(compared: Compared, signal: str, aliens: Sequence[int]) -> dict[int, SignalComparison]:
+def _begun(compared: Compared, signal: str) -> dict[int, SignalComparison]:
     """Groups in which tensors of a signal differ."""
-    own = ((group, found) for (of, group), found in compared.items() if of == signal and found.step >= 0)
-    return {group: found for group, found in own if group not in aliens}
+    return {group: found for (of, group), found in compared.items() if of == signal and found.step >= 0}
 
 
 def _differ(ops: Sequence[str]) -> str:

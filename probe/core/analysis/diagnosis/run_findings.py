@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.language import message
-from probe.core.naming import PHASE, RUN
+from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, STEP_SECONDS
 from probe.core.records import Outcome
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 from probe.core.run_state.rules.straggler import stragglers
@@ -18,7 +18,7 @@ from probe.core.storage.duckdb_reader import Rows
 MOST = 20
 """Findings of a run at most: the first of each rule, number and rank."""
 FETCHED = 10_000
-WAITED = "phase/data_seconds"
+WAITED = f"{PHASE}data_seconds"
 """Phase that is compared between ranks if no collectives were recorded."""
 COMPARED = ("time outside of collectives", f"{PHASE}data")
 """Seconds that are compared between ranks."""
@@ -99,8 +99,8 @@ def _steps(rows: Rows, rank: int) -> Iterator[RunStep]:
     try:
         for step, cells in groupby(fetched(), key=lambda row: row[0]):
             values = {name: math.nan if value is None else value for _, name, value in cells}
-            outcome: Outcome = "skipped" if values.get("skipped") == 1.0 else "applied"
-            yield RunStep(step, math.nan, values.get("step_seconds", math.nan), outcome, values)
+            outcome: Outcome = "skipped" if values.get(SKIPPED_UPDATE) == 1.0 else "applied"
+            yield RunStep(step, math.nan, values.get(STEP_SECONDS, math.nan), outcome, values)
     finally:
         cursor.close()
 
@@ -125,7 +125,7 @@ def _times(rows: Rows) -> Iterator[tuple[str, str]]:
         )
         outside = (
             f"SELECT r.rank, median(r.value - w.waited) FROM {run} AS r JOIN ({waited}) AS w USING (rank, step) "  # noqa: S608
-            "WHERE r.name = 'step_seconds' GROUP BY r.rank"
+            f"WHERE r.name = '{STEP_SECONDS}' GROUP BY r.rank"
         )
         yield COMPARED[0], outside
     yield COMPARED[1], f"SELECT rank, median(value) FROM {run} WHERE name = '{WAITED}' GROUP BY rank"  # noqa: S608

@@ -16,6 +16,7 @@ from probe.core.analysis.performance.slow_ranks import RankPace, SlowRank, rank_
 from probe.core.analysis.performance.step_table import NoNumbersError, RunSeries, StepTable
 from probe.core.analysis.performance.throughput import Drop, Flags, Numbers, ThroughputLevels, judged
 from probe.core.analysis.performance.time_use import Communication, PhaseTime, communication, phase_times
+from probe.core.naming import STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.location import Place
@@ -178,7 +179,7 @@ def _steps_a_second(series: RunSeries) -> Numbers:
 def _resuming(run: RecordedRun, series: RunSeries) -> Flags:
     """Return the steps that follow upon a resume."""
     begins = sorted({directory.first_step for directory in run.directories})[1:]
-    later = {directory.first_step for rank in run.ranks for directory in run.of(rank)[1:]}
+    later = {directory.first_step for own in run.by_rank().values() for directory in own[1:]}
     after = np.zeros(len(series.steps), dtype=np.bool_)
     for begin in begins:
         if begin in later:
@@ -192,9 +193,9 @@ def _rates(
 ) -> list[Rate]:
     """Return the rates that are known, the one that is judged first."""
     columns = {
-        TOKENS: ("tokens_per_second", series.tokens),
-        SAMPLES: ("throughput", series.samples),
-        STEPS: ("step_seconds", _steps_a_second(series)),
+        TOKENS: (TOKENS_PER_SECOND, series.tokens),
+        SAMPLES: (THROUGHPUT, series.samples),
+        STEPS: (STEP_SECONDS, _steps_a_second(series)),
     }
     rates = []
     for name, (column, speeds) in sorted(columns.items(), key=lambda pair: pair[0] != unit):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from probe.core.analysis.performance.step_table import TABLE, StepTable
 from probe.core.analysis.performance.time_use import WAITS
+from probe.core.naming import OUTSIDE_SECONDS
 from probe.core.run_state.rules.rule_memory import median
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
 from probe.core.run_state.rules.straggler import SHARE, RunStragglerArgs, stragglers
 
 BLOCKS = 50

@@ -15,15 +15,27 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.analysis.performance.throughput import Flags, Numbers, Steps
-from probe.core.naming import PHASE, RUN
+from probe.core.naming import (
+    BATCH_SIZE,
+    BATCH_TOKENS,
+    LEARNING_RATE,
+    LOSS,
+    OUTSIDE_SECONDS,
+    PHASE,
+    RUN,
+    SKIPPED_UPDATE,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+)
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.sql import literal
 from probe.core.storage.table_files import TableFile
 
 TABLE = "performance_steps"
 FIXED = (
-    *("step_seconds", "throughput", "tokens_per_second", "batch_size", "tokens", "outside_seconds"),
-    *("loss", "learning_rate", "skipped"),
+    *(STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND, BATCH_SIZE, BATCH_TOKENS, OUTSIDE_SECONDS),
+    *(LOSS, LEARNING_RATE, SKIPPED_UPDATE),
 )
 """Numbers that have a column of their name."""
 SECONDS = "_seconds"
@@ -149,9 +161,9 @@ class StepTable:
         width = max(1, AT_ONCE // max(1, len(self.ranks)))
         phases = "".join(f", max({column}) > 0 AS {column}" for column in self.phases.values())
         query = (
-            f"SELECT step, {_median('step_seconds')}, {_median('throughput')}, {_median('tokens_per_second')}, "  # noqa: S608
+            f"SELECT step, {_median(STEP_SECONDS)}, {_median(THROUGHPUT)}, {_median(TOKENS_PER_SECOND)}, "  # noqa: S608
             "avg(loss) FILTER (isfinite(loss)) AS loss, count(*) FILTER (NOT isfinite(loss)) AS not_finite, "
-            f"{_median('learning_rate')}{phases} FROM {TABLE} WHERE step BETWEEN ? AND ? GROUP BY step ORDER BY step"
+            f"{_median(LEARNING_RATE)}{phases} FROM {TABLE} WHERE step BETWEEN ? AND ? GROUP BY step ORDER BY step"
         )
         parts = [
             self.connection.execute(query, [low, low + width - 1]).fetchnumpy()
@@ -162,12 +174,12 @@ class StepTable:
         numbers = {name: _filled(cells[name]) for name in cells if name != "step"}
         return RunSeries(
             np.asarray(cells["step"], dtype=np.int64),
-            numbers["step_seconds"],
-            numbers["throughput"],
-            numbers["tokens_per_second"],
-            numbers["loss"],
+            numbers[STEP_SECONDS],
+            numbers[THROUGHPUT],
+            numbers[TOKENS_PER_SECOND],
+            numbers[LOSS],
             numbers["not_finite"],
-            numbers["learning_rate"],
+            numbers[LEARNING_RATE],
             _usual([numbers[column] > 0 for column in self.phases.values()], len(cells["step"])),
         )
 
@@ -207,7 +219,8 @@ def is_use(name: str) -> bool:
 def _ends(rows: Rows) -> str:
     """Return SQL of the rows of the first and the last directory: most runs have the same names on every rank."""
     files = rows.files[RUN]
-    chosen = [file for directory, file in files if directory in (files[0][0], files[-1][0])]
+    ends = dict.fromkeys((files[0][0], files[-1][0]))
+    chosen = [file for directory in ends for file in rows.files_of(RUN, directory)]
     groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
     for file in chosen:
         groups.setdefault((file.format, file.columns), []).append(file)

@@ -17,14 +17,14 @@ from probe.core.analysis.report.page import PageSection
 from probe.core.analysis.report.rank_table import RankTable
 from probe.core.analysis.report.run_cells import CellWork, RunSource
 from probe.core.analysis.report.survey import principal
-from probe.core.naming import signal_of
+from probe.core.naming import STEP_SECONDS, signal_of
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import HOLDS_NO_TERM_SQL, PART_SQL
 from probe.core.storage.sql import quoted
 
 MOST = 50
 """Most ranks that are listed of a signal."""
-PACE = "step_seconds"
+PACE = STEP_SECONDS
 
 
 class FarRank(NamedTuple):

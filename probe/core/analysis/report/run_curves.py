@@ -7,7 +7,17 @@ from typing import NamedTuple
 
 from probe.core.analysis.report.page import PageSection
 from probe.core.messages import plural
-from probe.core.naming import RUN
+from probe.core.naming import (
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS,
+    LOSS_SCALE,
+    RUN,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+    VAL_LOSS,
+)
 from probe.core.storage.duckdb_reader import Rows
 
 POINTS = 1000
@@ -15,8 +25,8 @@ POINTS = 1000
 MOST_CURVES = 24
 """Most numbers that have a curve."""
 FIRST = (
-    *("loss", "val_loss", "grad_norm", "learning_rate"),
-    *("loss_scale", "throughput", "tokens_per_second", "step_seconds"),
+    *(LOSS, VAL_LOSS, GRAD_NORM, LEARNING_RATE),
+    *(LOSS_SCALE, THROUGHPUT, TOKENS_PER_SECOND, STEP_SECONDS),
 )
 """Numbers whose curves come first, in this order."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
-from probe.core.backend.protocols import OutOfReach, Tensor, Tensors
+from probe.core.backend.protocols import Module, OutOfReach, Parameter, Remove, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
+from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
@@ -20,26 +22,41 @@ Record = Callable[[str, str, Tensor, int, int], None]
 """Function that receives the signal, the part, the tensor, the micro step and the call."""
 _log = logging.getLogger("probe")
 
+LEFT = "activations: {} are left alone"
+"""Kind of loss of tensors in what cannot be read without effect or without bound; counted once a module."""
+LEFT_REMEDY = (
+    "tensors in them are not recorded; reading a class of the program's own might change it, unless it is a dataclass "
+    "or named tuple, or registered (torch.utils._pytree.register_pytree_node)"
+)
 COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 
 @contextmanager
 def activations(run: Run) -> Iterator[None]:
     """Attach to every watched module of every chunk."""
-    listeners: list[ActivationListener] = []
-    with ExitStack() as attached:
-        for model, module in run.each_module():
-            if places := run.selection.places(module):
-                listener = ActivationListener(run, module, places)
-                listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
-                where = f"module {module.full!r}"
-                attached.callback(listen(module.thing, model, listener.before, listener.after, where))
-                listeners.append(listener)
-        with run.step_ended.added(partial(_end_step, run, listeners)):
-            yield
+    listeners: dict[ActivationListener, None] = {}
+
+    def attach(model: Module, module: Watched) -> Remove:
+        if not (places := run.selection.places(module)):
+            return lambda: None
+        listener = ActivationListener(run, module, places, recording(run, module, model))
+        listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
+        where = f"module {module.full!r}"
+        remove = listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
+        listeners[listener] = None
+
+        def gone() -> None:
+            listeners.pop(listener, None)
+            remove()
+
+        return gone
+
+    with run.each_watched_module.added(attach), run.step_ended.added(partial(_end_step, run, listeners)):
+        yield
 
 
-def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
+def _end_step(run: Run, listeners: Collection[ActivationListener]) -> None:
+    run.forwards.clear()
     ran = [listener.forget() for listener in listeners]
     # hooks of the whole model are outside of a compiled graph: they run in any case
     ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
@@ -47,20 +64,33 @@ def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
         note_unseen(run, "activations")
 
 
+class _Opened(NamedTuple):
+    """A forward that has begun."""
+
+    step: int
+    micro_step: int
+    call: int
+    names: list[str]
+    """Parts of the inputs whose gradients are recorded."""
+    edges: Any
+    """Places in the graph at which these gradients arrive."""
+
+
 class ActivationListener:
     """One module's forward and backward within a step.
 
     Args:
-        record: receives the tensors; if None, the recorder does.
+        record: receives the tensors.
     """
 
-    def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
+    def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record) -> None:
         self._run, self._module, self._places = run, module, places
-        self._record = record or recording(run, module)
+        self._record = record
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
         self._guard = partial(run.guard, f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
+        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing, not self.inner)
         self.forget()
 
     @property
@@ -69,10 +99,9 @@ class ActivationListener:
         return bool(self._module.full)
 
     def forget(self) -> bool:
-        """Drop the rest of a step (a forward may have raised); return true if the module ran in it."""
+        """Drop the rest of a step; return true if the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
-        self._open: list[tuple[int, list[str], Any]] = []
-        self._calls: Counter[tuple[str, int]] = Counter()
+        self._calls: dict[tuple[str, int], Iterator[int]] = {}
         self._to_come: dict[int | None, deque[int]] = {}
         return ran
 
@@ -80,13 +109,12 @@ class ActivationListener:
         """Read inputs before the module may change them in place."""
         if self._run.clock.searching:
             return
-        if kind_ == "training":
-            self._run.clock.forward_began(whole=False)
-        call = self._call(kind_)
-        parts = input_parts(self._tensors, inputs)
+        micro_step = self._micro_step(kind_)
+        call = self._call(kind_, micro_step)
+        parts = input_parts(self._tensors, inputs, self._leave)
         if kind_ == "training" and "input" in self._places:
             for part, tensor in self._select("input", inputs[0], parts):
-                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+                self._record("actv", part, tensor, micro_step, call)
         names: list[str] = []
         edges = None
         if "input_grad" in self._places and self._arms(kind_):
@@ -96,47 +124,54 @@ class ActivationListener:
                 edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
             except OutOfReach as out:
                 self._miss(out.rows)
-        self._open.append((call, names, edges))
+        self._open.begin(micro_step, _Opened(self._run.clock.step, micro_step, call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:
         """Read outputs, and place hooks for gradients in the graph that this forward has built."""
-        if not self._open or self._run.clock.searching:
+        opened, clock = self._open.end(), self._run.clock
+        if opened is None or opened.step != clock.step or clock.searching:
             return
-        call, names, edges = self._open.pop()
-        parts = output_parts(self._tensors, outputs)
+        _, micro_step, call, names, edges = opened
+        parts = output_parts(self._tensors, outputs, self._leave)
         if kind_ == "training" and "output" in self._places:
             for part, tensor in self._select("output", outputs, parts):
-                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+                self._record("actv", part, tensor, micro_step, call)
         if not self._wants_gradients or not self._arms(kind_):
             return
         if "output_grad" in self._places:
             for part, tensor in self._select("output_grad", outputs, parts):
-                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, self._micro_step(kind_))))
+                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, micro_step)))
         if edges is not None:
-            listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
+            listeners = [self._listen(part, call, micro_step) for part in names]
             self._hooks.on_input_gradients(edges, [tensor for _, tensor in parts], listeners, self._guard)
+
+    def drop(self) -> None:
+        """Keep nothing of a forward that raised."""
+        self._open.end()
 
     def _miss(self, rows: int) -> None:
         if COMPILED not in self._run.faults.counts:
             _log.warning("gradients of inputs are not recorded inside compiled graphs; those of outputs are")
         self._run.faults.lost(COMPILED, rows)
 
-    def _call(self, kind_: str) -> int:
+    def _call(self, kind_: str, micro_step: int) -> int:
         """Return the number of this call in its micro step. A forward without a graph is repeated in the backward, last
         part first; there, the call keeps its number."""
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
             return waiting.popleft()
-        micro_step = self._micro_step(kind_)
-        call = self._calls[kind_, micro_step]
-        self._calls[kind_, micro_step] += 1
+        call = next(self._calls.setdefault((kind_, micro_step), count()))  # no other thread gets the same one
         if kind_ == "training" and not self._hooks.differentiates():
             self._to_come.setdefault(self._hooks.recomputed_by(), deque()).append(call)
         return call
 
     def _micro_step(self, kind_: str) -> int:
+        """Return the micro step of a forward that begins."""
         clock = self._run.clock
-        return clock.micro_step if kind_ == "training" else clock.backward_step
+        if kind_ != "training":
+            return clock.backward_step(self._hooks.backward_id())
+        around, began = self._run.forwards.micro_step, clock.forward_began(whole=False)
+        return began if around is None else around
 
     def _arms(self, kind_: str) -> bool:
         """True if this forward builds the graph that will be differentiated; one that saves memory builds none."""
@@ -168,6 +203,15 @@ class ActivationListener:
         wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
         return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
 
+    def _leave(self, what: str) -> None:
+        """Count and log what is not read of arguments and outputs, once."""
+        if what in self._misfits:
+            return
+        self._misfits.add(what)
+        if (where := LEFT.format(what)) not in self._run.faults.counts:
+            _log.warning("%s, of module %r first: %s", where, self._module.full, LEFT_REMEDY)
+        self._run.faults.lost(where, 1)
+
     def _misfit(self, place: str, selector: Any, container: str) -> None:
         if place not in self._misfits:
             self._misfits.add(place)
@@ -180,11 +224,14 @@ class ActivationListener:
             )
 
 
-def recording(run: Run, module: Watched) -> Record:
-    """Return a function that records tensors of ``module``. It keeps their keys, since rules and writers
-    compare those of a step with those of the step before."""
-    recorder, loss_scale = run.recorder, run.framework.hooks.loss_scale
+def recording(run: Run, module: Watched, model: Module) -> Record:
+    """Return a function that records tensors of ``module``, a part of ``model``. It keeps their keys, since rules and
+    writers compare those of a step with those of the step before."""
+    recorder, hooks = run.recorder, run.framework.hooks
     keys: dict[tuple[str, int, int], Key] = {}
+
+    def parameters() -> list[Parameter]:
+        return [each for _, each in hooks.parameters(module.thing)] or [each for _, each in hooks.parameters(model)]
 
     def record(signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
         place = part, micro_step, call
@@ -192,23 +239,29 @@ def recording(run: Run, module: Watched) -> Record:
             key = keys[place] = Key(module.name, part, micro_step, call, module.stage)
         scale = None
         if signal == "actv_grad":
-            key, scale = recorder.next_call(signal, key), loss_scale()
+            key, scale = recorder.next_call(signal, key), hooks.loss_scale(parameters)
         recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
 
     return record
 
 
-def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
-    """Return the tensor arguments in order, keyword arguments after positional ones."""
+def input_parts(
+    tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]], left: Callable[[str], object] = lambda _: None
+) -> list[Part]:
+    """Return the tensor arguments in order, keyword arguments after positional ones.
+
+    Args:
+        left: as of :func:`probe.core.backend.pytree.leaves`.
+    """
     args, kwargs = inputs
     if len(args) == 1 and not kwargs and tensors.is_tensor(args[0]):
         return [("input", args[0])]
-    values = [x for x in leaves((*args, *kwargs.values())) if tensors.is_tensor(x)]
+    values = [x for x in leaves((*args, *kwargs.values()), left) if tensors.is_tensor(x)]
     return numbered(values, tensors.is_tensor, "input")
 
 
-def output_parts(tensors: Tensors, outputs: Any) -> list[Part]:
-    """Return the tensors of ``outputs`` in order."""
+def output_parts(tensors: Tensors, outputs: Any, left: Callable[[str], object] = lambda _: None) -> list[Part]:
+    """Return the tensors of ``outputs`` in order; ``left`` as in :func:`input_parts`."""
     if tensors.is_tensor(outputs):
         return [("output", outputs)]
-    return numbered(list(leaves(outputs)), tensors.is_tensor, "output")
+    return numbered(leaves(outputs, left), tensors.is_tensor, "output")

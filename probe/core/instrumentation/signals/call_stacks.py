@@ -12,8 +12,8 @@ from types import CodeType
 from typing import Any
 
 import probe
-from probe.core.backend.call_stack import Stack, callers, stack, text
-from probe.core.backend.protocols import ForwardKind, Module
+from probe.core.backend.call_stack import Stack, callers, machinery, stack, text
+from probe.core.backend.protocols import ForwardKind
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.records import TextFile
 from probe.core.storage.layout import STACKS
@@ -49,13 +49,6 @@ def _end_step(run: Run, found: _Found, inner: bool) -> TextFile | None:
     if file is None or (inner and not found.inner):
         note_unseen(run, "stack_info")
     return None if file is None or found.written else file
-
-
-def machinery(module: Module) -> CodeType | None:
-    """Return the code by which the framework calls modules: that of the outermost class with a ``__call__``."""
-    calls = [vars(each).get("__call__") for each in reversed(type(module).__mro__)]
-    codes = (getattr(call, "__code__", None) for call in calls)
-    return next((code for code in codes if isinstance(code, CodeType)), None)
 
 
 def calling(call: CodeType | None) -> Stack:

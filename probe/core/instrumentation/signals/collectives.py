@@ -108,9 +108,9 @@ class Listening:
         self._known_run = lambda: None
 
     def _end(self) -> None:
-        remove, self._remove = self._remove, None
-        if remove is not None:
-            remove()
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
 
     # Called by adapters.
 

@@ -11,6 +11,7 @@ from probe.core.backend.protocols import ForwardKind, Optimizer, Remove, Shard, 
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.instrumentation.signals.activations import activations
@@ -21,6 +22,8 @@ from probe.core.instrumentation.signals.structure import structure
 from probe.core.records import Key
 
 Source = Callable[[Run], AbstractContextManager[None]]
+MICRO_BATCH = "micro batch"
+"""Place under which failures to count micro batches are counted."""
 
 
 @contextmanager
@@ -50,8 +53,10 @@ def weight_gradients(run: Run) -> Iterator[None]:
             clock.backward_began(hooks.backward_id())
             key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in restarted
             if each:
-                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step))
-            scale = hooks.loss_scale()
+                key = run.recorder.next_call(
+                    "grad_unreduced", key._replace(micro_step=clock.backward_step(hooks.backward_id()))
+                )
+            scale = hooks.loss_scale(lambda: (parameter.thing,))
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
                 restarted.add(id(parameter.thing))
@@ -136,29 +141,45 @@ def optimizer_state(run: Run) -> Iterator[None]:
 @contextmanager
 def micro_batches(run: Run) -> Iterator[None]:
     """Count micro batches by the forwards of each whole model and the backwards through its outputs."""
-
-    clock, hooks, where = run.clock, run.framework.hooks, "micro batch"
-    is_tensor = run.framework.tensors.is_tensor
-
-    def before(chunk: tuple[int, Any], kind: ForwardKind, _inputs: Any) -> None:
-        if kind == "training" and not clock.searching:
-            stage, model = chunk
-            clock.forward_began(whole=True, pipeline=stage if run.framework.parallel.pipelined(model) else None)
-
-    def after(kind: ForwardKind, outputs: Any) -> None:
-        reached = partial(backward_reached, clock.step, clock.micro_step if kind == "training" else None)
-        for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, run.guard(where, reached))
-
-    def backward_reached(step: int, micro_step: int | None, _: Tensor) -> None:
-        if run.in_training_backward() and clock.step == step and micro_step is not None:
-            clock.backward_reached(micro_step)
-
     with ExitStack() as attached:
-        for chunk in run.chunks:
-            listen = partial(run.on_forward, chunk[1], chunk[1], compiled_too=True, gradients=True)
-            attached.callback(listen(partial(before, chunk), after, where))
+        for stage, model in run.chunks:
+            counter = _MicroBatches(run, stage, model)
+            listen = partial(run.on_forward, compiled_too=True, gradients=True, dropped=counter.drop)
+            attached.callback(listen(model, model, counter.before, counter.after, MICRO_BATCH))
         yield
+
+
+class _MicroBatches:
+    """Counter of the forwards and backwards of one whole model."""
+
+    def __init__(self, run: Run, stage: int, model: Any) -> None:
+        self._run, self._stage, self._model = run, stage, model
+        self._open: OpenCalls[int] = OpenCalls(run.forwards, model, True)
+
+    def before(self, kind: ForwardKind, _inputs: Any) -> None:
+        """Begin a micro batch, if this forward is the first after a backward."""
+        clock = self._run.clock
+        if kind == "training" and not clock.searching:
+            pipelined = self._run.framework.parallel.pipelined(self._model)
+            micro_step = clock.forward_began(whole=True, pipeline=self._stage if pipelined else None)
+            self._open.begin(micro_step, micro_step)
+
+    def after(self, kind: ForwardKind, outputs: Any) -> None:
+        """Listen to the backward through the outputs."""
+        if kind != "training" or (micro_step := self._open.end()) is None:
+            return
+        framework = self._run.framework
+        reached = self._run.guard(MICRO_BATCH, partial(self._reached, self._run.clock.step, micro_step))
+        for tensor in filter(framework.tensors.is_tensor, leaves(outputs)):
+            framework.hooks.on_tensor_gradient(tensor, reached)
+
+    def drop(self) -> None:
+        """Keep nothing of a forward that raised."""
+        self._open.end()
+
+    def _reached(self, step: int, micro_step: int, _: Tensor) -> None:
+        if self._run.in_training_backward() and self._run.clock.step == step:
+            self._run.clock.backward_reached(micro_step, self._run.framework.hooks.backward_id())
 
 
 SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from errno import EACCES
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import ForwardKind, Tensor
-from probe.core.backend.pytree import DEPTH, children, kind
+from probe.core.backend.pytree import DEPTH, MOST, children, keys, kind
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -70,7 +71,8 @@ def structure(run: Run) -> Iterator[None]:
         for model, module in run.each_module(squash=False):
             look = looks[f"{module.stage}:{module.full}"] = _Look(run, module)
             listen = partial(run.on_forward, compiled_too=True, gradients=True)
-            attached.callback(listen(module.thing, model, look.before, look.after, f"module {module.full!r}"))
+            where = f"module {module.full!r}"
+            attached.callback(listen(module.thing, model, look.before, look.after, where, dropped=look.drop))
         with run.step_ended.added(lambda: _file(path, looks, run.faults)):
             yield
 
@@ -133,6 +135,10 @@ class _Look:
             self._trees["output"] = _tree(outputs, self._leaves(output_parts(self._tensors, outputs)))
         self._listener.after(kind_, outputs)
 
+    def drop(self) -> None:
+        """Keep nothing of a forward that raised."""
+        self._listener.drop()
+
     def found(self) -> dict[str, Any]:
         """Return the module's entry; empty if it has not run."""
         entry = {place: _filled(tree, lambda leaf: leaf.text) for place, tree in self._trees.items()}
@@ -156,7 +162,7 @@ class _Look:
 
         def leaf(value: object) -> Leaf:
             if self._tensors.is_tensor(value):
-                return Leaf(next(names), self._text(value))
+                return Leaf(next(names, ""), self._text(value))  # beyond the elements that are searched
             return Leaf("", str(type(value)))
 
         return leaf
@@ -172,9 +178,9 @@ def _inner(value: object, leaf: Callable[[object], Leaf], depth: int) -> Tree | 
     elements = children(value) if depth else [value]
     if len(elements) == 1 and elements[0] is value:
         return leaf(value)
-    keys = {"keys": [*map(str, value)]} if isinstance(value, Mapping) else {}
-    inside = {str(number): _inner(element, leaf, depth - 1) for number, element in enumerate(elements)}
-    return {"config": f"{kind(value)}[{len(elements)}]", **keys, **inside}
+    named = keys(value)
+    inside = {str(number): _inner(each, leaf, depth - 1) for number, each in enumerate(islice(elements, MOST))}
+    return {"config": f"{kind(value)}[{len(elements)}]", **({"keys": named} if named else {}), **inside}
 
 
 def _holds(tree: Tree | Leaf) -> bool:

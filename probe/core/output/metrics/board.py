@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.moments import OPS
-from probe.core.naming import PHASE, RUN, encodable, row_name
+from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, encodable, row_name
 from probe.core.output.metrics.catalogue import (
     DROPPED,
     FACTORS,
@@ -147,7 +147,7 @@ class MetricBoard:
             numbers[Series(LAST_STEP.name)] = snapshot.time
             numbers[Series(STEPS.name)] = numbers.get(Series(STEPS.name), 0.0) + 1
         for key, value in zip(batch.keys, batch.columns[VALUE].tolist(), strict=True):
-            if key.name == "skipped":
+            if key.name == SKIPPED_UPDATE:
                 numbers[Series(SKIPPED.name)] = numbers.get(Series(SKIPPED.name), 0.0) + value
             elif (series := self._series_of(key.name)) is not None:
                 is_phase = series.metric == PHASE_SECONDS.name

@@ -10,6 +10,20 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from probe.core.moments import OPS
+from probe.core.naming import (
+    BATCH_SIZE,
+    BATCH_TOKENS,
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS,
+    LOSS_SCALE,
+    MODEL_TFLOPS,
+    OUTSIDE_SECONDS,
+    STEP_SECONDS,
+    THROUGHPUT,
+    TOKENS_PER_SECOND,
+    VAL_LOSS,
+)
 
 Kind = Literal["gauge", "counter"]
 
@@ -43,26 +57,26 @@ OVERHEAD = Metric("probe_overhead_ratio", "Time of the monitor as a part of the 
 DROPPED = Metric("probe_series_dropped", "Series that were left out, since a rank has a limited number of them.")
 
 NUMBERS = {
-    "loss": Metric("probe_training_loss", "Loss of the last step."),
-    "grad_norm": Metric("probe_training_gradient_norm", "Norm of all gradients in the last step."),
-    "learning_rate": Metric("probe_training_learning_rate", "Learning rate of the last step."),
-    "loss_scale": Metric("probe_training_loss_scale", "Factor by which a scaler has multiplied the loss."),
-    "batch_size": Metric("probe_training_batch_size_samples", "Samples of the last step."),
-    "tokens": Metric("probe_training_batch_size_tokens", "Tokens of the last step."),
-    "val_loss": Metric("probe_training_validation_loss", "Last loss on validation data."),
+    LOSS: Metric("probe_training_loss", "Loss of the last step."),
+    GRAD_NORM: Metric("probe_training_gradient_norm", "Norm of all gradients in the last step."),
+    LEARNING_RATE: Metric("probe_training_learning_rate", "Learning rate of the last step."),
+    LOSS_SCALE: Metric("probe_training_loss_scale", "Factor by which a scaler has multiplied the loss."),
+    BATCH_SIZE: Metric("probe_training_batch_size_samples", "Samples of the last step."),
+    BATCH_TOKENS: Metric("probe_training_batch_size_tokens", "Tokens of the last step."),
+    VAL_LOSS: Metric("probe_training_validation_loss", "Last loss on validation data."),
     "accuracy": Metric("probe_training_accuracy", "Last accuracy, as the program logs it."),
-    "step_seconds": Metric("probe_training_step_seconds", "Seconds that the last step took."),
-    "outside_seconds": Metric(
+    STEP_SECONDS: Metric("probe_training_step_seconds", "Seconds that the last step took."),
+    OUTSIDE_SECONDS: Metric(
         "probe_training_outside_collectives_seconds", "Seconds of the last sampled step outside of collectives."
     ),
-    "throughput": Metric("probe_training_throughput_samples_per_second", "Samples a second in the last step."),
-    "tokens_per_second": Metric("probe_training_throughput_tokens_per_second", "Tokens a second in the last step."),
-    "model_tflops": Metric(
+    THROUGHPUT: Metric("probe_training_throughput_samples_per_second", "Samples a second in the last step."),
+    TOKENS_PER_SECOND: Metric("probe_training_throughput_tokens_per_second", "Tokens a second in the last step."),
+    MODEL_TFLOPS: Metric(
         "probe_training_model_flops_per_second", "Floating-point operations of the model a second in the last step."
     ),
 }
 """Metrics of numbers of the run, by the name under which they are logged."""
-FACTORS = {"model_tflops": 1e12}
+FACTORS = {MODEL_TFLOPS: 1e12}
 """Factors from a number of the run to the base unit of its metric."""
 
 TENSORS = {

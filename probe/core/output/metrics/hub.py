@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.output.metrics.board import Counts, MetricBoard
 from probe.core.output.metrics.catalogue import Series
 from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader, Values, sweep
+from probe.core.worker import Worker
 
 WHERE = "metrics"
 """Place under which failures are counted."""
@@ -73,43 +75,26 @@ class MetricsSender:
         faults: Faults,
     ) -> None:
         self._writer, self._read, self._every, self._faults = writer, read, every, faults
-        self._ending = threading.Event()
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._work, name="probe-metrics", daemon=True)
-        self._thread.start()
+        self._worker = Worker("probe-metrics", WHERE, faults, look=self._look, due=every)
 
-    def _work(self) -> None:
-        while not self._ending.wait(self._every):
-            self._send(self.SECONDS)
+    def _look(self) -> float:
+        attempt(self._faults, WHERE, self._send, self.SECONDS)  # the next sending may succeed
+        return self._every
 
     def _send(self, seconds: float) -> None:
-        self._guarded(lambda: self._writer.send(*self._read(), seconds))
+        self._writer.send(*self._read(), seconds)
 
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``; with 0 seconds, only end."""
-        if os.getpid() != self._process:
-            return
-        deadline = time.monotonic() + seconds
-        self._ending.set()
-        if seconds <= 0:
-            return
-        self._thread.join(seconds)
-        last = threading.Thread(target=self._finish, args=(deadline,), name="probe-metrics-end", daemon=True)
-        last.start()
-        last.join(max(0.0, deadline - time.monotonic()))
-        if last.is_alive():
+        last = partial(self._finish, time.monotonic() + seconds) if seconds > 0 else None
+        self._worker.end(last)
+        if not self._worker.join(seconds) and seconds > 0:
             self._faults.note(WHERE, TimeoutError(f"not sent within {seconds:g} s at the end"))
 
     def _finish(self, deadline: float) -> None:
         half = max(0.1, (deadline - time.monotonic()) / 2)
-        self._send(half)
-        self._guarded(partial(self._writer.end, half))
-
-    def _guarded(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - training goes on, and the next sending may succeed
-            self._faults.note(WHERE, error)
+        attempt(self._faults, WHERE, self._send, half)
+        self._writer.end(half)
 
 
 class MetricsOutlet:
@@ -147,9 +132,9 @@ class MetricsOutlet:
     def close(self, seconds: float) -> None:
         """Send once more and end, within ``seconds``."""
         deadline = time.monotonic() + seconds
-        for sender in self._senders:
-            sender.close(max(0.0, deadline - time.monotonic()))
-        self._senders.clear()
+        while self._senders:  # one whose end is interrupted stays
+            self._senders[0].close(max(0.0, deadline - time.monotonic()))
+            del self._senders[:1]
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -229,13 +214,14 @@ class MetricsHub:
         """Send once more and end, within ``seconds``. Outlets end side by side: one that hangs costs no other its last
         rows."""
         with self._lock:
-            outlets, self._closed = list(self._outlets.values()), True
-            self._outlets.clear()
+            self._closed = True
+            outlets = dict(self._outlets)
         deadline = time.monotonic() + seconds
-        for outlet in outlets:
+        for outlet in outlets.values():
             outlet.ending()
-        for outlet in outlets:
+        for name, outlet in outlets.items():
             outlet.close(max(LEAST_SECONDS, deadline - time.monotonic()) if seconds > 0 else 0.0)
+            self._outlets.pop(name, None)  # only now: a call after an interrupted one closes the others
 
 
 def started_ticks() -> int:

@@ -1,4 +1,5 @@
-"""``cost.jsonl``: the monitor's own cost of each collected step, beside files that have no place for it."""
+"""``cost.jsonl``: the monitor's own cost of each collected step, and its update, beside files that have no place for
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ OVERHEAD = "probe/overhead"
 
 
 class CostSink:
-    """Writer of one line a step: its seconds, and the overhead of the run so far as a part of training's time."""
+    """Writer of one line a step: its seconds, the overhead so far as a part of training's time, and its update."""
 
     def __init__(self, context: SinkContext) -> None:
         self._path = context.directory / COSTS
@@ -30,7 +31,7 @@ class CostSink:
             OSError: if the write fails; the line is lost.
         """
         seconds = {part: snapshot.cost.get(part, 0.0) for part in PARTS}
-        line = cost_line(snapshot.step, seconds, snapshot.scalars.get(OVERHEAD, 0.0))
+        line = cost_line(snapshot.step, seconds, snapshot.scalars.get(OVERHEAD, 0.0), snapshot.update)
         with open_for_append(self._path) as file:
             cut_torn_line(file, self._path)
             append(file, line.encode())

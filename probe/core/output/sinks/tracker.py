@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ from typing import Annotated
 import annotated_types as ranges
 from pydantic import AfterValidator
 
+from probe.core.child_process import python_module
 from probe.core.faults import Faults
 from probe.core.fields import Flag, Integer, Number, Section, Text, not_blank
 from probe.core.naming import RUN
@@ -188,7 +188,7 @@ def report_page(root: Path, folder: Path) -> Path:
         RuntimeError: if it cannot be made.
     """
     path = folder / "report.html"
-    command = [sys.executable, "-m", "probe", "report", str(root), "--out", str(path), "--no-judge"]
+    command = python_module("probe", "report", str(root), "--out", str(path), "--no-judge")
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - of its own
     if not path.exists():
         raise RuntimeError(f"the report was not made: {done.stderr.strip()[-500:]}")

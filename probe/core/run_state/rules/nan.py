@@ -10,18 +10,19 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Section, Text
+from probe.core.naming import CLOCKS, GRAD_NORM, LOSS, PHASE, RANK
 from probe.core.records import Severity
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, natural, sequence
-from probe.core.run_state.rules.run_step import PHASE, RANK, STEP_SECONDS, THROUGHPUT, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
-DERIVED = (STEP_SECONDS, THROUGHPUT, "model_flops", PHASE, RANK)
+DERIVED = (*CLOCKS, PHASE, RANK)
 """Beginnings of the names of measured times, which the first step of a process lacks."""
 
 
 class RunNanArgs(Section):
     """NaN and infinity."""
 
-    names: tuple[Text, ...] = ("loss", "grad_norm")
+    names: tuple[Text, ...] = (LOSS, GRAD_NORM)
     """Numbers that are reported whenever they are NaN or infinite, as critical. Any other number is reported, as a
     warning, if it has been finite before."""
     calm: Integer = Argument(3, ge=1, le=10_000)

@@ -8,15 +8,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from probe.core.fields import Section
 from probe.core.records import Outcome, Severity
 
-STEP_SECONDS = "step_seconds"
-THROUGHPUT = "throughput"
-PHASE = "phase/"
-"""Prefix of the seconds that a step spent in a phase."""
-RANK = "rank/"
-"""Prefix of the numbers of other ranks: ``rank/3/outside_seconds`` is that of rank 3."""
-OUTSIDE_SECONDS = "outside_seconds"
-"""Seconds of a step in which a rank was not inside a collective."""
-
 
 class RunStep(NamedTuple):
     """Numbers of the run at one step."""

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section, Threshold
+from probe.core.naming import PHASE, STEP_SECONDS, THROUGHPUT
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, number, numbers
-from probe.core.run_state.rules.run_step import PHASE, STEP_SECONDS, THROUGHPUT, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
 PACE = 0.01
 """Weight of a step in the share of steps that have a phase."""

@@ -15,6 +15,7 @@ from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section, Text, Threshold
+from probe.core.naming import GRAD_NORM, LOSS
 from probe.core.rules.about import not_more_than_window
 from probe.core.rules.spike import MAD_TO_SIGMA
 from probe.core.run_state.rules.rule_memory import UNREADABLE, median, natural, number, numbers
@@ -35,9 +36,9 @@ CALM = 3
 class RunSpikeArgs(Section):
     """Leaps against the recent past."""
 
-    losses: tuple[Text, ...] = ("loss",)
+    losses: tuple[Text, ...] = (LOSS,)
     """Numbers that are judged as losses: they may be 0 or negative."""
-    gradients: tuple[Text, ...] = ("grad_norm",)
+    gradients: tuple[Text, ...] = (GRAD_NORM,)
     """Numbers that are judged as gradient norms, by their logarithm. Zeros are left out."""
     recent: Integer = Argument(16, ge=1, le=10_000)
     """Number of values before one whose median it is compared with: a leap takes less than half as many steps; what

@@ -13,9 +13,10 @@ from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section, Text, Threshold
+from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.rules.about import not_more_than_window
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, numbers, sequence
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
 FACTOR, SHARE = 1.5, 0.05
 

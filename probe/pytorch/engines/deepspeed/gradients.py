@@ -63,7 +63,7 @@ class DeepSpeedHome:
         summed = self._summed
         if own or summed is None:
             apart = summed is None
-            return on_own(parameter, guard(lambda gradient: listen(gradient, apart=apart)))
+            return on_own(parameter, lambda gradient: listen(gradient, apart=apart), guard)
 
         def accumulated(held: Parameter) -> None:
             kept = summed(held)

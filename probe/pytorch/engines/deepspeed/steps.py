@@ -99,7 +99,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
         overflow = attempt(listener.faults, "optimizer", getattr, optimizer, "overflow", False)
         return "skipped" if overflow else "applied"
 
-    return on_own_scale(optimizer, listener, _Scale(optimizer), outcome)
+    return on_own_scale(optimizer, listener, _Scale(optimizer), outcome, lambda: owned(optimizer))
 
 
 class _Scale:

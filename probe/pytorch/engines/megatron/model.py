@@ -120,7 +120,7 @@ class MegatronHome:
             listen(self._fed(parameter, parameter.grad if total is None else total))
 
         if own:
-            return on_own(parameter, guard(arrived))
+            return on_own(parameter, arrived, guard)
         if buffered(parameter):
             return _on_reduction(parameter, guard(lambda: listen(self._fed(parameter, parameter.main_grad))))
         return on_accumulated(parameter, guard(accumulated))

@@ -95,7 +95,7 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Call ``listener`` at every training step of ``optimizer``; Megatron offers no hook (0.16)."""
-    return on_own_scale(optimizer, listener, lambda: held_scale(optimizer), _outcome)
+    return on_own_scale(optimizer, listener, lambda: held_scale(optimizer), _outcome, lambda: owned(optimizer))
 
 
 def _outcome(result: Any) -> Outcome:

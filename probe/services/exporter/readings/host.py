@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from probe.core.faults import Faults
+from probe.core.worker import Worker
 from probe.services.exporter.readings.line import ReadingLine
 
 NETWORK = frozenset(
@@ -91,16 +92,15 @@ class _Answer:
 
     def __init__(self, mountpoint: str) -> None:
         self.size: tuple[int, int] | None = None
-        self._mountpoint = mountpoint
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
+        self._mountpoint, self._worker = mountpoint, Worker("probe-disk", "disks", Faults("the readings go on"))
+        self._worker.end(self._ask)
 
     def wait(self, seconds: float) -> None:
-        self._thread.join(max(0.0, seconds))
+        self._worker.join(seconds)
 
     @property
     def is_missing(self) -> bool:
-        return self._thread.is_alive()
+        return not self._worker.join(0.0)
 
     def _ask(self) -> None:
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.backend.protocols import Arrays, ForwardKind, Numbers, Tensor
+from probe.core.backend.protocols import Arrays, ForwardKind, Module, Numbers, Remove, Tensor
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
@@ -50,20 +50,28 @@ def features(run: Run) -> Iterator[None]:
         return
     own = run.recorder
     collected = Recorder(run.framework.tensors, ONE, run.settings.eps, run.faults.note, lambda: len(own))
-    listeners: list[FeatureListener] = []
-    with ExitStack() as attached:
-        attached.enter_context(run.collectors.added(collected))
-        for root, module, hook in _chosen(run, ops):
-            listener = LISTENERS[hook](run, ops, collected, hook, module)
-            listen = partial(run.on_forward, module.thing, root, compiled_too=True)
-            attached.callback(listen(listener.before, listener.after, f"{hook} of module {module.full!r}"))
-            attached.enter_context(run.before_update.added(listener.settle))
-            listeners.append(listener)
-        with run.step_ended.added(partial(_end_step, run, listeners)), run.step_ended.added(collected.clear):
-            yield
+    listeners: dict[FeatureListener, None] = {}
+
+    def attach(root: Module, module: Watched) -> Remove:
+        with ExitStack() as attached:
+            for hook in _chosen(run, ops, module):
+                listener = LISTENERS[hook](run, ops, collected, hook, module)
+                listen = partial(run.on_forward, module.thing, root, compiled_too=True)
+                attached.callback(listen(listener.before, listener.after, f"{hook} of module {module.full!r}"))
+                attached.enter_context(run.before_update.added(listener.settle))
+                attached.callback(listeners.pop, listener, None)
+                listeners[listener] = None
+            return attached.pop_all().close
+
+    with ExitStack() as entered:
+        entered.enter_context(run.collectors.added(collected))
+        entered.enter_context(run.each_watched_module.added(attach))
+        entered.enter_context(run.step_ended.added(collected.clear))
+        entered.enter_context(run.step_ended.added(partial(_end_step, run, listeners)))
+        yield
 
 
-def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
+def _end_step(run: Run, listeners: Collection[FeatureListener]) -> None:
     for hook in HOOKS:
         calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
         if calls and not any(listener.ran for listener in calls):
@@ -72,15 +80,13 @@ def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
         listener.forget()
 
 
-def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
-    """Yield the whole model, a module of it, and a feature of that module."""
-    named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
-    for model, module in run.each_module():
-        for hook in LISTENERS:
-            targets = getattr(run.settings.l2_targets, hook)
-            every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module.thing))
-            if every or not named[hook].isdisjoint(_called(module.stage, module.full)):
-                yield model, module, hook
+def _chosen(run: Run, ops: Arrays, module: Watched) -> Iterator[str]:
+    """Yield the features of ``module``."""
+    for hook in LISTENERS:
+        targets = getattr(run.settings.l2_targets, hook)
+        every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module.thing))
+        if every or not {*map(_normal, targets or ())}.isdisjoint(_called(module.stage, module.full)):
+            yield hook
 
 
 def _normal(target: str) -> str:
@@ -154,6 +160,11 @@ class FeatureListener:
 
     def ending(self) -> None:
         """Read the module if it has not run in this step."""
+
+    def _micro_step(self) -> int:
+        """Return the micro step of the forward that runs on this thread."""
+        around = self._run.forwards.micro_step
+        return self._run.clock.micro_step if around is None else around
 
     def forget(self) -> None:
         """Begin the next step."""
@@ -237,7 +248,7 @@ class AttentionListener(FeatureListener):
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
         if unknown_mask:
             self._warn_once("mask", SUPPOSED[supposed])
-        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        key = self._key._replace(micro_step=self._micro_step())
         self._collected.compute(self.hook, key, tensors.query, block, attention.finish, micro_stepped=True)
 
     def _alike(self, tensors: attention.AttentionTensors) -> bool:
@@ -278,7 +289,7 @@ class RouterLogit(FeatureListener):
             )
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
-        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        key = self._key._replace(micro_step=self._micro_step())
         self._collected.compute(self.hook, key, logits, block, finish, micro_stepped=True)
 
 

@@ -1,0 +1,163 @@
+"""Modules whose outputs differ by much more than what goes into them: where a difference begins, however small it is.
+
+A tolerance for whole runs has to allow for rounding that grows from step to step. Within one module nothing grows: from
+inputs, parameters and gradients that agree it computes numbers that agree, to a few units of rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from probe.core.analysis.compare.piece_rows import positions
+from probe.core.naming import signal_of
+from probe.core.rules.causal_order import Position, position
+from probe.core.storage.duckdb_reader import Connection, fill
+
+if TYPE_CHECKING:
+    from probe.core.analysis.compare.differences import PieceDifferences
+
+FORWARD, BACKWARD, PARAMETERS = "actv", "actv_grad", "param_origin"
+FLOWS = frozenset({FORWARD, BACKWARD, PARAMETERS})
+"""Signals of what goes into modules and comes out of them."""
+FACTOR = 10
+"""Multiple of the difference of what goes in from which on what comes out has not the difference from there."""
+DIGITS = 1e-6
+"""Difference of numbers that are equal to the six digits that are written."""
+LEAST: dict[str, float] = {"float64": 2e-5, "float32": 2e-5, "float16": 0.02, "bfloat16": 0.1, "float8": 0.25}
+"""Difference of what comes out below which it may be the rounding of the module, by the coarsest dtype. The largest of
+healthy pairs of a small GPT over 40 steps, where inputs agree, was below 1e-5 in float32, and 0.013 in bfloat16."""
+MEASURED = frozenset({"norm", "mean", "std", "min", "max"})
+"""Ops by which tensors are compared here: those whose differences are in parts of the tensor's size."""
+MOST = 20
+"""Modules that are named."""
+
+
+class Jump(NamedTuple):
+    """Module that turns what agrees into what differs."""
+
+    module: str
+    """Name in A; empty for the root module."""
+    signal: str
+    """``actv`` for a difference in the forward, ``actv_grad`` in the backward."""
+    step: int
+    micro_step: int
+    rank: int
+    """Rank of A."""
+    call: int
+    before: float
+    """Largest relative difference of what goes in; in the backward of activations too."""
+    after: float
+    """Largest relative difference of what comes out."""
+    position: int
+    """Position in the order of execution of its signal and step."""
+
+    @property
+    def phase(self) -> Position:
+        """Part of training in which it is."""
+        return position(self.step, signal_of(self.signal).phase, self.micro_step)
+
+    @property
+    def order(self) -> tuple[Position, int, int, str, int]:
+        """Sort key in the order of cause and effect."""
+        return self.phase, self.position, self.rank, self.module, self.call
+
+
+def start(connection: Connection) -> None:
+    """Make an empty table for the differences of the rows of :data:`FLOWS`."""
+    connection.execute(_FLOWS)
+
+
+def add(differences: PieceDifferences, signal: str) -> None:
+    """Add the rows of a signal, which are paired in the table ``paired``."""
+    differences.connection.execute(_ADD, [signal])
+
+
+def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
+    """SQL of the relative difference of a pair of rows, by SQL of the multiple of the tolerance of each op."""
+    own = [excess for op, excess in excesses if op in MEASURED]
+    return f"greatest(0, {', '.join(own)}) * {relative!r}" if own else "0"
+
+
+def jumps(differences: PieceDifferences) -> list[Jump]:
+    """Return the first jumps of a piece, those of the first step, micro step and signal that has some."""
+    connection, pairing = differences.connection, differences.pairing
+    _list_owners(connection)
+    known = PARAMETERS in pairing.signals
+    if not known and not pairing.begins:
+        return []
+    condition = "true" if known else f"step = {pairing.steps[0]}"
+    query = _JUMPS.format(condition=condition, least=pairing.jump, factor=FACTOR, digits=DIGITS)
+    found: list[Jump] = []
+    places: dict[tuple[str, int, int], dict[tuple[int, str, int, int], int]] = {}
+    for signal, rank, step, micro, call, stage, module, before, after, own in connection.execute(query).fetchall():
+        of_step = signal, step, rank
+        if of_step not in places:
+            places[of_step] = positions(differences.rows.a, signal, step, rank)
+        at = places[of_step].get((stage, own, micro, call), len(places[of_step]))
+        found.append(Jump(module, signal, step, micro, rank, call, before, after, at))
+    return first_of(found)
+
+
+def first_of(found: Iterable[Jump]) -> list[Jump]:
+    """Return the first jumps of several pieces, in the order of cause and effect."""
+    ordered = sorted(found, key=lambda jump: jump.order)
+    return [jump for jump in ordered if jump.phase == ordered[0].phase][:MOST]
+
+
+def _list_owners(connection: Connection) -> None:
+    """Make the table of parameters with the modules that they are of, those around these included."""
+    names = connection.execute("SELECT DISTINCT own FROM flows WHERE signal = ?", [PARAMETERS]).fetchall()
+    pairs = [(name, module) for (name,) in names for module in _modules_of(name or "")]
+    fill(connection, "owners", {"own": "VARCHAR", "module": "VARCHAR"}, pairs)
+
+
+def _modules_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]
+
+
+_FLOWS = """
+CREATE OR REPLACE TEMP TABLE flows (signal VARCHAR, rank INTEGER, step BIGINT, micro_step INTEGER, call INTEGER,
+    stage INTEGER, own VARCHAR, elements DOUBLE, flow DOUBLE)
+"""
+_ADD = """
+INSERT INTO flows SELECT ?, rank, step, micro_step, call, stage, coalesce(own, ''), elements, flow
+FROM paired WHERE in_a AND in_b
+"""
+_PART = r"^(?:(.*)\.)?(input|output)(?:_\d+)?(?:\.call\d+)?$"
+_JUMPS = f"""
+WITH parts AS (
+    SELECT signal, rank, step, micro_step, call, stage, regexp_extract(own, '{_PART}', 1, 's') AS module,
+        regexp_extract(own, '{_PART}', 2, 's') AS side, own, elements, flow
+    FROM flows WHERE signal <> '{PARAMETERS}'),
+sides AS (
+    SELECT signal, rank, step, micro_step, call, stage, module, side, max(flow) AS flow,
+        arg_max(own, flow) AS own, max(elements) AS elements
+    FROM parts WHERE side <> '' GROUP BY ALL),
+parameters AS (
+    SELECT rank, step, stage, module, max(flow) AS flow
+    FROM flows JOIN owners USING (own) WHERE signal = '{PARAMETERS}' GROUP BY ALL),
+inputs AS (SELECT * FROM sides WHERE signal = '{FORWARD}' AND side = 'input'),
+outputs AS (SELECT * FROM sides WHERE signal = '{FORWARD}' AND side = 'output'),
+output_gradients AS (SELECT * FROM sides WHERE signal = '{BACKWARD}' AND side = 'output'),
+input_gradients AS (SELECT * FROM sides WHERE signal = '{BACKWARD}' AND side = 'input'),
+found AS (
+    SELECT o.signal, rank, step, micro_step, call, stage, module,
+        greatest(i.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.elements
+    FROM inputs AS i JOIN outputs AS o USING (rank, step, micro_step, call, stage, module)
+        LEFT JOIN parameters AS p USING (rank, step, stage, module)
+    UNION ALL
+    SELECT o.signal, rank, step, micro_step, call, stage, module,
+        greatest(g.flow, i.flow, f.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.elements
+    FROM output_gradients AS g JOIN input_gradients AS o USING (rank, step, micro_step, call, stage, module)
+        JOIN inputs AS i USING (rank, step, micro_step, call, stage, module)
+        JOIN outputs AS f USING (rank, step, micro_step, call, stage, module)
+        LEFT JOIN parameters AS p USING (rank, step, stage, module)),
+jumps AS (
+    SELECT * FROM found
+    WHERE {{condition}} AND elements > 1 AND isfinite(before) AND isfinite(after)
+        AND after >= {{least}} AND after >= {{factor}} * greatest(before, {{digits}}))
+SELECT signal, rank, step, micro_step, call, stage, module, before, after, own FROM jumps
+WHERE (step, micro_step, signal) = (SELECT min((step, micro_step, signal)) FROM jumps)
+"""  # noqa: S608 - our own words
