@@ -62,9 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             shutil.copy(ROOT / name, folder / "probe" / name)
     (folder / "below").mkdir()
     (folder / "train.py").write_text(WHICH)
-    (folder / "test_user.py").write_text(
-        "def test_import() -> None:\n    import probe\n    assert probe.__version__\n"
-    )
+    (folder / "test_user.py").write_text("def test_import() -> None:\n    import probe\n    assert probe.__version__\n")
     environment = folder / "environment"
     venv.create(environment, symlinks=True)
     (site,) = environment.glob("lib/python*/site-packages")

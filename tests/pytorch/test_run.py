@@ -157,6 +157,18 @@ def test_what_is_pending_is_written_before_a_sudden_exit(forks: ForkServer, tmp_
     assert [line.split("; ")[0] for line in done.said] == [line.split("; ")[0] for line in plain.said]
 
 
+def test_a_machine_that_fails_is_not_called_watched(forks: ForkServer, tmp_path: Path) -> None:
+    """The current folder is gone when the monitor attaches: the program trains, and one line says that it is not
+    watched."""
+    gone = "import os, tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n"
+    text = SCRIPTS["a loop"].text
+    plain = ran(forks, tmp_path / "plain", text, watch=False)
+    watched = ran(forks, tmp_path / "watched", gone + text, watch=True, environment={"MONITOR_OUTPUT_DIR": "out"})
+    assert (watched.code, watched.printed) == (0, plain.printed), watched.errors
+    assert "not watched: the machine failed while a monitor attached (set_monitor: FileNotFoundError)" in watched.errors
+    assert " watching " not in watched.errors
+
+
 UNWRITABLE = {
     "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "none": "sys.stderr = None",
