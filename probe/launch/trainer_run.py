@@ -11,7 +11,7 @@ from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
-from probe.launch.run_lines import attached, ended
+from probe.launch.run_lines import attached, check_attached, ended
 from probe.launch.sources import Source, configured
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -124,13 +124,15 @@ class TrainerRun:
         changes: Mapping[str, Any],
     ) -> None:
         named = dict(models) if isinstance(models, Mapping) else {}
-        there = watcher_of([*named.values()] if named else [*models])
+        watched = [*named.values()] if named else [*models]
+        there = watcher_of(watched)
         if there is not None and (self._automatic or not there.automatic):
             self.monitor = there
             return
         monitor = self._kind(configured(self.source, changes))
         monitor.automatic, self.monitor = self._automatic, monitor
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
+        check_attached(monitor, watched)
         monitor.log()  # numbers of every step from the first on
         self._owned, self._begun = True, begun
         if self._automatic:
