@@ -36,11 +36,11 @@ class Parameters:
         self._owned: dict[int, list[Watched]] = {}
         self._census: list[int] = []
         self._before: list[tuple[int, ...]] = []
-        """What :meth:`_ends` returned at the last search."""
+        """Result of :meth:`_ends` at the last search."""
         self._structure: list[tuple[int, ...]] = []
         """Identities of what the models consist of, by the last search."""
         self._tokens: dict[int, int] = {}
-        """What the hooks of each parameter were placed on."""
+        """Identities of the tensors on which the hooks of each parameter were placed."""
         self._replaced: dict[int, str] = {}
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
         self._modules = Modules(run)
