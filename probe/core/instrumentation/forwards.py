@@ -64,8 +64,8 @@ class _Thread:
 
 
 class Forwards:
-    """Stacks of the calls of watched modules that run now, by thread. Not a ``threading.local``, whose contents the garbage collector
-    does not follow: a model would refer to itself for ever."""
+    """Stacks of the calls of watched modules that run now, by thread. Not a ``threading.local``: the garbage collector
+    does not follow its contents, by which a model may refer to itself."""
 
     def __init__(self) -> None:
         self._threads: dict[int, _Thread] = {}

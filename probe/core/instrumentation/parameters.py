@@ -12,7 +12,7 @@ from probe.core.instrumentation.selection import TargetNames, Watched
 
 REPLACED = (
     "the optimizer updates a parameter that the model no longer has: another has replaced {!r}; make the optimizer "
-    "after the call that replaces parameters (fully_shard, parallelize_module)"
+    "after the call that replaces parameters (fully_shard, parallelize_module, load_state_dict with assign=True)"
 )
 STRANGE = (
     "the optimizer updates none of the model's parameters, so that their updates are not seen: pass to set_monitor "
