@@ -85,7 +85,8 @@ def test_modules_that_come_later_are_recorded() -> None:
     }
     assert not new & rows[0]
     for step in (1, 2, 3):
-        assert rows[0] <= rows[step] and new <= rows[step]
+        assert rows[0] <= rows[step]
+        assert new <= rows[step]
     assert {("grad_unreduced", "fc.up.weight"), ("grad_unreduced", "fc.down.weight")} <= rows[2]
     assert faults == {}
 
@@ -101,9 +102,12 @@ def test_a_new_head_and_its_optimizer(interval: int) -> None:
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     rows, faults = train(TinyNet(), replaced, step_interval=interval, steps=5)
-    assert rows[4] == rows[0] and rows[0]
+    assert rows[4] == rows[0]
+    assert rows[0]
     assert list(faults) == [FOLLOWED]
-    assert not heads[0]._forward_hooks and not heads[0]._forward_pre_hooks and not heads[0].weight._backward_hooks
+    assert not heads[0]._forward_hooks
+    assert not heads[0]._forward_pre_hooks
+    assert not heads[0].weight._backward_hooks
 
 
 def test_rows_that_end_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +120,8 @@ def test_rows_that_end_are_reported(caplog: pytest.LogCaptureFixture) -> None:
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     rows, faults = train(TinyNet(), shortened)
-    assert ("actv", "fc2.output") in rows[0] and ("actv", "fc2.output") not in rows[3]
+    assert ("actv", "fc2.output") in rows[0]
+    assert ("actv", "fc2.output") not in rows[3]
     assert ("actv", "relu.output") in rows[3]
     assert faults == {FOLLOWED: 1, ENDED: 2}
     assert "modules are no longer in the model, and their rows end: 'fc2'" in caplog.text
