@@ -7,6 +7,8 @@ hooks of its parent have no effect.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import operator
 import os
@@ -14,8 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import update_wrapper
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
@@ -345,12 +346,12 @@ class Around:
         traced: Traced | None = None,
     ) -> None:
         self._owner, self._attribute, self._faults = owner, name, faults
-        self._before, self._after, self._traced = before, after, traced
+        self._before, self._after, self.traced = before, after, traced
         self._traced_number = 0 if traced is None else traced.number
         self._process = _process
         self._replaced = vars(owner).get(name, _ABSENT)
         self._original: Callable[..., Any] = getattr(owner, name)
-        update_wrapper(self, self._original, updated=())
+        functools.update_wrapper(self, self._original, updated=())
 
     @passage
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -358,20 +359,98 @@ class Around:
             if self._traced_number:
                 note_tracing(self._traced_number)
             return self._original(*args, **kwargs)
+        return self.call(self._original, args, kwargs)
+
+    @passage
+    def call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``original`` between the listeners."""
         if self._process != _process:
-            return self._original(*args, **kwargs)
+            return original(*args, **kwargs)
         changed = attempt(self._faults, "optimizer", self._before, args, kwargs)
         if changed is not None:
             args, kwargs = changed
-        result = self._original(*args, **kwargs)
+        result = original(*args, **kwargs)
         attempt(self._faults, "optimizer", self._after, result)
         return result
+
+    def place(self) -> Remove:
+        """Put this in the place of the method: on the owner's class, for this owner alone, so that nothing lies in the
+        object; on the object where it has a method of its own, or its class cannot be changed."""
+        method = inspect.getattr_static(type(self._owner), self._attribute, None)
+        if self._replaced is _ABSENT and isinstance(method, FunctionType):
+            try:
+                return _dispatch(type(self._owner), self._attribute).add(self._owner, self)
+            except (AttributeError, TypeError):  # a class without a dict that can be changed
+                pass
+        return replace(self._owner, self._attribute, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what a copy of the owner has instead: its class's method, or a copy of what the object itself had."""
         if self._replaced is _ABSENT:
             return getattr, (self._owner, self._attribute)
         return operator.getitem, ([self._replaced], 0)
+
+
+class _Dispatch:
+    """Method of a class that calls the :class:`Around` of some of its objects."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._key, self._arounds = (kind, name), dict[int, list[Around]]()
+        self._traced = traced = Traced(self._report)
+        original, arounds = getattr(kind, name), self._arounds
+
+        @functools.wraps(original)
+        @passage
+        def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if _compiling():
+                note_tracing(traced.number)
+                return original(owner, *args, **kwargs)
+            if (placed := arounds.get(id(owner))) is None:
+                return original(owner, *args, **kwargs)
+            return _through([*placed], functools.partial(original, owner), args, kwargs)
+
+        self._restore = replace(kind, name, method)
+
+    def _report(self) -> None:
+        for around in itertools.chain(*self._arounds.values()):
+            if around.traced is not None:
+                around.traced.report()
+
+    def add(self, owner: object, around: Around) -> Remove:
+        """Call ``around`` in place of the method of ``owner``."""
+        identity = id(owner)
+        self._arounds.setdefault(identity, []).append(around)
+
+        def remove() -> None:
+            placed = self._arounds.get(identity, [])
+            if around not in placed:
+                return
+            placed.remove(around)
+            if not placed:
+                del self._arounds[identity]
+            if not self._arounds:
+                _dispatches.pop(self._key, None)
+                self._restore()
+
+        return remove
+
+
+_dispatches: dict[tuple[type, str], _Dispatch] = {}
+
+
+def _dispatch(kind: type, name: str) -> _Dispatch:
+    if (kind, name) not in _dispatches:
+        _dispatches[kind, name] = _Dispatch(kind, name)
+    return _dispatches[kind, name]
+
+
+@passage
+def _through(arounds: list[Around], original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``original`` between the listeners of all ``arounds``, those of the last outermost."""
+    if not arounds:
+        return original(*args, **kwargs)
+    around = arounds.pop()
+    return around.call(lambda *args, **kwargs: _through(arounds, original, args, kwargs), args, kwargs)
 
 
 def replace(owner: object, name: str, replacement: object) -> Remove:

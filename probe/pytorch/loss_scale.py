@@ -107,7 +107,7 @@ def on_own_scale(
         listener.after(optimizer, outcome(result))
 
     with ExitStack() as placed:
-        placed.callback(replace(optimizer, "step", Around(optimizer, "step", listener.faults, before, after)))
+        placed.callback(Around(optimizer, "step", listener.faults, before, after).place())
         _others.append(own := _Own(optimizer, scale, owned))
         placed.callback(_others.remove, own)
         return placed.pop_all().close

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,57 @@ print(model(toys.X).sum().item())
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == outputs[0]
+
+
+class Descent:
+    """An optimizer of the user's own, which counts its steps and saves everything that it holds."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": lr}]
+        self.state: dict[Any, Any] = {}
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Fixed(Descent):
+    """One with a method of its own on the object."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.step = self.take  # type: ignore[method-assign]
+
+    def take(self) -> None:
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Descent, Fixed])
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer)), copy.copy])
+def test_a_copy_of_an_optimizer_without_hooks_takes_its_own_steps(kind: type[Descent], how: Any) -> None:
+    """A watched optimizer that is no torch.optim.Optimizer copies, pickles and saves as if it were not watched."""
+    if kind is Fixed and how is copy.copy:
+        pytest.skip("even unwatched, such a copy has the bound method of the original")
+    model = TinyNet()
+    optimizer = kind(model.parameters(), 0.1)
+    plain = set(optimizer.state_dict())
+    monitor = watch(model, optimizer, mv_distribution=False)
+    model(X).sum().backward()
+    twin = how(optimizer)
+    assert set(twin.state_dict()) == set(optimizer.state_dict()) == plain
+    before = model.fc.weight.detach().clone()
+    twin.step()
+    assert (optimizer.steps, twin.steps, monitor.step) == (0, 1, 0)
+    assert torch.equal(before, model.fc.weight) or how is copy.copy, "it shares the parameters"
+    optimizer.step()
+    assert (optimizer.steps, twin.steps, monitor.step) == (1, 1, 1)
+    monitor.stop()
+    assert monitor.faults == {}
+    assert vars(Descent)["step"].__module__ == __name__
+    assert not hasattr(vars(Descent)["step"], "__wrapped__")

@@ -725,7 +725,7 @@ def test_a_monitor_that_cannot_be_taken_away_hears_nothing_after_its_end() -> No
     on for longer than any queue."""
     model = TinyNet()
     optimizer = Bare(torch.optim.SGD(model.parameters(), lr=0.01))
-    first, second = watch(model, optimizer), watch(model, optimizer)
+    first, second = watch(model, optimizer), watch(model, optimizer, step_interval=2)
 
     def step() -> None:
         model(X).sum().backward()

@@ -13,7 +13,7 @@ import torch
 from probe.core.backend.call_stack import callers
 from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
-from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt, replace
+from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.hook_handles import on_accumulated, on_own
@@ -97,7 +97,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
             placed.callback(optimizer.register_step_post_hook(hook(steps.leave)).remove)
         else:
             around = Around(optimizer, "step", listener.faults, steps.entered, steps.leave, traced)
-            placed.callback(replace(optimizer, "step", around))
+            placed.callback(around.place())
         placed.callback(on_scaled_step(optimizer, steps))
         return placed.pop_all().close
 
