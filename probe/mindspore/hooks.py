@@ -186,7 +186,7 @@ def forward_kind(root: Any) -> ForwardKind | None:
 def on_forward(
     module: Any,
     before: Callable[..., None],
-    after: Callable[..., None],
+    after: Callable[..., None] | None,
     guard: Guard,
     *,
     inside: Callable[[], bool] | None = None,  # noqa: ARG001
@@ -195,7 +195,8 @@ def on_forward(
     """Listen to forwards that are not compiled."""
     with ExitStack() as placed:
         placed.callback(cell_hooks.before(module, guard(before)))
-        placed.callback(cell_hooks.after(module, guard(after)))
+        if after is not None:
+            placed.callback(cell_hooks.after(module, guard(after)))
         return placed.pop_all().close
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -106,8 +107,9 @@ def check() -> None:
 
 
 def prepare(settings: Settings) -> Remove:
-    """Make graphs that are compiled from now on check for added and removed hooks, until the last monitor with
-    ``compiled: "record"`` stops. By default torch omits that check."""
+    """Make graphs check for added and removed hooks, until the last monitor with ``compiled: "record"`` stops. By
+    default torch omits that check; what was compiled without it is compiled again at its next call, since the graph of
+    another model of the same class would be used for this one."""
     return _hook_guards.listen(settings) if settings.compiled == "record" else lambda: None
 
 
@@ -116,6 +118,10 @@ def _guard_hooks() -> Iterator[Undo]:
 
     before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
     yield functools.partial(setattr, config, "skip_nnmodule_hook_guards", before)
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    for reference in compiler.input_codes.seen if before and compiler is not None else ():
+        if (code := reference()) is not None:
+            torch._C._dynamo.eval_frame.reset_code(code)
 
 
 _hook_guards: Shared[Settings] = Shared(_guard_hooks)

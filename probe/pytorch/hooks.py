@@ -164,7 +164,7 @@ def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
 def on_forward(
     module: torch.nn.Module,
     before: Callable[..., None],
-    after: Callable[..., None],
+    after: Callable[..., None] | None,
     guard: Guard,
     *,
     inside: Callable[[], bool] | None = None,
@@ -177,20 +177,28 @@ def on_forward(
     called in that forward, but without keyword arguments (torch 2.13).
     """
     if inside is not None:
-        return compiled.on_forward(module, before, after, guard, inside, gradients)
+        return compiled.on_forward(module, before, after or _nothing, guard, inside, gradients)
 
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         before(args, kwargs or {})
 
+    entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
+    if after is None:
+        return entering
+    listen = after
+
     def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
-        after(outputs)
+        listen(outputs)
 
     with ExitStack() as placed:
-        entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
         placed.callback(entering)
         leaving = PlacedHook(module.register_forward_hook(guard(leave), always_call=True))
         placed.pop_all()
         return PlacedHooks(entering, leaving)
+
+
+def _nothing(*_: Any) -> None:
+    """Ignore the outputs."""
 
 
 def may_rest() -> bool:

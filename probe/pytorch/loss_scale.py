@@ -155,7 +155,7 @@ def _kinds(kind: type) -> Iterator[type]:
 
 
 def _forget() -> None:
-    global _current, _unplaced  # noqa: PLW0603 - the scaler in use is a fact of the process
+    global _current, _unplaced
     _current, _unplaced = None, False
 
 
@@ -179,7 +179,8 @@ def _scaled(scaler: Any, losses: Any, sampled: bool, faults: FaultCounter) -> No
     _forget()
     if scaler.is_enabled():
         _current = weakref.ref(scaler)
-        _unplaced = not (sampled and all([scaled_graphs.place(loss, scaler, faults) for loss in leaves(losses)]))
+        placed = {scaled_graphs.place(loss, scaler, faults) for loss in (leaves(losses) if sampled else ())}
+        _unplaced = placed != {True}
 
 
 def _step(original: Method) -> Method:

@@ -124,7 +124,9 @@ HOOKS = SimpleNamespace(
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
-    on_forward=lambda module, before, after, guard, **_: _add(module.before, guard(before), module.after, guard(after)),
+    on_forward=lambda module, before, after, guard, **_: _add(
+        module.before, guard(before), module.after, guard(after or (lambda *_: None))
+    ),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],

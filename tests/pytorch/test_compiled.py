@@ -540,3 +540,22 @@ def test_nothing_is_recorded_while_a_cuda_graph_is_captured(caplog: pytest.LogCa
     assert {row.step for row in read(monitor.output_directory)} == {0, 3}
     assert list(monitor.faults) == ["hooks called while a CUDA graph was captured"]
     assert caplog.text.count("a CUDA graph is captured") == 1
+
+
+def test_a_model_whose_twin_was_compiled_before() -> None:
+    """Another model of the same class that was compiled without a monitor does not hide this one from its hooks."""
+    alone, *_ = train(TinyNet, lambda model, step: model(X + step).sum(), in_pieces)
+    torch.manual_seed(0)
+    twin, model = TinyNet(), TinyNet()
+    in_pieces(twin)(X).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer, compiled="record", mv_distribution=False, ops=OPS)
+    run = in_pieces(model)
+    for step in range(3):
+        run(X + step).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    assert {(row.step, row.signal, row.name) for row in read(monitor.output_directory)} == {
+        (row.step, row.signal, row.name) for row in alone
+    }

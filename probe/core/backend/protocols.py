@@ -272,7 +272,7 @@ class Hooks(Protocol):
         self,
         module: Module,
         before: Callable[..., None],
-        after: Callable[..., None],
+        after: Callable[..., None] | None,
         guard: Guard,
         *,
         inside: Callable[[], bool] | None = None,

@@ -24,7 +24,7 @@ PLAIN_KEYS = (str, int, float, bool, type(None))
 _DICTS = (dict, OrderedDict, defaultdict)
 _registries: list[Callable[[type], Unpack | None]] = []
 _stored: dict[type, Unpack | None] = {}
-"""How containers of each class without a registry's entry are read."""
+"""Functions that read containers of classes without an entry in a registry."""
 
 
 def consult(registry: Callable[[type], Unpack | None]) -> None:

@@ -24,11 +24,11 @@ class _Call(NamedTuple):
     module: object
     micro_step: int
     states: dict[object, object]
-    """What each listener keeps until the call ends."""
+    """State that each listener keeps until the call ends."""
 
 
 class _Thread:
-    """Calls of watched modules that run on one thread, the outermost first."""
+    """Stack of the calls of watched modules on one thread, the outermost first."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -64,8 +64,8 @@ class _Thread:
 
 
 class Forwards:
-    """Calls of watched modules that run now, by thread. Not a ``threading.local``, whose contents the garbage collector
-    does not follow: a model would refer to itself for ever."""
+    """Stacks of the calls of watched modules that run now, by thread. Not a ``threading.local``: the garbage collector
+    does not follow its contents, by which a model may refer to itself."""
 
     def __init__(self) -> None:
         self._threads: dict[int, _Thread] = {}
@@ -124,7 +124,7 @@ def _places(module: object) -> list[_Place]:
 
 
 class OpenCalls(Generic[State]):
-    """Calls of one module that run on this thread, each with the state that one listener keeps of it.
+    """Stack of the calls of one module on this thread, each with the state that one listener keeps of it.
 
     Args:
         whole: whether it is a whole model.

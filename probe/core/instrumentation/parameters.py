@@ -12,7 +12,7 @@ from probe.core.instrumentation.selection import TargetNames, Watched
 
 REPLACED = (
     "the optimizer updates a parameter that the model no longer has: another has replaced {!r}; make the optimizer "
-    "after the call that replaces parameters (fully_shard, parallelize_module)"
+    "after the call that replaces parameters (fully_shard, parallelize_module, load_state_dict with assign=True)"
 )
 STRANGE = (
     "the optimizer updates none of the model's parameters, so that their updates are not seen: pass to set_monitor "
@@ -36,11 +36,11 @@ class Parameters:
         self._owned: dict[int, list[Watched]] = {}
         self._census: list[int] = []
         self._before: list[tuple[int, ...]] = []
-        """What :meth:`_ends` returned at the last search."""
+        """Result of :meth:`_ends` at the last search."""
         self._structure: list[tuple[int, ...]] = []
         """Identities of what the models consist of, by the last search."""
         self._tokens: dict[int, int] = {}
-        """What the hooks of each parameter were placed on."""
+        """Identities of the tensors on which the hooks of each parameter were placed."""
         self._replaced: dict[int, str] = {}
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
         self._modules = Modules(run)

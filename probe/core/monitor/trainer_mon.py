@@ -30,13 +30,13 @@ from probe.core.run_state.rules import RunStep
 
 _log = logging.getLogger("probe")
 REPLACED = (
-    "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it has "
-    "been stopped, with its files in %s; to watch a model twice, use different configurations"
+    "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it "
+    "has been stopped, with its files in %s; to watch a model twice, use different configurations"
 )
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
 _RUNS: weakref.WeakKeyDictionary[Collector, Configuration] = weakref.WeakKeyDictionary()
-"""Runs that a program has begun itself, with their configurations."""
+"""Collectors that a program has started itself, with their configurations."""
 
 
 class Monitor(Legacy):

@@ -12,7 +12,7 @@ import mindspore
 
 from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.protocols import Adam, Remove, StepListener
-from probe.core.door import replace
+from probe.core.door import Around, replace
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction
@@ -77,11 +77,22 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
         attached.callback(on_reduction(lambda: owned(optimizer), listener))
-        attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
+        attached.callback(replace(optimizer, "step", _Step(optimizer, steps, listener)))
         if nn_cell.knows(optimizer):
             attached.callback(cell_hooks.before(optimizer, steps.called))
             attached.callback(cell_hooks.after(optimizer, steps.returned))
         return attached.pop_all().close
+
+
+class _Step(Around):
+    """``step`` of one optimizer, with listeners around it; a copy of the optimizer has its own method again."""
+
+    def __init__(self, optimizer: Any, steps: _Steps, listener: StepListener) -> None:
+        super().__init__(optimizer, "step", listener.faults, lambda *_: None, lambda _: None)
+        self._step = steps.around(self._original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(*args, **kwargs)
 
 
 class _Steps:

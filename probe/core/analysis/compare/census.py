@@ -30,8 +30,8 @@ class CountedRows(NamedTuple):
     steps: dict[int, int]
     """Steps, as A counts, with the number of rows."""
     sizes: dict[str, tuple[float, float]]
-    """Of gradients the names, each with the sums over rows of the squares of its root mean square, and of the largest
-    of all names in the same step of the rank."""
+    """Names of gradients, each with two sums over its rows: of the squares of its root mean square, and of those of the
+    largest of all names in the same step of the rank."""
 
 
 class Wanted(NamedTuple):

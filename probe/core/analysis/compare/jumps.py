@@ -7,15 +7,12 @@ inputs, parameters and gradients that agree it computes numbers that agree, to a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from probe.core.analysis.compare.piece_rows import positions
+from probe.core.analysis.compare.piece_rows import PieceRows, positions
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import Position, position
 from probe.core.storage.duckdb_reader import Connection, fill
-
-if TYPE_CHECKING:
-    from probe.core.analysis.compare.differences import PieceDifferences
 
 FORWARD, BACKWARD, PARAMETERS = "actv", "actv_grad", "param_origin"
 FLOWS = frozenset({FORWARD, BACKWARD, PARAMETERS})
@@ -68,9 +65,9 @@ def start(connection: Connection) -> None:
     connection.execute(_FLOWS)
 
 
-def add(differences: PieceDifferences, signal: str) -> None:
+def add(connection: Connection, signal: str) -> None:
     """Add the rows of a signal, which are paired in the table ``paired``."""
-    differences.connection.execute(_ADD, [signal])
+    connection.execute(_ADD, [signal])
 
 
 def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
@@ -79,9 +76,9 @@ def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
     return f"greatest(0, {', '.join(own)}) * {relative!r}" if own else "0"
 
 
-def jumps(differences: PieceDifferences) -> list[Jump]:
+def jumps(rows: PieceRows) -> list[Jump]:
     """Return the first jumps of a piece, those of the first step, micro step and signal that has some."""
-    connection, pairing = differences.connection, differences.pairing
+    connection, pairing = rows.connection, rows.pairing
     _list_owners(connection)
     known = PARAMETERS in pairing.signals
     if not known and not pairing.begins:
@@ -93,7 +90,7 @@ def jumps(differences: PieceDifferences) -> list[Jump]:
     for signal, rank, step, micro, call, stage, module, before, after, own in connection.execute(query).fetchall():
         of_step = signal, step, rank
         if of_step not in places:
-            places[of_step] = positions(differences.rows.a, signal, step, rank)
+            places[of_step] = positions(rows.a, signal, step, rank)
         at = places[of_step].get((stage, own, micro, call), len(places[of_step]))
         found.append(Jump(module, signal, step, micro, rank, call, before, after, at))
     return first_of(found)
