@@ -23,10 +23,10 @@ torch = require("torch")
 import torch.distributed as dist  # noqa: E402 - only where torch is
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "parallel.has_store": {"dynamic_broadcast": True},
     "parallel.store": {"dynamic_broadcast": True},
     "parallel.meet": {"global_stats": True, "global_stats_seconds": 1.0},
     "collectives.bytes_of": {"cc_distribution": {"enable": True}},
+    "parallel.has_store": {"dynamic_broadcast": True},
 }
 """Functions, each with the settings by which it is called."""
 
