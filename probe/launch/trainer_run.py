@@ -24,7 +24,7 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
-class Reporting(Protocol):
+class Fallible(Protocol):
     """Callback of a trainer, with a counter of its failures."""
 
     @property
@@ -33,10 +33,10 @@ class Reporting(Protocol):
 
 
 def harmless(method: Method) -> Method:
-    """Count what a method of a :class:`Reporting` callback raises: the trainer goes on."""
+    """Count what a method of a :class:`Fallible` callback raises: the trainer goes on."""
 
     @functools.wraps(method)
-    def call(self: Reporting, *args: Any, **kwargs: Any) -> None:
+    def call(self: Fallible, *args: Any, **kwargs: Any) -> None:
         attempt(self.faults, f"callback {method.__name__}", functools.partial(method, self, *args, **kwargs))
 
     return call  # type: ignore[return-value] # the same arguments

@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.parameter import is_lazy
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, unheard
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, Hook
 from probe.pytorch import compiled, input_gradients
@@ -164,7 +164,7 @@ def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
 def on_forward(
     module: torch.nn.Module,
     before: Callable[..., None],
-    after: Callable[..., None] | None,
+    after: Callable[..., None],
     guard: Guard,
     *,
     inside: Callable[[], bool] | None = None,
@@ -177,18 +177,17 @@ def on_forward(
     called in that forward, but without keyword arguments (torch 2.13).
     """
     if inside is not None:
-        return compiled.on_forward(module, before, after or _nothing, guard, inside, gradients)
+        return compiled.on_forward(module, before, after, guard, inside, gradients)
 
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         before(args, kwargs or {})
 
     entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
-    if after is None:
+    if after is unheard:
         return entering
-    listen = after
 
     def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
-        listen(outputs)
+        after(outputs)
 
     with ExitStack() as placed:
         placed.callback(entering)
@@ -197,14 +196,15 @@ def on_forward(
         return PlacedHooks(entering, leaving)
 
 
-def _nothing(*_: Any) -> None:
-    """Ignore the outputs."""
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    return compiler is not None and bool(getattr(compiler, "FRAME_COUNTER", 1) != 0)  # torch 2.13
 
 
 def may_rest() -> bool:
     """Return whether nothing was compiled in this process: graphs may depend on the hooks that a module had."""
-    compiler = sys.modules.get("torch._dynamo.convert_frame")
-    return compiler is None or bool(getattr(compiler, "FRAME_COUNTER", 1) == 0)  # torch 2.13
+    return not has_compiled()
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None], faults: FaultCounter) -> Remove:

@@ -88,9 +88,7 @@ UNWRITABLE = {
     "broken pipe": "reading, writing = os.pipe(); os.dup2(writing, 2); os.close(writing); os.close(reading)",
     "none": "sys.stderr = None",
     "a closed file": "sys.stderr = open(os.devnull, 'w'); sys.stderr.close()",
-    "an object that raises": (
-        "sys.stderr = type('E', (), {'write': lambda self, text: 1 / 0, 'flush': lambda self: None})()"
-    ),
+    "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
 }
 
 

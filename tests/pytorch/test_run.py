@@ -172,9 +172,7 @@ def test_a_machine_that_fails_is_not_called_watched(forks: ForkServer, tmp_path:
 UNWRITABLE = {
     "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "none": "sys.stderr = None",
-    "an object that raises": (
-        "sys.stderr = type('E', (), {'write': lambda self, text: 1 / 0, 'flush': lambda self: None})()"
-    ),
+    "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
 }
 
 

@@ -21,6 +21,7 @@ from probe.core.backend.protocols import (
     Remove,
     Shard,
     Tensor,
+    unheard,
 )
 from probe.core.config.schema import Settings
 from probe.core.door import StepHook, count
@@ -357,7 +358,7 @@ class Run:
 
         clock, guard = self.clock, partial(self.guard, where)
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
-        leave = None if after is None else ended
+        leave = unheard if after is None else ended
         return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
 
 
