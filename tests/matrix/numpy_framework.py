@@ -107,6 +107,7 @@ def _ranks_of(group):
     return [0]
 
 
+NONE = "graph_size", "recomputed_by"
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
@@ -115,9 +116,9 @@ HOOKS = SimpleNamespace(
     value=lambda optimizer, parameter: parameter,
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
-    **{"owned": lambda optimizer: optimizer.parameters, "learning_rate": lambda optimizer: optimizer.lr, "token": id},
+    **{"owned": lambda optimizer: optimizer.parameters, "learning_rate": lambda optimizer: optimizer.lr, "token": id},  # noqa: PIE804
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
-    **dict.fromkeys(("state_names", "may_rest", "has_compiled"), lambda *_: {}),
+    **dict.fromkeys(("state_names", "may_rest", "has_compiled", "at_work"), lambda *_: {}),
     adam=lambda optimizer: lambda parameter: None,
     backward_id=lambda: Tensor.in_backward,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
@@ -128,8 +129,9 @@ HOOKS = SimpleNamespace(
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function, faults: _add(model.before, lambda *_: function()),
-    **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf"), lambda *_: None),
-    **dict.fromkeys(("graph_size", "recomputed_by", "at_work"), lambda *_: None),
+    **dict.fromkeys(
+        ("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf", *NONE), lambda *_: None
+    ),
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
