@@ -195,7 +195,7 @@ def on_forward(
     """Listen to forwards that are not compiled."""
     with ExitStack() as placed:
         placed.callback(cell_hooks.before(module, guard(before)))
-        placed.callback(cell_hooks.after(module, guard(after)))
+        placed.callback(cell_hooks.after(module, guard(after), raised_too=True))
         return placed.pop_all().close
 
 
