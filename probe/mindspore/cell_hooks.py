@@ -86,12 +86,13 @@ def _options(register: Callable[..., Any], option: str) -> dict[str, bool]:
     return {option: True} if option in inspect.signature(register).parameters else {}
 
 
-def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
-    """Listen to the outputs of ``cell``; where MindSpore can, also to its end by an exception, with None."""
+def after(cell: Any, listen: Callable[[Any], None], raised_too: bool = False) -> Remove:
+    """Listen to the outputs of ``cell``; if ``raised_too``, and where MindSpore can, also to its end by an exception,
+    with None."""
     if _keeps_hooks_of_its_own(cell):
         remove: Remove = cell.register_forward_hook(After(listen).__call__).remove
         return remove
-    options = _options(cell.register_forward_hook, "always_call")
+    options = _options(cell.register_forward_hook, "always_call") if raised_too else {}
     return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing, **options))
 
 

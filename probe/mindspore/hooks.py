@@ -196,7 +196,7 @@ def on_forward(
     with ExitStack() as placed:
         placed.callback(cell_hooks.before(module, guard(before)))
         if after is not unheard:
-            placed.callback(cell_hooks.after(module, guard(after)))
+            placed.callback(cell_hooks.after(module, guard(after), raised_too=True))
         return placed.pop_all().close
 
 

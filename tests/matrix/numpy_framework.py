@@ -107,7 +107,7 @@ def _ranks_of(group):
     return [0]
 
 
-NONE = "graph_size", "recomputed_by"
+NONE = "check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf", "graph_size", "recomputed_by"
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
@@ -129,9 +129,7 @@ HOOKS = SimpleNamespace(
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function, faults: _add(model.before, lambda *_: function()),
-    **dict.fromkeys(
-        ("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf", *NONE), lambda *_: None
-    ),
+    **dict.fromkeys(NONE, lambda *_: None),
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})

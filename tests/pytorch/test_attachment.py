@@ -238,12 +238,20 @@ class Answer:
 
 
 class ModelOutput(OrderedDict):  # type: ignore[type-arg]
-    """An output as Hugging Face models give it: a mapping that also has attributes."""
+    """An output as Hugging Face models give it: a mapping that also has attributes, and is registered."""
 
     def __post_init__(self) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
+
+
+torch.utils._pytree.register_pytree_node(
+    ModelOutput,
+    lambda output: ([*output.values()], [*output]),
+    lambda values, names: ModelOutput(zip(names, values, strict=True)),
+    serialized_type_name="ModelOutput",
+)
 
 
 SHAPES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any], list[str]]] = {

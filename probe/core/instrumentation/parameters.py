@@ -41,6 +41,8 @@ class Parameters:
         """Identities of what the models consist of, by the last search."""
         self._tokens: dict[int, int] = {}
         """Identities of the tensors on which the hooks of each parameter were placed."""
+        self._strange = False
+        """True if the optimizers have no parameter of the models: another may be on its way."""
         self._replaced: dict[int, str] = {}
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
         self._modules = Modules(run)
@@ -82,8 +84,9 @@ class Parameters:
             self._census = census
             self._watch_new()
             self._share_out()
+            self._strange = False
             if not self._wrapping and census and self._known and not self._known.keys() & set(census):
-                self._run.faults.note("optimizer", ValueError(STRANGE))
+                self._strange = True
         self._unhook_swapped()
         still: list[Watched] = []
         for parameter in self._waiting:
@@ -140,6 +143,7 @@ class Parameters:
         """Stop watching ``optimizer``; the next search assigns the parameters again."""
         self._owned.pop(id(optimizer), None)
         self._census, self.looked = [], False
+        self._strange = False
         self._replaced.clear()
 
     def _share_out(self) -> None:
@@ -153,6 +157,9 @@ class Parameters:
 
     def of(self, optimizer: Optimizer) -> list[Watched]:
         """The watched parameters that ``optimizer`` updates; note those that the model no longer has."""
+        if self._strange:
+            self._strange = False
+            self._run.faults.note("optimizer", ValueError(STRANGE))
         if self._replaced:
             for identity in map(id, self._hooks.owned(optimizer)):
                 if (full := self._replaced.pop(identity, None)) is not None:

@@ -146,8 +146,7 @@ class Session:
     def _forward_began(self, *_: object) -> None:
         """Look for new parameters at the first forward of a sampled step."""
         self._thread = threading.current_thread()
-        if self._run_state is not None:
-            self.forwards.began()
+        self.forwards.began()
         self._succession.forward_began()
         self._parameters.look()
 
@@ -222,7 +221,6 @@ class Session:
     def inform(self, listener: RunListener) -> None:
         """Call ``listener`` at every step from now on."""
         self._run_state = listener
-        attempt(self.faults, "forwards", self.forwards.step_ended, False)
 
     # Called by the optimizer's hooks.
 
@@ -412,8 +410,7 @@ class Session:
                 attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
-            if self._run_state is not None:
-                attempt(self.faults, "forwards", self.forwards.step_ended, run.clock.sampled and self._listens)
+            attempt(self.faults, "forwards", self.forwards.step_ended, run.clock.sampled and self._listens)
             self._own = time.perf_counter() - self._ended
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()

@@ -193,7 +193,8 @@ class Steps:
             return "applied"
         if isinstance(found, torch.Tensor) and found.device.type != "cpu":
             return "unknown"
-        return "skipped" if float(found) else "applied"
+        # a reading of memory, no operation: also in steps that are not sampled
+        return "skipped" if (found.numpy() if isinstance(found, torch.Tensor) else found) else "applied"
 
     def _running(self) -> int:
         """Return the number of calls of this optimizer's ``step`` on the stack.
