@@ -113,7 +113,7 @@ HOOKS = SimpleNamespace(
     parameters=lambda model: model.named(Tensor),
     structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
     runs=lambda module: module.forward is not None,
-    value=lambda optimizer, parameter: parameter,
+    **{"value": lambda optimizer, parameter: parameter, "watch_inputs": lambda tensors: tensors},  # noqa: PIE804
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
     **{"owned": lambda optimizer: optimizer.parameters, "learning_rate": lambda optimizer: optimizer.lr, "token": id},  # noqa: PIE804
@@ -126,7 +126,6 @@ HOOKS = SimpleNamespace(
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=lambda module, before, after, guard, **_: _add(module.before, guard(before), module.after, guard(after)),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
-    watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function, faults: _add(model.before, lambda *_: function()),
     **dict.fromkeys(NONE, lambda *_: None),
