@@ -22,7 +22,12 @@ SUDDEN = 10
 def verdict(found: Comparison) -> str:
     """One sentence or two: whether the runs are the same, and the first difference."""
     if found.beyond:
-        return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}"
+        parts = "".join(
+            f" They part in {_module(jump)}: {jump_text(jump)}."
+            for jump in found.jumps[:1]
+            if jump.step <= found.first[0].step
+        )
+        return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}{parts}"
     left_out = ", as far as they could be read" if found.skipped else ""
     if not found.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
