@@ -24,6 +24,7 @@ from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.heartbeat_messages import flattened, launch_name
 from probe.core.run_state.heartbeat_spool import HeartbeatSpool
 from probe.core.run_state.heartbeats import Heartbeats
+from tests.interrupts import interrupt
 from tests.matrix import numpy_harness
 from tests.matrix.harness import train_step
 from tests.matrix.models import X, tiny_net
@@ -341,16 +342,14 @@ def test_an_interrupted_close_is_finished_by_the_next(tmp_path: Path) -> None:
     """Ctrl-C while a server is waited for: a further close keeps the messages, each once."""
     accepted = threading.Event()
 
-    def interrupt() -> None:
+    def accept() -> None:
         silent.accept()
         accepted.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        threading.Thread(target=interrupt, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         with client(f"http://127.0.0.1:{silent.getsockname()[1]}", "kept", spool=tmp_path / "spool") as (sender, _):
-            with pytest.raises(KeyboardInterrupt):
-                sender.close(LONG)
+            interrupt(lambda: sender.close(LONG), accepted.is_set)
             sender.close(0)
             sender.close(0)
     assert accepted.is_set()

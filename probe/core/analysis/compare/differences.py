@@ -221,10 +221,8 @@ def _measured(differences: PieceDifferences, signal: str, bins: Bins) -> Measure
         flows = signal in jumps.FLOWS
         more = (f"{differences.flow(signal)} AS flow", "a.elements AS elements") if flows else ()
         pairs = differences.pairs(signal, first, last, *more)
-        if flows:  # they are read twice
-            connection.execute(f"CREATE OR REPLACE TEMP TABLE paired AS {pairs}")
-            pairs = "FROM paired"
-            jumps.add(connection, signal)
+        if flows:
+            pairs = jumps.add(connection, signal, pairs)
         connection.execute(_MEASURE.format(pairs=pairs, first=bins.first, width=bins.width))
     return MeasuredSignal(*(connection.execute(query).fetchnumpy() for query in (_BY_STEP, _BY_NAME)))
 
