@@ -110,15 +110,13 @@ def _ranks_of(group):
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
-    structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
-    token=id,
     runs=lambda module: module.forward is not None,
     value=lambda optimizer, parameter: parameter,
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
-    **dict.fromkeys(("state_names", "may_rest"), lambda *_: {}),
+    **dict.fromkeys(("state_names", "may_rest", "structure"), lambda *_: {}),
     adam=lambda optimizer: lambda parameter: None,
     backward_id=lambda: Tensor.in_backward,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
@@ -132,7 +130,7 @@ HOOKS = SimpleNamespace(
     learning_rate=lambda optimizer: optimizer.lr,
     **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf"), lambda *_: None),
     **dict.fromkeys(("graph_size", "recomputed_by", "at_work"), lambda *_: None),
-    **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
+    **dict.fromkeys(("trainable", "differentiates", "feeds", "token"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of, replicas=lambda _: [])
