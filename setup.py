@@ -165,6 +165,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["probe", "probe.*"]),
+    # Written out, this has an editable install name the clone in a .pth file. A finder of setuptools would come last,
+    # so that a folder called probe beside a program, such as the clone, would hide the package.
+    package_dir={"": "."},
     package_data={
         "probe": [
             "py.typed",

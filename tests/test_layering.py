@@ -100,6 +100,7 @@ THREADS = {
     "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
     "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
     "probe.services.remediation.workers": "several threads with one queue, never two for one target",
+    "probe.services.server.app": "requests of many messages, beside the event loop that answers them",
     "probe.services.server.store": "what comes within a moment is one transaction, what is too much is refused",
     "probe.view.app": "a request that reads files, beside the event loop that answers it",
 }

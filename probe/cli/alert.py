@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again
+from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again, refusal_of
 from probe.core.alerting.redaction import MASK, describe_error
 from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, names
 from probe.core.config.errors import ConfigError
@@ -99,10 +99,24 @@ def _flush(spool: Spool, outlets: Sequence[Outlet]) -> bool:
     waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
     complete = True
     for attempt in _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting):
-        complete &= attempt.error is None
-        for entry in waiting[attempt.outlet.label] if attempt.error is None else ():
+        complete &= _settle(attempt.outlet, waiting[attempt.outlet.label], attempt.error)
+    return complete
+
+
+def _settle(outlet: Outlet, entries: Sequence[SpooledAlert], error: BaseException | None) -> bool:
+    """Take note of the outcome of an attempt with ``entries``, and send each half of those that were refused together:
+    one alert stands in no other's way. Return whether all were accepted."""
+    if error is None:
+        for entry in entries:
             if entry.spool is not None:
-                entry.spool.accept(entry, attempt.outlet.label)
+                entry.spool.accept(entry, outlet.label)
+        return True
+    if len(entries) < 2 or refusal_of(error) == "none":
+        return False
+    complete = True
+    for half in (entries[: len(entries) // 2], entries[len(entries) // 2 :]):
+        (attempt,) = _sent([outlet], {outlet.label: [*half]})
+        complete &= _settle(outlet, half, attempt.error)
     return complete
 
 

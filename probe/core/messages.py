@@ -106,14 +106,19 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def encodable(text: str) -> str:
+    """Escape every lone surrogate in ``text``, which no encoding holds, as in ``\\udc80``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def writable(value: object) -> str:
-    """Return ``value`` as a text that every file, terminal and socket takes: lone surrogates, which UTF-8 does not have,
-    are escaped. Raises nothing: what has no text is named by its type."""
+    """Return ``value`` as a text that every file, terminal and socket takes. Raises nothing: an object without a text
+    is named by its type."""
     try:
         text = str(value)
     except Exception:  # noqa: BLE001 - a method of the program's object
         text = f"<{type(value).__name__}>"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return encodable(text)
 
 
 def shortened(text: str, most: int) -> str:

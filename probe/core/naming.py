@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from probe.core.messages import encodable
 from probe.core.records import Key
 
 RUN = "run"
@@ -95,11 +96,6 @@ def squash_name(name: str) -> str:
         if found := pattern.match(name):
             return found.group(1)
     return name
-
-
-def encodable(text: str) -> str:
-    """Escape every lone surrogate in ``text``, which no encoding holds, as in ``\\udc80``."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def row_name(key: Key) -> str:

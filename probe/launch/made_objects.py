@@ -39,7 +39,7 @@ def note_optimizers(framework: ModuleType) -> None:
     if framework.__name__ == "torch":
         compilers.keep_out(framework)
     for owner in _optimizers(framework):
-        note_made(owner, functools.partial(_made, framework.__name__))
+        note_made(owner, _made_by(framework.__name__))
     if framework.__name__ == "torch":
         for wrapper in (framework.nn.parallel.DistributedDataParallel, framework.nn.DataParallel):
             note_made(wrapper, _wrapped)
@@ -80,8 +80,11 @@ def note_made(owner: type, made: Callable[[Any], None]) -> None:
     owner.__init__ = __init__  # type: ignore[misc]
 
 
-def _made(framework: str, optimizer: Any) -> None:
-    _finding(framework).made(optimizer)
+def _made_by(framework: str) -> Callable[[Any], None]:
+    def made(optimizer: Any) -> None:  # a function, since a compiler that traces its caller cannot take a partial
+        _finding(framework).made(optimizer)
+
+    return made
 
 
 def _finding(framework: str) -> Any:

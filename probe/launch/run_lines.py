@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.core.messages import plural
-from probe.core.monitor.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor, watcher_of
 
 
 def attached(monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[Any], begun: int, by: str) -> str:
@@ -24,6 +24,16 @@ def attached(monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[A
     if monitor.output_directory:
         parts.append(f"files in {monitor.output_directory}")
     return "; ".join(parts)
+
+
+def check_attached(monitor: Monitor, models: Sequence[Any]) -> None:
+    """Refuse to call models watched that are not: where the machine fails, ``set_monitor`` raises nothing.
+
+    Raises:
+        RuntimeError: with what has failed.
+    """
+    if watcher_of(models) is not monitor:
+        raise RuntimeError(f"the machine failed while a monitor attached ({', '.join(monitor.faults)})")
 
 
 def ended(monitor: Monitor, begun: int) -> str:

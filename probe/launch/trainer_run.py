@@ -11,7 +11,7 @@ from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
-from probe.launch.run_lines import attached, ended
+from probe.launch.run_lines import attached, check_attached, ended
 from probe.launch.sources import Source, configured
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -24,7 +24,7 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
-class Reporting(Protocol):
+class Fallible(Protocol):
     """Callback of a trainer, with a counter of its failures."""
 
     @property
@@ -33,10 +33,10 @@ class Reporting(Protocol):
 
 
 def harmless(method: Method) -> Method:
-    """Count what a method of a :class:`Reporting` callback raises: the trainer goes on."""
+    """Count what a method of a :class:`Fallible` callback raises: the trainer goes on."""
 
     @functools.wraps(method)
-    def call(self: Reporting, *args: Any, **kwargs: Any) -> None:
+    def call(self: Fallible, *args: Any, **kwargs: Any) -> None:
         attempt(self.faults, f"callback {method.__name__}", functools.partial(method, self, *args, **kwargs))
 
     return call  # type: ignore[return-value] # the same arguments
@@ -124,13 +124,15 @@ class TrainerRun:
         changes: Mapping[str, Any],
     ) -> None:
         named = dict(models) if isinstance(models, Mapping) else {}
-        there = watcher_of([*named.values()] if named else [*models])
+        watched = [*named.values()] if named else [*models]
+        there = watcher_of(watched)
         if there is not None and (self._automatic or not there.automatic):
             self.monitor = there
             return
         monitor = self._kind(configured(self.source, changes))
         monitor.automatic, self.monitor = self._automatic, monitor
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
+        check_attached(monitor, watched)
         monitor.log()  # numbers of every step from the first on
         self._owned, self._begun = True, begun
         if self._automatic:

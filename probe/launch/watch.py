@@ -18,7 +18,7 @@ from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
-from probe.launch.run_lines import attached, ended, watched_by
+from probe.launch.run_lines import attached, check_attached, ended, watched_by
 from probe.launch.step_notes import StepNotes
 
 EXIT_SECONDS = 2.0
@@ -250,6 +250,7 @@ class ScriptWatch:
         monitor.set_monitor(
             passed, 1, list(optimizers) if len(optimizers) > 1 else optimizers[0], start_iteration=begun
         )
+        check_attached(monitor, models)
         known = names or {str(number or ""): model for number, model in enumerate(models)}
         self._runs.append(run := FoundRun(monitor, known, optimizers, begun))
         if self._leaves_by is None:

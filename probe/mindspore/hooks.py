@@ -12,7 +12,7 @@ import mindspore
 from mindspore import nn
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, StepListener
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, StepListener, unheard
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, attempt
@@ -195,12 +195,18 @@ def on_forward(
     """Listen to forwards that are not compiled."""
     with ExitStack() as placed:
         placed.callback(cell_hooks.before(module, guard(before)))
-        placed.callback(cell_hooks.after(module, guard(after), raised_too=True))
+        if after is not unheard:
+            placed.callback(cell_hooks.after(module, guard(after), raised_too=True))
         return placed.pop_all().close
 
 
 def graph_size() -> None:
     """Return None: MindSpore does not count what becomes part of a graph."""
+
+
+def has_compiled() -> bool:
+    """Return False: a model with a compiled cell is refused where activations are recorded."""
+    return False
 
 
 def may_rest() -> bool:

@@ -71,8 +71,8 @@ class TorchFinder:
         return callable(_compiler())
 
     def replace_call(self, replacement: Callable[..., Any]) -> Remove:
-        """Replace ``torch.nn.Module.__call__``, and the compiler's reference to it: by that it knows a call that it need
-        not check, so that what it traces now is not compiled again when the method is put back (torch 2.13)."""
+        """Replace ``torch.nn.Module.__call__``, and the compiler's reference to it, by which it knows calls that it
+        need not check: what it traces now is not compiled again when the method is put back (torch 2.13)."""
         original = torch.nn.Module.__call__
         with ExitStack() as placed:
             placed.callback(replace(torch.nn.Module, "__call__", replacement))

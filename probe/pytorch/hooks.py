@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.parameter import is_lazy
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, unheard
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, Hook
 from probe.pytorch import compiled, input_gradients
@@ -182,21 +182,29 @@ def on_forward(
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         before(args, kwargs or {})
 
+    entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
+    if after is unheard:
+        return entering
+
     def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
         after(outputs)
 
     with ExitStack() as placed:
-        entering = PlacedHook(module.register_forward_pre_hook(guard(enter), with_kwargs=True))
         placed.callback(entering)
         leaving = PlacedHook(module.register_forward_hook(guard(leave), always_call=True))
         placed.pop_all()
         return PlacedHooks(entering, leaving)
 
 
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    return compiler is not None and bool(getattr(compiler, "FRAME_COUNTER", 1) != 0)  # torch 2.13
+
+
 def may_rest() -> bool:
     """Return whether nothing was compiled in this process: graphs may depend on the hooks that a module had."""
-    compiler = sys.modules.get("torch._dynamo.convert_frame")
-    return compiler is None or bool(getattr(compiler, "FRAME_COUNTER", 1) == 0)  # torch 2.13
+    return not has_compiled()
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None], faults: FaultCounter) -> Remove:

@@ -17,7 +17,7 @@ import torch
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove, StepListener
 from probe.core.backend.pytree import leaves
-from probe.core.door import Around, FaultCounter, attempt, compiling, entrance, replace
+from probe.core.door import Around, FaultCounter, attempt, compiling, passage, replace
 from probe.core.records import Outcome
 from probe.pytorch import scaled_graphs
 from probe.pytorch.scaled_graphs import Parameters
@@ -160,7 +160,7 @@ def _forget() -> None:
 
 
 def _scale(original: Method) -> Method:
-    @entrance
+    @passage
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if not compiling():
@@ -184,7 +184,7 @@ def _scaled(scaler: Any, losses: Any, sampled: bool, faults: FaultCounter) -> No
 
 
 def _step(original: Method) -> Method:
-    @entrance
+    @passage
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling():
             return original(self, optimizer, *args, **kwargs)
@@ -206,7 +206,7 @@ def _step(original: Method) -> Method:
 
 
 def _update(original: Method) -> Method:
-    @entrance
+    @passage
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not compiling():
             _forget()

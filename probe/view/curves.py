@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from itertools import islice
+import heapq
+from collections.abc import Container, Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,11 @@ class RankChoice:
 
     def __contains__(self, rank: object) -> bool:
         return rank in self._single or any(rank in span for span in self._spans)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ranks, each once and the lowest first."""
+        for rank, _ in groupby(heapq.merge(sorted(self._single), *self._spans)):
+            yield rank
 
     def __len__(self) -> int:
         """Number of ranks, those of several spans more than once."""

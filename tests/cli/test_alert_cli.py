@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from tests.core.alerting.receivers import (
+    Choosy,
     Receiver,
     alert,
     alerts_to,
@@ -108,6 +109,23 @@ def test_flush_sends_what_a_run_could_not(tmp_path: Path) -> None:
         assert "the address of feishu: not in the directory; give the run's configuration with --config" in output
         code, output = probe("flush", str(tmp_path), "--config", config(tmp_path, *of_the_run))
         assert (code, len(receiver.requests)) == (0, 2)
+
+
+def test_flush_sends_the_others_of_one_that_is_refused(tmp_path: Path) -> None:
+    """The refused one alone stays."""
+    with raw_server(black_hole) as dead, serving(Choosy((400, {}, b"no"))) as receiver:
+        (tmp_path / "url").write_text(dead)
+        alerts, _ = alerts_to([{"channel": "http", "args": {"url_file": str(tmp_path / "url")}}], tmp_path)
+        for key in ("a", "b", "poison", "c", "d"):
+            alerts.send(alert(key))
+        assert not alerts.close(0.2)
+        (tmp_path / "url").write_text(receiver.url())
+        code, output = probe("flush", str(tmp_path))
+        assert (code, output.count("accepted")) == (1, 2)
+        assert isinstance(receiver, Choosy)
+        assert all(receiver.has(key) for key in "abcd")
+        (left,) = (tmp_path / "alerts").glob("*.json")
+        assert "poison" in left.read_text()
 
 
 def test_flush_keeps_what_it_cannot_send(tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ def test_a_process_without_a_framework_costs_and_says_nothing(tmp_path: Path) ->
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", ">&- 2>&-"])
+def test_a_program_runs_whatever_becomes_of_its_output(tmp_path: Path, redirection: str) -> None:
+    """A full disk behind its log, or no standard error at all: the exit code is the program's."""
+    (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('trained').touch()\nraise SystemExit(7)\n")
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} -m probe run train.py {redirection}"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, env=own, check=False).returncode == 7
+    assert (tmp_path / "trained").exists()
+
+
 def test_a_sitecustomize_of_the_user_runs_and_its_error_is_shown_as_without(tmp_path: Path) -> None:
     """As Python itself shows it; the program runs."""
     (tmp_path / "own").mkdir()

@@ -80,3 +80,24 @@ def test_numbers_have_the_right_noun() -> None:
     """One is singular, everything else plural."""
     assert [plural(number, "rank") for number in (0, 1, 2)] == ["ranks", "rank", "ranks"]
     assert plural(2, "directory", "directories") == "directories"
+
+
+UNWRITABLE = {
+    "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    "closed": "os.close(2)",
+    "broken pipe": "reading, writing = os.pipe(); os.dup2(writing, 2); os.close(writing); os.close(reading)",
+    "none": "sys.stderr = None",
+    "a closed file": "sys.stderr = open(os.devnull, 'w'); sys.stderr.close()",
+    "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
+}
+
+
+@pytest.mark.parametrize("how", UNWRITABLE)
+def test_a_line_that_cannot_be_written_ends_nothing(how: str) -> None:
+    """Reports and logged warnings are counted; the exit code is the program's own, to the end of the process."""
+    code = (
+        f"import os, sys\nfrom probe.core import messages\n{UNWRITABLE[how]}\n{LOG}\n"
+        "messages.complain('one more', 'warning')\nprint(messages.unwritten)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 
 from probe.core.faults import Faults
 from probe.core.worker import Worker
+from tests.interrupts import interrupt, main_thread_runs
 
 SECONDS = 120.0
 
@@ -43,12 +43,8 @@ def nothing() -> None:
 
 
 def interrupting(call: Callable[[], object]) -> None:
-    """Call ``call`` in the main thread and interrupt it as Ctrl-C does."""
-    timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        call()
-    timer.join()
+    """Call ``call`` in the main thread and interrupt its wait as Ctrl-C does."""
+    interrupt(call, lambda: main_thread_runs("_passes") or main_thread_runs("submit"))
 
 
 @pytest.fixture

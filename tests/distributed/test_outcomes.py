@@ -34,7 +34,16 @@ class Heard:
     def searching(self, on: bool) -> None:
         self.told.append("search" if on else "searched")
 
-    def failed(self, where: str, error: Exception) -> None:
+    def compiled(self, optimizer: Any, updates: Any) -> None:
+        self.told.append("compiled")
+
+    @property
+    def faults(self) -> Heard:
+        return self
+
+    uncounted = 0
+
+    def note(self, where: str, error: BaseException) -> None:
         self.told.append(f"{where}: {error}")
 
 

@@ -107,16 +107,18 @@ def _ranks_of(group):
     return [0]
 
 
+NONE = "check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf", "graph_size", "recomputed_by"
 HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
+    structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
     runs=lambda module: module.forward is not None,
-    value=lambda optimizer, parameter: parameter,
+    **{"value": lambda optimizer, parameter: parameter, "watch_inputs": lambda tensors: tensors},  # noqa: PIE804
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
-    owned=lambda optimizer: optimizer.parameters,
+    **{"owned": lambda optimizer: optimizer.parameters, "learning_rate": lambda optimizer: optimizer.lr, "token": id},  # noqa: PIE804
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
-    **dict.fromkeys(("state_names", "may_rest", "structure"), lambda *_: {}),
+    **dict.fromkeys(("state_names", "may_rest", "has_compiled", "at_work"), lambda *_: {}),
     adam=lambda optimizer: lambda parameter: None,
     backward_id=lambda: Tensor.in_backward,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
@@ -124,13 +126,10 @@ HOOKS = SimpleNamespace(
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=lambda module, before, after, guard, **_: _add(module.before, guard(before), module.after, guard(after)),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
-    watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function, faults: _add(model.before, lambda *_: function()),
-    learning_rate=lambda optimizer: optimizer.lr,
-    **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "found_inf"), lambda *_: None),
-    **dict.fromkeys(("graph_size", "recomputed_by", "at_work"), lambda *_: None),
-    **dict.fromkeys(("trainable", "differentiates", "feeds", "token"), lambda *_: True),
+    **dict.fromkeys(NONE, lambda *_: None),
+    **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of, replicas=lambda _: [])

@@ -5,29 +5,45 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.monitor.trainer_mon import watcher_of
+from probe.launch.made_objects import FINDERS
+from probe.launch.trainer_run import TrainerRun
+from probe.launch.watch import ScriptWatch
 from tests.matrix.harness import Harness, Loop, Module, Tensor, train_step
 from tests.matrix.models import SQUARE
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
 
-UNASKED = {
-    *("prepare", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
-    *("hooks.runs", "on_every_step"),  # where targets are named; when it begins
-    *("hooks.at_next_forward", "hooks.at_work"),  # when it ends
-    "hooks.may_rest",  # between steps that are not sampled
-    *("tensors.hold", "tensors.identity"),  # of tensors that the compiled pass cannot read, or of large ones
-    *("hooks.held_scale", "hooks.recomputed_by"),  # of what the program asks for; in checkpointing
-    "hooks.found_inf",  # of updates whose outcome only a device has
-    *("collectives.bytes_of", "parallel.has_store", "parallel.meet", "parallel.store"),  # among several processes
-    *("arrays.on_host", "tensors.unchanged"),  # of large matrices; of tensors that have an identity
-    *("tensors.adam", "hooks.holds"),  # of optimizers with two moments; of gradients that no backward has put there
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = {
+    "hooks.at_next_forward": "test_an_adapter_that_fails_when_the_last_step_was_collected",
+    "hooks.may_rest": "test_a_function_that_fails_between_sampled_steps",
+    **dict.fromkeys(
+        (
+            "arrays.on_host",
+            "tensors.adam",
+            "hooks.recomputed_by",
+            "hooks.held_scale",
+            "hooks.found_inf",
+            "hooks.holds",
+            "tensors.unchanged",
+        ),
+        "tests/pytorch/test_failing_adapter.py",
+    ),
+    **dict.fromkeys(
+        ("parallel.has_store", "parallel.meet", "parallel.store", "collectives.bytes_of"),
+        "tests/distributed/test_failing_adapter.py",
+    ),
 }
-"""Functions that the run of this test need not call once it has begun; all others are called, and fail."""
+"""Functions that are called at other times than in attaching and in a step of these models, and the test of each."""
 REPLACED = {"tensors.plain"}
 """Functions whose failure changes no row: tensors are then reduced in the general way, which counts its failures."""
 SETTINGS = EVERYTHING | {
@@ -52,6 +68,8 @@ class Switch:
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
+        self.asked: set[str] = set()
+        """Functions that have been called, failing or not."""
         self.called: set[str] = set()
         """Failing functions that have been called."""
 
@@ -59,6 +77,7 @@ class Switch:
         """``function``, which fails while the switch is on its name."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            self.asked.add(name)
             if name in self.failing:
                 self.called.add(name)
                 raise Injected(name)
@@ -152,7 +171,6 @@ def test_a_function_that_fails_leaves_training_as_it_is(
     of_collectives = [name for name in every if name.startswith("collectives.")]
     fail_in_turn(framework, switch, [name for name in every if name not in of_collectives], SETTINGS)
     fail_in_turn(framework, switch, of_collectives, {"wg_distribution": True, "cc_distribution": {"enable": True}})
-    assert set(every) - switch.called <= UNASKED
     assert len(switch.called) > 40
 
 
@@ -192,3 +210,117 @@ def test_an_adapter_that_fails_when_the_run_ends(framework: Harness, switch: Swi
     switch.failing = set()
     monitor.stop()
     assert framework.picture([model], [optimizer]) == before
+
+
+# Other times than within a step.
+
+
+def three_lines(framework: Harness, model: Module, optimizer: Any) -> Callable[[], None]:
+    """A monitor of the program, which may raise before training begins; the function that ends it."""
+    monitor = None
+    with suppress(Injected):
+        monitor = framework.TrainerMon(SETTINGS | {"cc_distribution": {"enable": True}})
+        monitor.set_monitor(model, 1, optimizer)
+    return (lambda: None) if monitor is None else monitor.stop
+
+
+def callback(framework: Harness, model: Module, optimizer: Any) -> Callable[[], None]:
+    """What a trainer's callback does when training begins."""
+    run = TrainerRun(framework.TrainerMon, SETTINGS | {"cc_distribution": {"enable": True}})
+    run.begin([model], [optimizer])
+    return run.end
+
+
+def program(framework: Harness, model: Module, optimizer: Any) -> Callable[[], None]:
+    """What ``probe run`` does when the optimizer is made: the monitor attaches at the first forward."""
+    package = "torch" if framework.TrainerMon.framework.name == "pytorch" else "mindspore"
+    watch = ScriptWatch(import_module(FINDERS[package]).WATCH._finder)
+    watch.source = lambda: SETTINGS | {"cc_distribution": {"enable": True}}
+    watch.made(optimizer)
+
+    def end() -> None:
+        if (monitor := watcher_of([model])) is not None:
+            monitor.stop()
+
+    return end
+
+
+@pytest.mark.parametrize("front", [three_lines, callback, program])
+def test_a_function_that_fails_while_a_monitor_attaches(
+    framework: Harness, switch: Switch, front: Callable[..., Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However it attaches, each function that is called then in turn: the weights are those of a training without a
+    monitor, and nothing is left behind."""
+    caplog.set_level(logging.CRITICAL, "probe")
+    if front is program and framework.TrainerMon.framework.name not in ("pytorch", "mindspore"):
+        pytest.skip("a framework without a command that starts it")
+    plain_model, _, plain_loop = trained(framework)
+    model, optimizer, loop = trained(framework)
+    step(framework, model, loop)
+    step(framework, plain_model, plain_loop)
+    before = framework.picture([model], [optimizer])
+    three_lines(framework, model, optimizer)()
+    names = sorted(switch.asked & set(functions(framework.TrainerMon.framework)))
+    for name in [*names, "hooks.on_step"]:
+        switch.failing = {name}
+        end = front(framework, model, optimizer)
+        assert step(framework, model, loop) == step(framework, plain_model, plain_loop), name
+        switch.failing = set()
+        end()
+        assert framework.picture([model], [optimizer]) == before, name
+    early = {"prepare", "on_every_step", "hooks.on_step", "groups.ranks_of", "collectives.listen"}
+    assert early & set(functions(framework.TrainerMon.framework)) <= switch.called
+
+
+def test_a_function_that_fails_between_sampled_steps(
+    framework: Harness, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks that are to rest stay: training is as without a monitor, and the failure is counted."""
+    caplog.set_level(logging.CRITICAL, "probe")
+    plain_model, _, plain_loop = trained(framework)
+    model, optimizer, loop = trained(framework)
+    monitor = framework.TrainerMon(SETTINGS | {"step_interval": 4})
+    monitor.set_monitor(model, 1, optimizer)
+    switch.failing = {"hooks.may_rest"}
+    for _ in range(6):
+        assert step(framework, model, loop) == step(framework, plain_model, plain_loop)
+    assert switch.called == switch.failing
+    assert sum(monitor.faults.values()) > 0
+    switch.failing = set()
+    monitor.stop()
+
+
+def test_an_adapter_that_fails_when_the_last_step_was_collected(framework: Harness, switch: Switch) -> None:
+    """Hooks that should go at the next forward stay until stop(); training is as without a monitor."""
+    plain_model, _, plain_loop = trained(framework)
+    model, optimizer, loop = trained(framework)
+    step(framework, model, loop)
+    step(framework, plain_model, plain_loop)
+    before = framework.picture([model], [optimizer])
+    monitor = framework.TrainerMon({"wg_distribution": True, "collect_times": 2})
+    monitor.set_monitor(model, 1, optimizer)
+    switch.failing = {"hooks.at_next_forward"}
+    for _ in range(4):
+        assert step(framework, model, loop) == step(framework, plain_model, plain_loop)
+    assert switch.called == switch.failing
+    assert sum(monitor.faults.values()) > 0
+    switch.failing = set()
+    monitor.stop()
+    step(framework, model, loop)
+    monitor.stop()
+    assert framework.picture([model], [optimizer]) == before
+
+
+def test_no_function_is_left_out(framework: Harness, switch: Switch) -> None:
+    """Each function of the adapter is called while a monitor attaches, or in steps, or another test makes it fail."""
+    model, optimizer, loop = trained(framework)
+    for settings in (SETTINGS, SETTINGS | {"cc_distribution": {"enable": True}}):
+        monitor = framework.TrainerMon(settings)
+        monitor.set_monitor(model, 1, optimizer)
+        monitor.log(loss=framework.tensor(np.ones(1)))
+        for _ in range(3):
+            step(framework, model, loop)
+        monitor.stop()
+    assert set(functions(framework.TrainerMon.framework)) - switch.asked <= set(ELSEWHERE)
+    for where in ELSEWHERE.values():
+        assert where in globals() or (ROOT / where).exists(), where

@@ -12,7 +12,7 @@ import pytest
 
 from tests import user_scripts
 from tests.forks import ForkServer
-from tests.pytorch.run_scripts import ATTACH, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
+from tests.pytorch.run_scripts import ATTACH, CONFIG, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
 from tests.required import require
 
 require("torch")
@@ -155,6 +155,55 @@ def test_what_is_pending_is_written_before_a_sudden_exit(forks: ForkServer, tmp_
     assert done.printed == plain.printed + "4\n"
     assert done.rows == plain.rows
     assert [line.split("; ")[0] for line in done.said] == [line.split("; ")[0] for line in plain.said]
+
+
+def test_a_machine_that_fails_is_not_called_watched(forks: ForkServer, tmp_path: Path) -> None:
+    """The current folder is gone when the monitor attaches: the program trains, and one line says that it is not
+    watched."""
+    gone = "import os, tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n"
+    text = SCRIPTS["a loop"].text
+    plain = ran(forks, tmp_path / "plain", text, watch=False)
+    watched = ran(forks, tmp_path / "watched", gone + text, watch=True, environment={"MONITOR_OUTPUT_DIR": "out"})
+    assert (watched.code, watched.printed) == (0, plain.printed), watched.errors
+    assert "not watched: the machine failed while a monitor attached (set_monitor: FileNotFoundError)" in watched.errors
+    assert " watching " not in watched.errors
+
+
+UNWRITABLE = {
+    "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    "none": "sys.stderr = None",
+    "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
+}
+
+
+@pytest.mark.parametrize("how", UNWRITABLE)
+@pytest.mark.parametrize("config", [CONFIG, {"no key": 1}], ids=["watched", "refused"])
+def test_a_standard_error_that_cannot_be_written_leaves_training_alone(
+    forks: ForkServer, tmp_path: Path, how: str, config: object
+) -> None:
+    """Neither what is reported when a run begins, nor a failure, nor the end of the process depends on it."""
+    text = f"import os, sys\n{UNWRITABLE[how]}\n{SCRIPTS['a loop'].text}sys.stdout.flush()\nos._exit(7)\n"
+    plain = ran(forks, tmp_path / "plain", text, watch=False)
+    watched = ran(forks, tmp_path / "watched", text, watch=True, config=config)
+    assert plain.code == watched.code == 7
+    assert plain.printed == watched.printed != ""
+    assert bool(watched.rows) is (config is CONFIG)
+
+
+def test_a_flush_that_is_interrupted_does_not_hold_up_a_sudden_exit(forks: ForkServer, tmp_path: Path) -> None:
+    """``os._exit`` ends the process with the program's code, whatever a signal handler raises meanwhile."""
+    text = (
+        SCRIPTS["a loop"].text
+        + """
+from probe.core.monitor.trainer_mon import watcher_of
+def interrupted(seconds):
+    raise KeyboardInterrupt
+watcher_of([net]).flush = interrupted
+import os
+os._exit(7)
+"""
+    )
+    assert ran(forks, tmp_path / "interrupted", text, watch=True).code == 7
 
 
 def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:

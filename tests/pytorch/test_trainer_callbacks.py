@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import io
 import logging
 import subprocess
 import sys
@@ -20,8 +22,10 @@ from tests.required import require
 torch = require("torch")
 transformers = require("transformers")
 lightning = require("lightning.pytorch")
+accelerate = require("accelerate")
 
 from probe.pytorch import TrainerMon  # noqa: E402
+from probe.pytorch.callbacks import accelerate as of_accelerate  # noqa: E402
 from probe.pytorch.callbacks import huggingface  # noqa: E402
 from probe.pytorch.callbacks import lightning as of_lightning  # noqa: E402
 
@@ -335,3 +339,43 @@ def test_lightning_finds_the_callback_by_its_entry_point(
     fit([callback])
     assert len(folders()) == 2
     assert [*numbers_of(callback.monitor, "loss")] == [*range(STEPS)]
+
+
+# All of them.
+
+
+def test_a_model_that_accelerate_trains_is_copied_and_saved() -> None:
+    """While the tracker follows its forwards: the copy has a hook without effect."""
+    tracker = of_accelerate.ProbeTracker(CONFIG)
+    accelerator = accelerate.Accelerator(cpu=True, log_with=[tracker])
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    monitor = of_accelerate.watch(accelerator)
+    for step in range(3):
+        accelerator.backward(model(torch.ones(4, 2)).sum())
+        optimizer.step()
+        tracker.log({"loss": step})
+        loaded = io.BytesIO()
+        torch.save(model, loaded)
+        loaded.seek(0)
+        for twin in (copy.deepcopy(model), torch.load(loaded, weights_only=False)):
+            twin.train()(torch.ones(4, 2)).sum().backward()
+    tracker.finish()
+    assert numbers_of(monitor, "loss") == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+class Failing:
+    """Receiver of numbers that fails."""
+
+    def log_ended(self, **_: Any) -> None:
+        raise RuntimeError("of the receiver")
+
+
+def test_what_fails_in_a_callback_is_logged_and_the_trainer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers that cannot be recorded, or that are of another kind than expected."""
+    callback = huggingface.HuggingFaceCallback(Failing())
+    callback.on_log(None, None, None, logs={"loss": 1.0})
+    of_accelerate.ProbeTracker(Failing()).log({"loss": 1.0})
+    of_lightning.LightningCallback(Failing()).on_train_batch_end(None, None, object(), None, 0)
+    assert "of the receiver" in caplog.text
+    assert "callback on_train_batch_end: AttributeError" in caplog.text

@@ -26,30 +26,22 @@ SAMPLED = 2
 Place = tuple[str, str]
 """File below the package, and function."""
 PARTS: tuple[Place, ...] = (
-    ("core/backend/patch.py", "call"),  # a gradient has been accumulated
+    ("pytorch/engines/native.py", "accumulated"),  # a gradient has been accumulated
     ("core/instrumentation/session.py", "_hand_over"),  # the step has ended
     ("core/output/run_output.py", "<lambda>"),  # the delivery thread takes it
 )
 """Functions with which the parts of the walk begin."""
 AROUND: dict[Place, str] = {
-    ("core/backend/patch.py", "call"): "whether the hook still lives",
-    ("core/instrumentation/context.py", "_guarded"): "the guard of every hook",
-    ("core/distributed/whole_tensors.py", "add"): "the order of the steps",
-    ("core/distributed/whole_tensors.py", "advance"): "the order of the steps",
+    ("core/door.py", "attempt"): "the guard of all that others call",
+    ("core/output/global_exchange.py", "write"): "the order of the steps",
 }
 """Functions that only call the next one: their files are no part of the walk."""
 APART: dict[Place, str] = {
-    ("core/instrumentation/context.py", "captured"): "whether kernels are captured",
     ("core/instrumentation/context.py", "backward_began"): "the number of the micro batch",
     ("core/instrumentation/context.py", "__iter__"): "listeners",
-    ("core/instrumentation/overhead.py", "begin"): "the monitor's own time",
-    ("core/instrumentation/overhead.py", "end"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "take"): "the monitor's own time",
-    ("core/instrumentation/overhead.py", "add_device"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "part"): "the monitor's own time",
     ("core/instrumentation/session.py", "_drop"): "the beginning of the next step",
-    ("core/config/schema.py", "statistics"): "the ops that are configured",
-    ("core/distributed/whole_tensors.py", "_batches"): "numbers of other ranks",
     ("core/output/sinks/anomaly.py", "write"): "another sink",
     ("core/output/sinks/overhead.py", "write"): "another sink",
     ("core/monitor/reporting.py", "found"): "alerts and heartbeats",

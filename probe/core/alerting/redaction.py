@@ -31,15 +31,19 @@ _FORMS = tuple(
     (re.compile(pattern.replace("{END}", _END), re.IGNORECASE), replacement)
     for pattern, replacement in (
         (
-            r"(authorization['\"]?\s{0,64}[:=,]\s{0,64}(?:b(?=['\"]))?['\"]?(?:(?:bearer|basic|token)\s{1,64})?)"
-            r"[^\s'\",}]{END}",
+            (
+                r"(authorization['\"]?\s{0,64}[:=,]\s{0,64}(?:b(?=['\"]))?['\"]?(?:(?:bearer|basic|token)\s{1,64})?)"
+                r"[^\s'\",}]{END}"
+            ),
             r"\1" + MASK,
         ),
         (r"\b((?:bearer|basic)\s{1,64})[\w.~+/-]{8,65536}={0,8}", r"\1" + MASK),
         (r"(://)[^\s/'\"<>]{0,8192}@", r"\1" + MASK + "@"),
         (
-            r"([?&](?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth|access[_-]?token)=)"
-            r"[^&\s'\"<>]{END}",
+            (
+                r"([?&](?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth|access[_-]?token)=)"
+                r"[^&\s'\"<>]{END}"
+            ),
             r"\1" + MASK,
         ),
         (
@@ -56,8 +60,7 @@ _FORMS = tuple(
 """Secrets by their form: the header Authorization, ``user:password@``, tokens in queries, and the webhooks of Feishu,
 Slack, Discord, Teams and Telegram. Those of DingTalk and WeCom have their tokens in the query.
 
-Every repetition has a bound: the time for a text is proportional to its length (``tests/core/alerting/test_redaction.py``
-holds it)."""
+Every repetition has a bound, so that the time for a text is proportional to its length; a test holds it."""
 
 
 class Redaction:

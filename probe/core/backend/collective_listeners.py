@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from probe.core.backend.patch import Shared
 from probe.core.backend.protocols import CollectiveListener, Tensor
-from probe.core.door import compiling, count, entrance
+from probe.core.door import compiling, count, passage
 
 Calls = list[tuple[CollectiveListener, Any]]
 """Listeners to one call, each with the object by which it identifies the call."""
@@ -102,7 +102,7 @@ class Handles:
         """Return a method of a handle by which training waits, to replace ``original``."""
 
         @functools.wraps(original)
-        @entrance
+        @passage
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(handle, *args, **kwargs)
             if compiling():

@@ -55,6 +55,10 @@ Guard = Callable[[Callable[..., None]], Callable[..., None]]
 """Function that turns a function into a hook, which never raises and has no effect in steps that are not sampled."""
 
 
+def unheard(*_: object) -> None:
+    """Listen to nothing: a hook that calls only this need not be placed."""
+
+
 class Shard(NamedTuple):
     """Tensor that is one rank's part of a whole, with its coverage, for types that do not show their coverage."""
 
@@ -297,6 +301,9 @@ class Hooks(Protocol):
         self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
     ) -> None:
         """Listen to the gradient of each input *through this module*, other branches left out."""
+
+    def has_compiled(self) -> bool:
+        """Return whether a compiler may run parts of a model in which no hook runs, while hooks of the whole do."""
 
     def may_rest(self) -> bool:
         """Return whether :class:`Restful` hooks may be taken out where no backward runs."""

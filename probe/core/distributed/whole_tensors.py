@@ -101,32 +101,33 @@ class Line:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._places: deque[_Place] = deque()
+        self.places: deque[_Place] = deque()
+        """Places whose turn has not come."""
         self._steps = 0
         """Number of places with a step of the exchange."""
         self._ending = False
 
     def __len__(self) -> int:
         """Number of places whose turn has not come; on any thread."""
-        return len(self._places)
+        return len(self.places)
 
     def add(self, offer: Offer | None, act: Callable[[list[Batch]], None]) -> None:
         """Add a place at the end, and do what is ready."""
-        self._places.append(_Place(offer, act))
+        self.places.append(_Place(offer, act))
         self._steps += offer is not None
         self.advance()
 
     def advance(self) -> None:
         """Do what is ready."""
-        while self._places:
-            offer, act = self._places[0]
+        while self.places:
+            offer, act = self.places[0]
             if offer is not None and offer.result is None and self._steps <= WAITING and not self._ending:
                 return
             try:  # later places have their turn whatever is raised
                 attempt(self._faults, "delivery", act, self._batches(offer))
             finally:
                 self._steps -= offer is not None
-                self._places.popleft()
+                self.places.popleft()
 
     def end(self) -> None:
         """Stop waiting for other ranks; on any thread."""

@@ -21,6 +21,7 @@ from probe.core.backend.protocols import (
     Remove,
     Shard,
     Tensor,
+    unheard,
 )
 from probe.core.config.schema import Settings
 from probe.core.door import StepHook, count
@@ -348,8 +349,7 @@ class Run:
                 before(kind, (args, kwargs))
 
         def ended(outputs: Any) -> None:
-            if after is None:
-                return
+            assert after is not None
             raised = outputs is None and sys.exc_info()[1] is not None
             if not raised and (kind := hooks.forward_kind(root)):
                 after(kind, outputs)
@@ -358,7 +358,8 @@ class Run:
 
         clock, guard = self.clock, partial(self.guard, where)
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
-        return self.idle.keep(hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients))
+        leave = unheard if after is None else ended
+        return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
 
 
 REMEDIES = {

@@ -99,6 +99,11 @@ class Schedule:
     collected: int = 0
     last: int | None = None
     """The step that was sampled last."""
+    finished: bool = False
+    """True if no further step will be sampled."""
+
+    def __post_init__(self) -> None:
+        self.finished = self.collected >= self.collect_times
 
     def samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled."""
@@ -111,10 +116,6 @@ class Schedule:
         if sampled:
             self.last = step
             self.collected += 1
+            self.finished = self.collected >= self.collect_times
         elif self.pace is not None and not self.finished and step >= self.start_step:
             self.pace.skipped += (step - self.start_step) % self.step_interval == 0
-
-    @property
-    def finished(self) -> bool:
-        """True if no further step will be sampled."""
-        return self.collected >= self.collect_times

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -159,8 +158,7 @@ class Session:
             self._place(sources)
             for optimizer in self._run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
-            began, ended = map(self._listening, (self._succession.began, self._succession.ended))
-            self._stack.callback(self._run.framework.on_every_step(began, ended, self.faults))
+            self._stack.callback(self._run.framework.on_every_step(*self._succession.listeners(), self.faults))
             self.forwards.step_ended(self._run.clock.sampled and self._listens)
         except BaseException:
             self._rest()
@@ -193,7 +191,7 @@ class Session:
         return self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def _rest(self) -> None:
-        self._detached = True
+        self._detached = self._succession.over = True
         self._run.clock.sampled = False
 
     def _leave(self) -> None:
@@ -276,16 +274,14 @@ class Session:
         with self._at_work():
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
-            attempt(self.faults, "outcome", self._take_outcome, optimizer, outcome)
+            known = outcome != "unknown" or not self._run.clock.sampled
+            self._updates.take(outcome, None if known else attempt(self.faults, "outcome", self._found, optimizer))
             if self._turns.take(optimizer):
                 attempt(self.faults, "end of step", self._end)
 
-    def _take_outcome(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        self._updates.take(outcome, self._found(optimizer, outcome))
-
-    def _found(self, optimizer: Optimizer, outcome: Outcome) -> Tensor | None:
-        """Return the number on a device that has the outcome, if only the device has it and the step is sampled."""
-        return self._hooks.found_inf(optimizer) if outcome == "unknown" and self._run.clock.sampled else None
+    def _found(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the number on a device that alone has the outcome."""
+        return self._hooks.found_inf(optimizer)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self._run
@@ -409,8 +405,8 @@ class Session:
             self._turns.clear()
             self._succession.step_ended()
             self._parameters.looked = False
-            run.clock.begin(step + 1, False)
             if self._between is not None and not self.settled:
+                run.clock.begin(step + 1, False)
                 attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
@@ -491,20 +487,23 @@ class Session:
         try:
             pending = run.recorder.drain()
             beside = [each.drain() for each in run.collectors.all]
-        finally:
+        except BaseException:
             self._drop()
+            raise
+        self._drop(drained=True)
         self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
             rows, ended = (pending, *beside), outcome or update.update.outcome
             self._output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update))
 
-    def _drop(self) -> None:
+    def _drop(self, drained: bool = False) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""
         for listen in self._run.step_ended.all:
             attempt(self.faults, "end of step", self._forget, listen)
         self._run.clock.updated.clear()
-        self._run.recorder.clear()
+        if not drained:
+            self._run.recorder.clear()
 
     def _forget(self, listen: Callable[[], TextFile | None]) -> None:
         file = listen()
@@ -526,15 +525,3 @@ class Session:
                 remove()
             finally:
                 self._retires = False
-
-    def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Return a function that calls the method ``listen`` until the session detaches. Keep no session
-        alive by it, since the framework has it in a table."""
-        session, method = weakref.ref(self), weakref.WeakMethod(listen)
-
-        def hook(optimizer: Optimizer, *_: object) -> None:
-            here, known = session(), method()
-            if here is not None and known is not None and not here._detached:
-                known(optimizer)
-
-        return hook

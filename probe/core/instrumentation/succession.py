@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from probe.core.backend.protocols import Optimizer
 from probe.core.instrumentation.context import Run
@@ -33,6 +33,8 @@ class Succession:
 
     def __init__(self, run: Run, follow: Callable[[int, Optimizer], None], suspend: Callable[[], None]) -> None:
         self.run, self._follow, self._suspend = run, follow, suspend
+        self.over = False
+        """True once updates are of no interest any more."""
         self.updates, self.updating = 0, False
         """Number of updates of watched optimizers that have ended; True while such an update runs."""
         self._others: WeakSet[Any] = WeakSet()
@@ -45,11 +47,26 @@ class Succession:
         """The most micro batches in any step so far; None before the end of the first."""
         self._warned = False
 
-    def began(self, optimizer: Optimizer, *_: object) -> None:
+    def listeners(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return functions to call before and after each update, until :attr:`over`. They keep nothing alive, since the
+        framework has them in a table."""
+        reference = ref(self)
+
+        def began(optimizer: Optimizer, *_: object) -> None:
+            if (succession := reference()) is not None and not succession.over:
+                succession.began(optimizer)
+
+        def ended(optimizer: Optimizer, *_: object) -> None:
+            if (succession := reference()) is not None and not succession.over:
+                succession.ended(optimizer)
+
+        return began, ended
+
+    def began(self, optimizer: Optimizer) -> None:
         """Note that an optimizer, watched or not, begins to update."""
         self._began[id(optimizer)] = self.updates
 
-    def ended(self, optimizer: Optimizer, *_: object) -> None:
+    def ended(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has updated. If it did so within an update of a watched optimizer or around one, it is
         a part or a wrapper of that optimizer."""
         began, run = self._began.pop(id(optimizer), None), self.run

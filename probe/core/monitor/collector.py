@@ -18,6 +18,7 @@ from probe.core.config.schema import Settings
 from probe.core.control.command_requests import Command
 from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.forward_marks import ForwardMarks
@@ -49,6 +50,8 @@ UNSTEPPED = (
     "no training step was seen: the optimizer passed to set_monitor has taken none; pass the one that trains, after it "
     "is wrapped"
 )
+WHERE = "end of the run"
+"""Place of failures at the end."""
 _log = logging.getLogger("probe")
 
 
@@ -338,7 +341,7 @@ class Collector:
             return
         self._collectives.stop()
         put_back()
-        self._try(self._detach)
+        attempt(self.faults, WHERE, self._detach)
 
     @property
     def ending(self) -> bool:
@@ -364,7 +367,7 @@ class Collector:
             self._close_reporting,
             self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
         ]
-        return [partial(self._try, part) for part in parts]
+        return [partial(attempt, self.faults, WHERE, part) for part in parts]
 
     def _end_session(self, partial_step: bool) -> None:
         """Stop collecting; write the rows of an unfinished step if ``partial_step``."""
@@ -372,7 +375,7 @@ class Collector:
             return
         self._leaving = session
         if partial_step:
-            self._try(session.flush_partial)
+            attempt(self.faults, WHERE, session.flush_partial)
         elif self.run.clock.step == self.first:
             _log.warning(UNSTEPPED)
         self._ended_at = self.run.clock.step
@@ -402,26 +405,19 @@ class Collector:
         if self.session is None or not self.numbers.active:
             self._process_ends("exit", None)
             return
-        self._try(self.session.count_only)
-        self._try(self._collectives.stop)
+        attempt(self.faults, WHERE, self.session.count_only)
+        attempt(self.faults, WHERE, self._collectives.stop)
         if self.output is not None:
-            self._try(self.output.close, False)
-
-    def _try(self, function: Callable[..., object], *args: object) -> None:
-        """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
-        try:
-            function(*args)
-        except Exception as error:  # noqa: BLE001
-            self.faults.note("end of the run", error)
+            attempt(self.faults, WHERE, self.output.close, False)
 
     def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
-        self._try(self.end, cause, error)
+        attempt(self.faults, WHERE, self.end, cause, error)
 
     def _terminated(self) -> None:
         """Write what is pending at a SIGTERM that the process may survive, and send an alert."""
         seconds = self.run.settings.alert.grace_seconds
         self._reporting.ended("sigterm", self.step)
-        self._try(self.flush, seconds)
+        attempt(self.faults, WHERE, self.flush, seconds)
 
     def __del__(self) -> None:
         """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait
@@ -434,11 +430,11 @@ class Collector:
         self.session = None
         with ExitStack() as ending:
             if output is not None:
-                ending.callback(self._try, output.let_go)
-            ending.callback(self._try, self.numbers.let_go)
-            ending.callback(self._try, self._reporting.metrics.close, 0.0)
-            ending.callback(self._try, self._endings.forget)
-            ending.callback(self._try, self._planner.close)
-            ending.callback(self._try, self._collectives.stop)
+                ending.callback(attempt, self.faults, WHERE, output.let_go)
+            ending.callback(attempt, self.faults, WHERE, self.numbers.let_go)
+            ending.callback(attempt, self.faults, WHERE, self._reporting.metrics.close, 0.0)
+            ending.callback(attempt, self.faults, WHERE, self._endings.forget)
+            ending.callback(attempt, self.faults, WHERE, self._planner.close)
+            ending.callback(attempt, self.faults, WHERE, self._collectives.stop)
             if session is not None:
-                ending.callback(self._try, session.detach, True)
+                ending.callback(attempt, self.faults, WHERE, session.detach, True)

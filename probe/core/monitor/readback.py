@@ -35,6 +35,11 @@ def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
     return reduced, unreduced
 
 
+def activations_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
+    """Return activations and their gradients."""
+    return values_of(run, session, "actv"), values_of(run, session, "actv_grad")
+
+
 def values_before_update(run: Run, session: Session) -> Metrics:
     """Return the present gradients of the optimizers that have not updated in this step."""
     now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps, run.faults.note)

@@ -120,7 +120,7 @@ class Reporting:
         return Alarms(sender, self._job, self._rank, first)
 
     def _new_marks(self) -> Progress | None:
-        """Return the progress of this rank, in a file if another process reads it, and see to a watcher on this node."""
+        """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""
         watched = self._settings.run.hang.enable
         if not watched and not is_live(self._settings.formats):
             return None if self._feed is None else Progress(None, self._rank, self._ranks, self._job)

@@ -13,6 +13,7 @@ from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.config.schema import Settings
 from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners
 from probe.core.monitor import attachment
@@ -20,7 +21,7 @@ from probe.core.monitor.collector import CollectiveWatch, Collector
 from probe.core.monitor.legacy import Legacy, main_grad_of
 from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import put_back
-from probe.core.monitor.readback import Metrics, gradients_of, values_of
+from probe.core.monitor.readback import Metrics, activations_of, gradients_of
 from probe.core.monitor.subject import Subject, ranks_of
 from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS
@@ -357,15 +358,13 @@ class Monitor(Legacy):
         """
         if (collector := self._collector) is None or collector.session is None:
             return {}, {}
-        return gradients_of(collector.run, collector.session)
+        return attempt(self._noted, "read", gradients_of, collector.run, collector.session) or ({}, {})
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
         if (collector := self._collector) is None or collector.session is None:
             return {}, {}
-        return values_of(collector.run, collector.session, "actv"), values_of(
-            collector.run, collector.session, "actv_grad"
-        )
+        return attempt(self._noted, "read", activations_of, collector.run, collector.session) or ({}, {})
 
     @property
     def _first(self) -> int:

@@ -231,7 +231,8 @@ def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankD
     own = find(directory, problems)[0]
     beside = find(directory.parent, problems, pattern=directories_of(own.rank))
     run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
-    return [earlier for earlier in run.of(own.rank) if continued or earlier.path != directory]
+    rank = next(each.rank for each in run.directories if each.path == directory)
+    return [earlier for earlier in run.of(rank) if continued or earlier.path != directory]
 
 
 def _begin(rows: PlainRows) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from probe.core.backend.protocols import Block, Tensors
 from probe.core.faults import Faults
-from probe.core.naming import encodable
+from probe.core.messages import writable
 
 MOST_NAMES = 1000
 """Names of numbers in a run at most: each is a curve of its own."""
@@ -74,7 +74,7 @@ class NumberLog:
             if len(self._names) >= MOST_NAMES:
                 self._faults.lost(f"log: numbers of more than {MOST_NAMES} names", 1)
                 return None
-            known = self._names[name] = encodable(str(name))
+            known = self._names[name] = writable(name)
         return known
 
     def _put(self, name: str, value: Any) -> None:

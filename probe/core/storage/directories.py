@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -102,6 +103,14 @@ def find(
         ValueError: if there is no such directory, if it has none of a rank, or if a time cannot be parsed.
     """
     root = place(root)
+    if root.is_file():
+        raise ValueError(
+            message(
+                "{root}: expected the directory in which ranks have written; this is a file: give the directory "
+                "that it is in",
+                root=root,
+            )
+        )
     if not root.is_dir():
         advice = message("give MONITOR_OUTPUT_DIR")
         if not isinstance(root, Path):
@@ -183,10 +192,13 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
 
     A directory of a rank continues the one before it if it begins at a later step; else a new run begins. If all ranks
     have equally many runs, the n-th runs of all ranks belong together, whatever their clocks show; else those that
-    began within an hour of each other.
+    began within an hour of each other. Processes and models without a rank that wrote side by side are one run.
     """
+    directories = [*directories]
+    beside = _beside(directories)
+    apart = {other.path for others in beside.values() for other in others}
     chains: dict[int, list[list[RankDirectory]]] = {}
-    for directory in sorted(directories, key=_in_time):
+    for directory in sorted((each for each in directories if each.path not in apart), key=_in_time):
         own = chains.setdefault(directory.rank, [])
         if own and directory.first_step > own[-1][-1].first_step:
             own[-1][-1] = own[-1][-1]._replace(until=directory.first_step)
@@ -198,9 +210,39 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
         newest, alike = max(own[-1][0].began for own in chains.values()), len({*map(len, chains.values())}) == 1
         taken = [rank for rank, own in chains.items() if alike or newest - own[-1][0].began < TOGETHER]
         last = tuple(directory for rank in taken for directory in chains[rank].pop())
+        last += tuple(other for directory in last for other in beside.get(directory.path, ()))
         found.append(RecordedRun(last, tuple(sorted(_expected(last) - set(taken)))))
         chains = {rank: own for rank, own in chains.items() if own}
     return found[::-1]
+
+
+def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirectory]]:
+    """Return the directories of processes without a launcher, and of further models of a process, that overlap in time
+    with one before: by the path of that, each with a rank of its own. What overlaps is no earlier run."""
+    found: dict[Place, list[RankDirectory]] = {}
+    first, end = None, 0.0
+    in_order = sorted(directories, key=_in_time)
+    highest = in_order[-1].rank if in_order else 0
+    for directory in in_order:
+        if directory.rank or directory.manifest.world_size != 1 or directory.packed is not None:
+            continue
+        if first is None or directory.began >= end:
+            first, end = directory.path, _end(directory)
+            continue
+        others = found.setdefault(first, [])
+        others.append(directory._replace(rank=highest + len(others) + 1))
+        end = max(end, _end(directory))
+    return found
+
+
+def _end(directory: RankDirectory) -> float:
+    """Return the time, in seconds since the epoch, until which a run has written; that of its beginning if it has not
+    ended, as after a kill: times of files change when they are copied."""
+    text = directory.manifest.get("end_time")
+    if isinstance(text, str):
+        with suppress(ValueError):
+            return max(parsed_time(text), directory.began)
+    return directory.began
 
 
 def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from probe.core.histogram import HISTOGRAM
+from probe.core.messages import encodable
 from probe.core.moments import MOMENTS, OPS
-from probe.core.naming import encodable, row_name
+from probe.core.naming import row_name
 from probe.core.records import Array, Batch, Coverage, Key, Update
 from probe.core.storage.manifest import MOST_RANKS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from probe.core.naming import encodable
+from probe.core.messages import encodable
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, record_earlier, runs
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import PARQUET

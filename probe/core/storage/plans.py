@@ -96,17 +96,26 @@ def _plans(directories: Sequence[RankDirectory]) -> _Plans | None:
     changes: list[tuple[int, str]] = []
     end = 0
     for manifest in (directory.manifest for directory in directories):
-        listed = [change for change in manifest.changes if "optimizer" not in change]
-        named = all(isinstance(change.get("plan"), str) and isinstance(change.get("step"), int) for change in listed)
-        if manifest.control is None or not named:
+        listed = _listed(manifest)
+        if manifest.control is None or listed is None:
             return None
         trimmed = len(manifest.changes) > MOST_CHANGES
-        first = manifest.first_step or 0
-        begins = [] if trimmed else [(first, REST)]
-        for step, name in [*begins, *((int(str(change["step"])), str(change["plan"])) for change in listed)]:
+        for step, name in [*([] if trimmed else [(manifest.first_step or 0, REST)]), *listed]:
             changes = [*(change for change in changes if change[0] < step), (step, name)]  # a run resumed goes back
         end = _end(manifest, changes)
     return _Plans(tuple(changes), end)
+
+
+def _listed(manifest: Manifest) -> list[tuple[int, str]] | None:
+    """Return the steps and names of the plans among the changes; None if one has no name."""
+    listed: list[tuple[int, str]] = []
+    for change in manifest.changes:
+        step, name = change.get("step"), change.get("plan")
+        if isinstance(step, int) and isinstance(name, str):
+            listed.append((step, name))
+        elif "optimizer" not in change:
+            return None
+    return listed
 
 
 def _end(manifest: Manifest, changes: Sequence[tuple[int, str]]) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 
 
 def _prepare() -> None:
@@ -10,12 +11,11 @@ def _prepare() -> None:
     try:
         from probe.launch.preparation import prepare
     except ImportError:  # the package is not on the path of this interpreter: it is beside this file
+        sys.modules.pop("probe", None)  # a folder of this name, such as a clone, that is no package
         root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
         sys.path.append(root)
         try:
             from probe.launch.preparation import prepare
-        except ImportError:
-            return
         finally:
             sys.path.remove(root)
     prepare(os.environ)
@@ -25,13 +25,9 @@ _own = sys.modules.pop("sitecustomize", None)
 try:
     _prepare()
 except Exception as error:  # the program runs all the same
-    try:  # to the file itself: what stays in a buffer fails again when the process ends
-        os.write(
-            2,
-            f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n".encode(errors="backslashreplace"),
-        )
-    except OSError:  # nobody can read it
-        pass
+    line = f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n"
+    with suppress(OSError):  # to the file itself: what stays in a buffer fails again when the process ends
+        os.write(2, line.encode(errors="backslashreplace"))
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - the one that this file hides
 except ImportError as missing:

@@ -9,7 +9,7 @@ import torch
 
 from probe.core.backend.collective_listeners import Calls, abandoned, ended
 from probe.core.backend.protocols import CollectiveListener
-from probe.core.door import compiling, entrance
+from probe.core.door import compiling, passage
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
@@ -48,7 +48,7 @@ def listening(packet: Any) -> Callable[..., Any]:
     arguments = [argument.name for argument in packet.default._schema.arguments]
     at_once = "_dtensor" in str(packet)
 
-    @entrance
+    @passage
     def operator(*args: Any, **kwargs: Any) -> Any:
         if compiling() or not listeners.wanted():
             return original(*args, **kwargs)
@@ -97,7 +97,7 @@ def _abandon(address: int) -> None:
 
 
 def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @entrance
+    @passage
     def wait(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         if not compiling() and _in_flight:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from probe.core.backend.collective_listeners import Handles, Transfer
-from probe.core.door import compiling, entrance
+from probe.core.door import compiling, passage
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
@@ -82,7 +82,7 @@ def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[
     original = getattr(dist.ProcessGroup, name)
 
     @functools.wraps(original)
-    @entrance
+    @passage
     def transfer(group: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not listeners.wanted():
             return original(group, *args, **kwargs)
@@ -149,7 +149,7 @@ def _time(work: Any, calls: list[Any]) -> None:
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    @entrance
+    @passage
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(group, *args, **kwargs)
         if not compiling() and listeners.wanted():
@@ -161,7 +161,7 @@ def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    @entrance
+    @passage
     def end(group: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling():
             return original(group, *args, **kwargs)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from probe.core.backend.protocols import Guard, Remove
-from probe.core.door import compiling, entrance, replace
+from probe.core.door import compiling, passage, replace
 from probe.pytorch.dtensor import add
 from probe.pytorch.engines.engine import Engine, Listen, Parameter
 from probe.pytorch.hook_handles import on_accumulated, on_own
@@ -112,7 +112,7 @@ class Stored:
         original = self._stored.to_unsharded
 
         @functools.wraps(original)
-        @entrance
+        @passage
         def to_unsharded() -> None:
             original()
             if compiling():

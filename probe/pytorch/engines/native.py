@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -191,9 +192,12 @@ class Steps:
         found = getattr(self._optimizer, "found_inf", None)
         if found is None:
             return "applied"
-        if isinstance(found, torch.Tensor) and found.device.type != "cpu":
+        if not isinstance(found, torch.Tensor):
+            return "skipped" if found else "applied"
+        if found.device.type != "cpu" or found.dtype is not torch.float32:
             return "unknown"
-        return "skipped" if float(found) else "applied"
+        # a reading of memory, no operation of torch: also in steps that are not sampled
+        return "skipped" if ctypes.c_float.from_address(found.data_ptr()).value else "applied"
 
     def _running(self) -> int:
         """Return the number of calls of this optimizer's ``step`` on the stack.

@@ -99,7 +99,8 @@ class LimitSettings(Section):
     waiting: Annotated[Integer, ranges.Ge(1), ranges.Le(10_000)] = 100
     """Most actions that wait; the answer to further alerts is status 503, after which Alertmanager sends them again."""
     history: Annotated[Integer, ranges.Ge(100), ranges.Le(10_000_000)] = 100_000
-    """Most entries of the history; beyond that the oldest are removed, those without an action first."""
+    """Most entries of the history; beyond that the oldest are removed, those without an action and refused ones first.
+    Those that the limits of the last hour count stay."""
     same_alert_seconds: Annotated[Number, ranges.Ge(0)] = 300.0
     """Time after an action in which an alert that fires anew does not have it again: two Alertmanagers, fed by two
     Prometheus, differ in its beginning. If it still fires then, it has the action when Alertmanager repeats it."""

@@ -227,7 +227,7 @@ class RunBoard:
             self._full_until = now + FULL_SECONDS
 
     def _forget_silent(self, jobs: Iterable[JobView], state: Liveness) -> None:
-        """Forget the processes of ``jobs`` in a state that were heard of first, those of a launch together."""
+        """Forget the processes of ``jobs`` in a state with the oldest last messages, those of a launch together."""
         dead = sorted(
             (rank for job in jobs for rank in job.of(state)),
             key=lambda rank: (rank.received, rank.origin.job, rank.origin.launch),

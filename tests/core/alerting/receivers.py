@@ -68,6 +68,23 @@ class Receiver:
         return f"{self.scheme}://localhost:{self.port}{path}"
 
 
+class Choosy(Receiver):
+    """Receiver that refuses each message with the word ``poison`` in it."""
+
+    def __init__(self, refusal: Answer) -> None:
+        super().__init__()
+        self.refusal, self.accepted = refusal, list[Request]()
+
+    def answer(self, request: Request) -> Answer:
+        if "poison" in json.dumps(request.body):
+            return self.refusal
+        self.accepted.append(request)
+        return ACCEPTED
+
+    def has(self, key: str) -> bool:
+        return any(f"Spike of {key}" in json.dumps(request.body) for request in self.accepted)
+
+
 @contextmanager
 def serving(receiver: Receiver, certificate: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
     """Serve on a port that the system chooses."""

@@ -33,6 +33,7 @@ from tests.core.alerting.receivers import (
     text_of,
     wait_for,
 )
+from tests.interrupts import interrupt
 from tests.required import require
 
 require("httpx")
@@ -378,11 +379,12 @@ def test_without_a_thread_a_flush_sends(monkeypatch: pytest.MonkeyPatch) -> None
 class Interrupting(Receiver):
     """A receiver that answers once the wait of the main thread has been interrupted as Ctrl-C does."""
 
-    interrupted = threading.Event()
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.interrupted = threading.Event(), threading.Event()
 
     def answer(self, request: object) -> Answer:
-        if not self.interrupted.is_set():
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.asked.set()
         self.interrupted.wait()
         return ACCEPTED
 
@@ -392,9 +394,8 @@ def test_an_interrupted_close_is_finished_by_the_next() -> None:
     with serving(Interrupting()) as receiver:
         alerts, faults = alerts_to([http(receiver.url())], group=5.0)
         alerts.send(alert("loss"))
-        with pytest.raises(KeyboardInterrupt):
-            alerts.close(60)
-        Interrupting.interrupted.set()
+        interrupt(lambda: alerts.close(60), receiver.asked.is_set)
+        receiver.interrupted.set()
         assert alerts.close(60)
         assert alerts.close(60)
         assert titles(receiver) == [["Spike of loss"]]

@@ -18,8 +18,8 @@ from probe.core.times import utc_text
 from tests.core.alerting.receivers import (
     ACCEPTED,
     Answer,
+    Choosy,
     Receiver,
-    Request,
     alert,
     alerts_to,
     serving,
@@ -37,23 +37,6 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts that follow each other soon."""
     monkeypatch.setattr(outlet, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(outlet, "LONGEST_PAUSE", 0.1)
-
-
-class Choosy(Receiver):
-    """Receiver that refuses each message with the word ``poison`` in it."""
-
-    def __init__(self, refusal: Answer) -> None:
-        super().__init__()
-        self.refusal, self.accepted = refusal, list[Request]()
-
-    def answer(self, request: Request) -> Answer:
-        if "poison" in json.dumps(request.body):
-            return self.refusal
-        self.accepted.append(request)
-        return ACCEPTED
-
-    def has(self, key: str) -> bool:
-        return any(f"Spike of {key}" in json.dumps(request.body) for request in self.accepted)
 
 
 REFUSALS: list[tuple[str, Answer]] = [
@@ -111,9 +94,8 @@ def test_a_time_that_is_none_becomes_the_present_one(time_: Any, tmp_path: Path)
         alerts.send(alert("next"))
         assert alerts.close(60)
         assert len(receiver.requests) == 3
-        assert [abs(json.loads(line)["time"] - time.time()) < 300 for line in lines.read_text().splitlines()] == [
-            True
-        ] * 2
+        times = [json.loads(line)["time"] for line in lines.read_text().splitlines()]
+        assert [abs(sent - time.time()) < 300 for sent in times] == [True, True]
         assert faults.counts == {}
 
 

@@ -256,7 +256,7 @@ class SharingRank(Rank):
         self.faults, self.taken, self.number = Faults(), Taken(), 0
         settings, content = load(json.loads(path.read_text())), path.read_bytes()
         groups: Any = Place(rank, ranks)
-        self.control: Any = follow(path, settings, content, 0, groups, self.faults, lambda _: AHEAD)  # type: ignore[arg-type]
+        self.control: Any = follow(path, settings, content, 0, groups, self.faults, lambda _: AHEAD)
         self._left = 0
 
     def next_step(self) -> None:

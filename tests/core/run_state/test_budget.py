@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from probe.core.run_state.budget import Budget, Stretches, stretches
+from probe.core.run_state.budget import Budget, OwnBudget, Stretches, promise_of, stretches
 from probe.core.run_state.progress_file import BUCKETS, PROGRESS_SINCE, RUNNING, UNIT_BITS, ProgressRow, bucket_of
 
 FLOOR, STARTUP = 60.0, 1800.0
@@ -119,3 +119,45 @@ def test_a_promise_replaces_the_budget() -> None:
     assert judge.left(row(1000, shorter), past, int(1006e9)) == pytest.approx(-1)
     assert judge.left(row(1000, longer | PROGRESS_SINCE), past, int(1400e9)) == pytest.approx(100)
     assert judge.left(row(1000, shorter | PROGRESS_SINCE), past, int(1006e9)) == pytest.approx(54)
+
+
+class Paced:
+    """Progress whose clock the test sets."""
+
+    def __init__(self) -> None:
+        self.at, self.steps, self.histogram = 0.0, 0, [0] * BUCKETS
+
+    def step(self, after: float) -> None:
+        self.histogram[bucket_of(int(after * 1e9) >> UNIT_BITS)] += 1
+        self.at += after
+        self.steps += 1
+
+    def row(self) -> ProgressRow:
+        return ProgressRow(self.steps, int(self.at * 1e9), 0, "step", RUNNING)
+
+    def counts(self, phase: str) -> list[int]:
+        return self.histogram
+
+
+def test_a_rank_that_judges_itself_learns_from_a_standstill_but_little() -> None:
+    """A pause of a thousand seconds that was over the budget raises it to one and a half times that, not to three."""
+    progress = Paced()
+    own = OwnBudget(progress, Budget(FLOOR, STARTUP))
+    for _ in range(50):
+        progress.step(1.0)
+    assert own.look(int(progress.at * 1e9))[1] == pytest.approx(FLOOR)
+    assert own.look(int((progress.at + 900) * 1e9))[1] == pytest.approx(FLOOR - 900)
+    progress.step(1000.0)
+    assert own.look(int(progress.at * 1e9))[1] == pytest.approx(1500)
+
+
+def test_time_before_a_judge_began_does_not_count() -> None:
+    """As for a tracker that is started long after its process."""
+    own = OwnBudget(Paced(), Budget(FLOOR, FLOOR), since=int(500e9))
+    assert own.look(int(510e9))[1] == pytest.approx(FLOOR - 10)
+
+
+@pytest.mark.parametrize(("left", "promise"), [(-3.0, 0.0), (0.0, 0.0), (59.2, 60.0)])
+def test_a_promise_has_whole_seconds(left: float, promise: float) -> None:
+    """And is never negative."""
+    assert promise_of(left) == promise

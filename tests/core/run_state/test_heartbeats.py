@@ -20,9 +20,14 @@ import pytest
 
 from probe.core.faults import Faults
 from probe.core.run_state import heartbeats
+from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.heartbeat_messages import flattened, launch_name
 from probe.core.run_state.heartbeat_spool import HeartbeatSpool
 from probe.core.run_state.heartbeats import Heartbeats
+from tests.interrupts import interrupt
+from tests.matrix import numpy_harness
+from tests.matrix.harness import train_step
+from tests.matrix.models import X, tiny_net
 from tests.required import require
 from tests.services.server_process import Served, serving, wait_for
 
@@ -337,16 +342,14 @@ def test_an_interrupted_close_is_finished_by_the_next(tmp_path: Path) -> None:
     """Ctrl-C while a server is waited for: a further close keeps the messages, each once."""
     accepted = threading.Event()
 
-    def interrupt() -> None:
+    def accept() -> None:
         silent.accept()
         accepted.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        threading.Thread(target=interrupt, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         with client(f"http://127.0.0.1:{silent.getsockname()[1]}", "kept", spool=tmp_path / "spool") as (sender, _):
-            with pytest.raises(KeyboardInterrupt):
-                sender.close(LONG)
+            interrupt(lambda: sender.close(LONG), accepted.is_set)
             sender.close(0)
             sender.close(0)
     assert accepted.is_set()
@@ -458,3 +461,62 @@ def test_faults_are_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> 
         sender.send("progress", {})
         wait_for(lambda: faults.counts.get("heartbeats: ConnectionError", 0) >= 3)
     assert len([record for record in caplog.records if "heartbeats" in record.getMessage()]) == 1
+
+
+def test_phases_and_promises_reach_the_server(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each heartbeat promises what is left of the rank's budget: little between steps, all of a first evaluation, and
+    what the program announces, whatever its texts are."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("PROBE_SERVER_TOKEN", TOKEN)
+    hang = {"floor_seconds": 5, "startup_seconds": 500}
+    model = tiny_net(numpy_harness)
+    optimizer = numpy_harness.optimizer("momentum", model, lr=0.1, momentum=0.9)
+    loop = numpy_harness.loop(model, optimizer)
+    settings = {"format": "csv", "run": {"job": "phases", "server": server.address, "hang": hang}}
+    monitor = numpy_harness.TrainerMon({"wg_distribution": True, **settings})
+    monitor.set_monitor(model, 1, optimizer)
+
+    def sent(kind: str, **values: str) -> list[float]:
+        rows = [row for row in server.stored("phases") if row["kind"] == kind]
+        return [row["promise"] for row in rows if values.items() <= row["values"].items()]
+
+    for _ in range(4):
+        monitor.log(loss=1.0)
+        train_step(loop, numpy_harness.tensor(X))
+    assert monitor.flush(60)
+    assert all(promise < 500 for promise in wait_for(lambda: sent("train_metrics"))[1:])
+    with monitor.phase("evaluation"):
+        assert 490 < wait_for(lambda: sent("progress", phase="evaluation"))[0] < 510
+        monitor.promise(3600)
+        wait_for(lambda: [promise for promise in sent("progress", phase="evaluation") if 3590 < promise < 3610])
+    with monitor.phase("split-\udcff"):
+        wait_for(lambda: sent("progress", phase="split-\\udcff"))
+    monitor.promise("an hour")
+    monitor.promise(float("nan"))
+    assert monitor.faults == {"promise: ValueError": 1}
+    monitor.stop()
+
+
+def test_the_message_of_an_exception_is_sent(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the last line of a traceback that is longer than a text may be."""
+    monkeypatch.setenv("PROBE_SERVER_TOKEN", TOKEN)
+
+    def failing(depth: int) -> None:
+        if not depth:
+            raise RuntimeError("device-side assert in layer 17")
+        failing(depth - 1) if depth % 2 else _through(failing, depth - 1)
+
+    feed = HeartbeatFeed(server.address, "failing", 0, 1, Faults(), tmp_path)
+    try:
+        failing(100)
+    except RuntimeError as error:
+        feed.failed(error)
+    feed.close(60)
+    (text,) = [row["values"]["text"] for row in server.stored("failing") if row["kind"] == "exception"]
+    assert text.startswith("Traceback")
+    assert text.rstrip().endswith("RuntimeError: device-side assert in layer 17")
+    assert "characters left out" in text
+
+
+def _through(function: Callable[[int], None], depth: int) -> None:
+    function(depth)

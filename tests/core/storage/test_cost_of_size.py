@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -158,6 +159,7 @@ def test_the_numbers_of_ranks_that_an_address_asks_for_cost_nothing(tmp_path: Pa
         tracemalloc.stop()
     asked = (7, 1_000_000, 2_000_002, 1_000_001, 2_000_001)
     assert [rank in choice for rank in asked] == [True, True, True, False, False]
+    assert [*islice(RankChoice("5,900000-1000000,2-4,3"), 6)] == [2, 3, 4, 5, 900_000, 900_001]
 
 
 @pytest.mark.parametrize("text", ["a", "3-", "1-2-3", ",".join(f"{n}-{n}" for n in range(1000))])

@@ -333,3 +333,28 @@ def test_a_directory_begins_with_the_first_row_of_its_first_files(tmp_path: Path
     for name, step in (("grad_reduced_0-9", 4), ("param_origin_0-9", 3), ("grad_reduced_10-19", 10)):
         (tmp_path / f"{name}.csv").write_text(f"vpp_stage,name,step,norm\n0,w,{step},1.0\n", encoding="utf-8")
     assert first_step(tmp_path) == 3
+
+
+def test_what_overlaps_in_time_is_no_earlier_run(tmp_path: Path) -> None:
+    """Processes that a program starts without a launcher, and models of one process, are ranks of one run; one that
+    began after the end of another is a later run."""
+    ended = {"end_time": "2025-12-03T12:00:00+0800"}
+    for time in ("Dec03_10-00-00", "Dec03_10-00-00", "Dec03_11-30-00"):
+        directory(tmp_path, 0, time, **ended)
+    problems = Problems()
+    run = last_run(tmp_path, problems)
+    assert hours(run) == [(0, "10"), (1, "10"), (2, "11")]
+    assert problems.lines() == []
+    assert values(tmp_path, rank=2) == dict.fromkeys(range(5), 11.0)
+    directory(tmp_path, 0, "Dec03_12-00-00", end_time="2025-12-03T13:00:00+0800")
+    assert hours(last_run(tmp_path, Problems())) == [(0, "12")]
+
+
+def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
+    """It is there, so that it is not sought elsewhere."""
+    file = tmp_path / "actv_0-9.csv"
+    file.write_text("vpp_stage,name,step,norm\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give the directory"
+    ):
+        find(file, Problems())

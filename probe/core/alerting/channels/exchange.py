@@ -27,8 +27,8 @@ MOST_SHOWN = 200
 
 
 Refusal = Literal["none", "refused", "final"]
-"""What a failure says about the message: nothing, since the receiver gave no answer or asks for a pause; that it was not
-accepted, perhaps only now; that it never will be, as its content is wrong."""
+"""Meaning of a failure for the message: none, since the receiver gave no answer or asks for a pause; that it was
+not accepted, perhaps only now; that it never will be, as its content is wrong."""
 NEVER = (400, 413, 415, 422)
 """Statuses of HTTP by which a message is refused for good (RFC 9110, 15.5)."""
 LATER = (408, 425, 429, 502, 503, 504)

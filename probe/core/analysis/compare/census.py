@@ -30,8 +30,8 @@ class CountedRows(NamedTuple):
     steps: dict[int, int]
     """Steps, as A counts, with the number of rows."""
     sizes: dict[str, tuple[float, float]]
-    """Of gradients the names, each with the sums over rows of the squares of its root mean square, and of the largest
-    of all names in the same step of the rank."""
+    """Names of gradients, each with two sums over its rows: of the squares of its root mean square, and of those of the
+    largest of all names in the same step of the rank."""
 
 
 class Wanted(NamedTuple):
@@ -159,11 +159,15 @@ FROM (SELECT name, step, dtype FROM {view} AS f JOIN ranks AS r ON r.{letter} = 
       WHERE step BETWEEN {first} AND {last})
 GROUP BY GROUPING SETS ((name, dtype), (step))
 """
-_SIZES = """
-SELECT name, sum(rms * rms), sum(largest * largest) FROM (
-    SELECT name, rms, max(rms) OVER (PARTITION BY rank, step) AS largest FROM (
-        SELECT name, rank, step, norm / sqrt(greatest(elements(shape), 1)) AS rms
-        FROM {view} AS f JOIN ranks AS r ON r.{letter} = f.rank WHERE step BETWEEN {first} AND {last})
-    WHERE isfinite(rms))
-WHERE name IS NOT NULL GROUP BY name
+_RMS = """
+SELECT * FROM (
+    SELECT name, rank, step, norm / sqrt(greatest(elements(shape), 1)) AS rms
+    FROM {view} AS f JOIN ranks AS r ON r.{letter} = f.rank WHERE step BETWEEN {first} AND {last})
+WHERE isfinite(rms)
 """
+_SIZES = f"""
+SELECT name, sum(rms * rms), sum(largest * largest)
+FROM ({_RMS}) JOIN (SELECT rank, step, max(rms) AS largest FROM ({_RMS}) GROUP BY ALL) USING (rank, step)
+WHERE name IS NOT NULL GROUP BY name
+"""  # noqa: S608 - our own words
+"""The rows are read twice: a window over them would hold all of them at a time."""

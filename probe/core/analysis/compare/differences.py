@@ -210,7 +210,7 @@ def measure(
         differences = PieceDifferences(rows, signals if duplicated else ())
         jumps.start(differences.connection)
         found = {signal: _measured(differences, signal, bins) for signal in signals}
-        jumped = [] if duplicated else jumps.jumps(differences)
+        jumped = [] if duplicated else jumps.jumps(rows)
     return MeasuredPiece(found, jumped), done[0]
 
 
@@ -221,10 +221,8 @@ def _measured(differences: PieceDifferences, signal: str, bins: Bins) -> Measure
         flows = signal in jumps.FLOWS
         more = (f"{differences.flow(signal)} AS flow", "a.elements AS elements") if flows else ()
         pairs = differences.pairs(signal, first, last, *more)
-        if flows:  # they are read twice
-            connection.execute(f"CREATE OR REPLACE TEMP TABLE paired AS {pairs}")
-            pairs = "FROM paired"
-            jumps.add(differences, signal)
+        if flows:
+            pairs = jumps.add(connection, signal, pairs)
         connection.execute(_MEASURE.format(pairs=pairs, first=bins.first, width=bins.width))
     return MeasuredSignal(*(connection.execute(query).fetchnumpy() for query in (_BY_STEP, _BY_NAME)))
 

@@ -6,16 +6,13 @@ inputs, parameters and gradients that agree it computes numbers that agree, to a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from probe.core.analysis.compare.piece_rows import positions
+from probe.core.analysis.compare.piece_rows import PieceRows, positions
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import Position, position
 from probe.core.storage.duckdb_reader import Connection, fill
-
-if TYPE_CHECKING:
-    from probe.core.analysis.compare.differences import PieceDifferences
 
 FORWARD, BACKWARD, PARAMETERS = "actv", "actv_grad", "param_origin"
 FLOWS = frozenset({FORWARD, BACKWARD, PARAMETERS})
@@ -29,6 +26,9 @@ LEAST: dict[str, float] = {"float64": 2e-5, "float32": 2e-5, "float16": 0.02, "b
 healthy pairs of a small GPT over 40 steps, where inputs agree, was below 1e-5 in float32, and 0.013 in bfloat16."""
 MEASURED = frozenset({"norm", "mean", "std", "min", "max"})
 """Ops by which tensors are compared here: those whose differences are in parts of the tensor's size."""
+AT_ONCE = 20_000
+"""Rows that are judged at a time."""
+_LAST_STEP = 1 << 62
 MOST = 20
 """Modules that are named."""
 
@@ -68,9 +68,12 @@ def start(connection: Connection) -> None:
     connection.execute(_FLOWS)
 
 
-def add(differences: PieceDifferences, signal: str) -> None:
-    """Add the rows of a signal, which are paired in the table ``paired``."""
-    differences.connection.execute(_ADD, [signal])
+def add(connection: Connection, signal: str, pairs: str) -> str:
+    """Add the rows of a signal that the query ``pairs`` pairs; return SQL that reads these again."""
+    connection.execute(_PAIRED.format(pairs=pairs))
+    connection.execute(_NAMES, {"signal": signal})
+    connection.execute(_ADD, {"signal": signal})
+    return "FROM paired"
 
 
 def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
@@ -79,24 +82,44 @@ def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
     return f"greatest(0, {', '.join(own)}) * {relative!r}" if own else "0"
 
 
-def jumps(differences: PieceDifferences) -> list[Jump]:
+def jumps(rows: PieceRows) -> list[Jump]:
     """Return the first jumps of a piece, those of the first step, micro step and signal that has some."""
-    connection, pairing = differences.connection, differences.pairing
+    connection, pairing = rows.connection, rows.pairing
     _list_owners(connection)
     known = PARAMETERS in pairing.signals
     if not known and not pairing.begins:
         return []
-    condition = "true" if known else f"step = {pairing.steps[0]}"
-    query = _JUMPS.format(condition=condition, least=pairing.jump, factor=FACTOR, digits=DIGITS)
-    found: list[Jump] = []
+    last = _LAST_STEP if known else pairing.steps[0]
+    connection.execute("DROP TABLE IF EXISTS paired")
+    for steps in _spans(connection, pairing.jump, last):
+        query = _JUMPS.format(first=steps[0], last=steps[1], least=pairing.jump, factor=FACTOR, digits=DIGITS)
+        if found := connection.execute(query).fetchall():
+            return first_of(_located(rows, found))
+    return []
+
+
+def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of as many steps with a large difference as are read at a time."""
+    first = before = held = -1
+    for step, number in connection.execute(_STEPS, {"least": least, "last": last}).fetchall():
+        if held > 0 and held + number > AT_ONCE:
+            yield first, before
+            held = -1
+        first, held = (step, number) if held < 0 else (first, held + number)
+        before = step
+    if held > 0:
+        yield first, before
+
+
+def _located(rows: PieceRows, found: Iterable[tuple[Any, ...]]) -> Iterator[Jump]:
+    """Yield jumps with their positions in the order of execution."""
     places: dict[tuple[str, int, int], dict[tuple[int, str, int, int], int]] = {}
-    for signal, rank, step, micro, call, stage, module, before, after, own in connection.execute(query).fetchall():
+    for signal, rank, step, micro, call, stage, module, before, after, own in found:
         of_step = signal, step, rank
         if of_step not in places:
-            places[of_step] = positions(differences.rows.a, signal, step, rank)
+            places[of_step] = positions(rows.a, signal, step, rank)
         at = places[of_step].get((stage, own, micro, call), len(places[of_step]))
-        found.append(Jump(module, signal, step, micro, rank, call, before, after, at))
-    return first_of(found)
+        yield Jump(module, signal, step, micro, rank, call, before, after, at)
 
 
 def first_of(found: Iterable[Jump]) -> list[Jump]:
@@ -107,9 +130,9 @@ def first_of(found: Iterable[Jump]) -> list[Jump]:
 
 def _list_owners(connection: Connection) -> None:
     """Make the table of parameters with the modules that they are of, those around these included."""
-    names = connection.execute("SELECT DISTINCT own FROM flows WHERE signal = ?", [PARAMETERS]).fetchall()
-    pairs = [(name, module) for (name,) in names for module in _modules_of(name or "")]
-    fill(connection, "owners", {"own": "VARCHAR", "module": "VARCHAR"}, pairs)
+    names = connection.execute("SELECT id, own FROM flow_names WHERE signal = ?", [PARAMETERS]).fetchall()
+    pairs = [(number, module) for number, name in names for module in _modules_of(name)]
+    fill(connection, "owners", {"id": "INTEGER", "module": "VARCHAR"}, pairs)
 
 
 def _modules_of(name: str) -> list[str]:
@@ -118,45 +141,59 @@ def _modules_of(name: str) -> list[str]:
 
 
 _FLOWS = """
-CREATE OR REPLACE TEMP TABLE flows (signal VARCHAR, rank INTEGER, step BIGINT, micro_step INTEGER, call INTEGER,
-    stage INTEGER, own VARCHAR, elements DOUBLE, flow DOUBLE)
+CREATE OR REPLACE TEMP TABLE flow_names (id INTEGER, signal VARCHAR, own VARCHAR);
+CREATE OR REPLACE TEMP TABLE flows (id INTEGER, rank INTEGER, step BIGINT, micro_step INTEGER, call INTEGER,
+    stage INTEGER, is_scalar BOOLEAN, flow FLOAT)
+"""
+_PAIRED = """
+CREATE OR REPLACE TEMP TABLE paired AS
+SELECT rank, step, micro_step, call, stage, coalesce(own, '') AS own, in_a, in_b, idle, excess, elements, flow
+FROM ({pairs})
+"""
+_NAMES = """
+INSERT INTO flow_names SELECT (SELECT count(*) FROM flow_names) + row_number() OVER (ORDER BY own), $signal, own
+FROM (SELECT DISTINCT own FROM paired WHERE own NOT IN (SELECT own FROM flow_names WHERE signal = $signal))
 """
 _ADD = """
-INSERT INTO flows SELECT ?, rank, step, micro_step, call, stage, coalesce(own, ''), elements, flow
-FROM paired WHERE in_a AND in_b
+INSERT INTO flows SELECT n.id, rank, step, micro_step, call, stage, elements <= 1, flow
+FROM paired AS p JOIN flow_names AS n ON n.own = p.own AND n.signal = $signal WHERE in_a AND in_b
+"""
+_STEPS = """
+SELECT step, count(*) FROM flows WHERE step <= $last GROUP BY step
+HAVING count(*) FILTER (flow >= $least AND isfinite(flow)) > 0 ORDER BY step
 """
 _PART = r"^(?:(.*)\.)?(input|output)(?:_\d+)?(?:\.call\d+)?$"
 _JUMPS = f"""
 WITH parts AS (
-    SELECT signal, rank, step, micro_step, call, stage, regexp_extract(own, '{_PART}', 1, 's') AS module,
-        regexp_extract(own, '{_PART}', 2, 's') AS side, own, elements, flow
-    FROM flows WHERE signal <> '{PARAMETERS}'),
+    SELECT id, signal, own, regexp_extract(own, '{_PART}', 1, 's') AS module,
+        regexp_extract(own, '{_PART}', 2, 's') AS side
+    FROM flow_names WHERE signal <> '{PARAMETERS}'),
+chosen AS (SELECT * FROM flows WHERE step BETWEEN {{first}} AND {{last}}),
 sides AS (
     SELECT signal, rank, step, micro_step, call, stage, module, side, max(flow) AS flow,
-        arg_max(own, flow) AS own, max(elements) AS elements
-    FROM parts WHERE side <> '' GROUP BY ALL),
+        arg_max(own, flow) AS own, bool_and(is_scalar) AS is_scalar
+    FROM chosen JOIN parts USING (id) WHERE side <> '' GROUP BY ALL),
 parameters AS (
-    SELECT rank, step, stage, module, max(flow) AS flow
-    FROM flows JOIN owners USING (own) WHERE signal = '{PARAMETERS}' GROUP BY ALL),
+    SELECT rank, step, stage, module, max(flow) AS flow FROM chosen JOIN owners USING (id) GROUP BY ALL),
 inputs AS (SELECT * FROM sides WHERE signal = '{FORWARD}' AND side = 'input'),
 outputs AS (SELECT * FROM sides WHERE signal = '{FORWARD}' AND side = 'output'),
 output_gradients AS (SELECT * FROM sides WHERE signal = '{BACKWARD}' AND side = 'output'),
 input_gradients AS (SELECT * FROM sides WHERE signal = '{BACKWARD}' AND side = 'input'),
 found AS (
     SELECT o.signal, rank, step, micro_step, call, stage, module,
-        greatest(i.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.elements
+        greatest(i.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.is_scalar
     FROM inputs AS i JOIN outputs AS o USING (rank, step, micro_step, call, stage, module)
         LEFT JOIN parameters AS p USING (rank, step, stage, module)
     UNION ALL
     SELECT o.signal, rank, step, micro_step, call, stage, module,
-        greatest(g.flow, i.flow, f.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.elements
+        greatest(g.flow, i.flow, f.flow, coalesce(p.flow, 0)) AS before, o.flow AS after, o.own, o.is_scalar
     FROM output_gradients AS g JOIN input_gradients AS o USING (rank, step, micro_step, call, stage, module)
         JOIN inputs AS i USING (rank, step, micro_step, call, stage, module)
         JOIN outputs AS f USING (rank, step, micro_step, call, stage, module)
         LEFT JOIN parameters AS p USING (rank, step, stage, module)),
 jumps AS (
     SELECT * FROM found
-    WHERE {{condition}} AND elements > 1 AND isfinite(before) AND isfinite(after)
+    WHERE NOT is_scalar AND isfinite(before) AND isfinite(after)
         AND after >= {{least}} AND after >= {{factor}} * greatest(before, {{digits}}))
 SELECT signal, rank, step, micro_step, call, stage, module, before, after, own FROM jumps
 WHERE (step, micro_step, signal) = (SELECT min((step, micro_step, signal)) FROM jumps)

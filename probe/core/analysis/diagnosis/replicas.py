@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import Located
@@ -13,7 +12,7 @@ from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
-from probe.core.rules.replica import CHANGES, AnomalyReplica, odd_ones, replicated
+from probe.core.rules.replica import CHANGES, AnomalyReplica, Split, odd_ones, replicated
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, NAME, PART_SQL, STEP, key_of
 from probe.core.storage.sql import literal, quoted
@@ -191,8 +190,8 @@ class ReplicaComparison:
                 new = Difference(signal, step, key, part, {}, begun[group].until)
                 place = vpp_stage, name, micro_step, call, part
                 difference = found.setdefault(group, {}).setdefault(place, new)
-                held = {op: nan if cell is None else float(cell) for op, cell in zip(numbers, cells, strict=True)}
-                difference.rows[rank] = held
+                pairs = zip(numbers, cells, strict=True)
+                difference.rows[rank] = {op: float(cell) for op, cell in pairs if cell is not None}
         return {group: list(own.values()) for group, own in found.items()}
 
     def _at(self, signal: str, view: str, numbers: Sequence[str], groups: Sequence[int]) -> str:
@@ -283,9 +282,18 @@ def _differ(ops: Sequence[str]) -> str:
     return f"{finite} AND ({apart})" if ops else "false"
 
 
+def _split(rows: Mapping[int, Mapping[str, float]]) -> Split | None:
+    """Disagreement in the numbers that all ranks have, else in one that some ranks lack, among the others."""
+    if split := odd_ones(rows, TOLERANCE):
+        return split
+    every = dict.fromkeys(op for row in rows.values() for op in row)
+    parts = ({rank: {op: row[op]} for rank, row in rows.items() if op in row} for op in every)
+    return next((split for part in parts if (split := odd_ones(part, TOLERANCE))), None)
+
+
 def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
     """Findings for each rank that differs from the majority; for all ranks if there is none."""
-    split = odd_ones(difference.rows, TOLERANCE)
+    split = _split(difference.rows)
     if split is None:
         return
     for rank, value in zip(split.ranks, split.values, strict=True):

@@ -58,8 +58,8 @@ def activations(run: Run) -> Iterator[None]:
 def _end_step(run: Run, listeners: Collection[ActivationListener]) -> None:
     run.forwards.clear()
     ran = [listener.forget() for listener in listeners]
-    # hooks of the whole model are outside of a compiled graph: they run in any case
-    ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
+    if run.framework.hooks.has_compiled():  # hooks of the whole model are outside the graph: they run in any case
+        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
         note_unseen(run, "activations")
 

@@ -46,7 +46,7 @@ def stacks(run: Run) -> Iterator[None]:
 def _end_step(run: Run, found: _Found, inner: bool) -> TextFile | None:
     """Count a step in which nothing ran, or nothing but the whole model: its hooks are outside a compiled graph."""
     file = found.file()
-    if file is None or (inner and not found.inner):
+    if file is None or (inner and not found.inner and run.framework.hooks.has_compiled()):
         note_unseen(run, "stack_info")
     return None if file is None or found.written else file
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.messages import encodable
 from probe.core.moments import OPS
-from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, encodable, row_name
+from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, row_name
 from probe.core.output.metrics.catalogue import (
     DROPPED,
     FACTORS,

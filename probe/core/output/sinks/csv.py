@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import FileIO
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from probe.core.storage.layout import (
     CALL,
     CSV,
     STEP,
+    TableName,
     candidates,
     cells_of,
     columns_of,
@@ -104,7 +105,8 @@ class CsvSink:
         segment_last, segment = self._segments.get(batch.signal, (None, Path()))
         if segment_last == last:
             yield last, segment
-        for name in candidates(batch.signal, first, last, batch.step, CSV):
+        yield last, self._directory / str(TableName(batch.signal, first, last, 0, CSV))
+        for name in islice(candidates(batch.signal, first, last, batch.step, CSV), 1, None):
             yield last, self._directory / str(name)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.naming import encodable
+from probe.core.messages import encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
 from probe.core.storage.layout import CALL, FORM, MICRO_STEP, NAME, STAGE, cells_of, ops_of

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Remove, Shard
-from probe.core.door import compiling, entrance, replace
+from probe.core.door import compiling, passage, replace
 from probe.core.records import Coverage
 from probe.pytorch.engines.engine import Listen, Parameter
 from probe.pytorch.engines.megatron.groups import here, is_a, tensor_ranks
@@ -180,7 +180,7 @@ def _listen_to_reductions() -> Iterator[Undo]:
     inherited = buckets.start_grad_sync
 
     @functools.wraps(inherited)
-    @entrance
+    @passage
     def start_grad_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         # with a handle, the reduction has begun, and this call does nothing
         if not compiling() and self.grad_reduce_handle is None:
