@@ -39,7 +39,6 @@ REPLACEMENTS: dict[str, str] = {
 """Files that replace functions by others than an ``Around`` or a function marked beside the call, with the reason."""
 GUARDS: set[str] = {
     "core/backend/collective_listeners.py: attempt",
-    "core/monitor/collector.py: _try",
     "core/worker.py: _attempt",
 }
 """Functions that guard another one as :func:`probe.core.door.attempt` does; to be removed, none to be added."""
