@@ -162,12 +162,12 @@ def test_an_empty_cell_is_no_nan_in_a_tracker(tmp_path: Path) -> None:
 def test_an_empty_cell_is_no_difference_between_replicas(tmp_path: Path) -> None:
     """The rank whose number differs is named, by the numbers that others have."""
     for rank in range(4):
-        norms = [2.0 if (rank, step) == (2, 4) else 1.0 for step in range(6)]
+        norms = [9.0 + step if (rank, step) == (2, 7) else 1.0 + step for step in range(9)]
         rows = [("w", step, norm, None if rank == 1 else 0.0, 1.0) for step, norm in enumerate(norms)]
         rows += [("v", step, None if rank == 1 else norm, 0.0, 1.0) for step, norm in enumerate(norms)]
         write(tmp_path, {"param_origin": rows}, rank=rank)
     found = [located.finding for located, _ in analyse(tmp_path).findings() if located.finding.rule == "AnomalyReplica"]
     assert {(finding.key.name, finding.rank, finding.step, finding.op) for finding in found} == {
-        ("w", 2, 4, "norm"),
-        ("v", 2, 4, "norm"),
+        ("w", 2, 7, "norm"),
+        ("v", 2, 7, "norm"),
     }
