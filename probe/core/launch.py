@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 CHOSEN = "PROBE_LAUNCH"
 """Environment variable that replaces all others."""
+WATCHED = "PROBE_RUN_ID"
+"""Environment variable that ``probe run`` gives all processes of a program."""
 VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "MS_SCHED_HOST", "MS_SCHED_PORT"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MLP_TASK_ID"),

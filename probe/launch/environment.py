@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 CONFIG = "PROBE_CONFIG"
 """Variable with the path of the configuration; ``default`` for :data:`DEFAULTS`. Processes without it are left
 alone."""
+WATCHED = "PROBE_RUN_ID"
+"""Variable with the identity of the program: that of ``probe.core.launch``, which not every process is to import."""
 SWITCH = "PROBE_RUN"
 """Variable that is 0 where nothing is to be watched."""
 DEFAULT = "default"
@@ -33,7 +36,8 @@ def watched(environ: Mapping[str, str], config: Path | None) -> dict[str, str]:
     others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
     paths = [str(SITE), *(each for each in others if each != str(SITE))]
     chosen = environ.get(CONFIG, DEFAULT) if config is None else str(config.resolve())
-    return {**environ, CONFIG: chosen, _PATH: os.pathsep.join(paths)}
+    identity = environ.get(WATCHED) or f"{time.time_ns():x}"
+    return {**environ, CONFIG: chosen, WATCHED: identity, _PATH: os.pathsep.join(paths)}
 
 
 def is_watched(environ: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from probe.cli.run import flags
+from probe.core.launch import WATCHED
 from probe.launch.environment import SITE, watched
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,7 @@ def test_the_environment_is_the_users_with_ours_first() -> None:
     assert once["PYTHONPATH"].split(os.pathsep) == [str(SITE), "a"]
     assert once["B"] == "c"
     assert watched(once, None) == once
+    assert once[WATCHED] != watched({}, None)[WATCHED]
     inner = watched(watched({}, Path("outer.json")), None)
     assert inner["PROBE_CONFIG"] == str(Path("outer.json").resolve())
     assert watched(inner, Path("inner.json"))["PROBE_CONFIG"] == str(Path("inner.json").resolve())

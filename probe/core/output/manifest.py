@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from probe import __version__
 from probe.core.control.status import followed
 from probe.core.instrumentation.context import Run
+from probe.core.launch import WATCHED
 from probe.core.naming import Name
 from probe.core.output.resume import Resumed
 from probe.core.storage import run_directory
@@ -98,6 +100,7 @@ def described(run: Run, attached: Attached) -> dict[str, object]:
     known = RunDescription(
         probe=__version__,
         host=socket.gethostname(),
+        program=os.environ.get(WATCHED, ""),
         framework=run.framework.name,
         framework_version=run.framework.version,
         rank=attached.rank,

@@ -218,20 +218,24 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
 
 def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirectory]]:
     """Return the directories of processes without a launcher, and of further models of a process, that overlap in time
-    with one before: by the path of that, each with a rank of its own. What overlaps is no earlier run."""
+    with one before: by the path of that, each with a rank of its own. What overlaps is no earlier run. A process that
+    has not ended, or was killed, overlaps with later ones of the same program under ``probe run``."""
     found: dict[Place, list[RankDirectory]] = {}
-    first, end = None, 0.0
+    first, end, open_programs = None, 0.0, set[str]()
     in_order = sorted(directories, key=_in_time)
     highest = in_order[-1].rank if in_order else 0
     for directory in in_order:
         if directory.rank or directory.manifest.world_size != 1 or directory.packed is not None:
             continue
-        if first is None or directory.began >= end:
-            first, end = directory.path, _end(directory)
+        program, ended = directory.manifest.program, directory.manifest.get("end_time") is not None
+        if first is None or (directory.began >= end and program not in open_programs):
+            first, end, open_programs = directory.path, _end(directory), set() if ended or not program else {program}
             continue
         others = found.setdefault(first, [])
         others.append(directory._replace(rank=highest + len(others) + 1))
         end = max(end, _end(directory))
+        if program and not ended:
+            open_programs.add(program)
     return found
 
 

@@ -38,6 +38,8 @@ class RunDescription(TypedDict):
     probe: str
     host: str
     """Name of the machine."""
+    program: str
+    """Identity that ``probe run`` gives all processes of a program; empty without it."""
     framework: str
     framework_version: str
     rank: int
@@ -84,6 +86,8 @@ class Manifest(dict[str, Any]):
     """The pipeline stage; 0 if unknown."""
     host: str = _of("host", "")
     """Name of the machine; empty if unknown."""
+    program: str = _of("program", "")
+    """Identity of the program under ``probe run``; empty without it."""
     attachment: int = _of("run", 0)
     """Number of the run among those of a process."""
     start_time: str | None = _of("start_time")
@@ -163,6 +167,7 @@ _FIELDS = {
     "first_step": _WHOLE,
     "last_step": _WHOLE,
     "host": _Field("the name of a machine", lambda value: isinstance(value, str)),
+    "program": _Field("the identity of a program", lambda value: isinstance(value, str)),
     "pp_stage": _WHOLE,
     "groups": _Field("ranks by the name of a group", _is_groups),
     "config": _Field("a configuration", lambda value: isinstance(value, Mapping)),

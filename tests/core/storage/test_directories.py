@@ -350,6 +350,15 @@ def test_what_overlaps_in_time_is_no_earlier_run(tmp_path: Path) -> None:
     assert hours(last_run(tmp_path, Problems())) == [(0, "12")]
 
 
+def test_processes_of_one_watched_program_that_have_not_ended_are_one_run(tmp_path: Path) -> None:
+    """Where ``probe run`` names the program, a process that goes on or was killed is no earlier run of it."""
+    for time in ("Dec03_10-00-00", "Dec03_10-00-07"):
+        directory(tmp_path, 0, time, program="18f")
+    assert hours(last_run(tmp_path, Problems())) == [(0, "10"), (1, "10")]
+    directory(tmp_path, 0, "Dec03_11-00-00", program="190")
+    assert hours(last_run(tmp_path, Problems())) == [(0, "11")]
+
+
 def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
     """It is there, so that it is not sought elsewhere."""
     file = tmp_path / "actv_0-9.csv"
