@@ -57,6 +57,7 @@ def watcher() -> Iterator[Watcher]:
 def test_it_is_called_while_the_database_can_be_written(watcher: Watcher, tmp_path: Path) -> None:
     """Again and again; not while the disk is full; again after that. The address is in no message."""
     (tmp_path / "address").write_text(watcher.address + "\n")
+    (tmp_path / "address").chmod(0o600)
     options = ("--dead-man-file", str(tmp_path / "address"), "--dead-man-seconds", "0.1")
     with serving(tmp_path / "server.sqlite", *options) as server:
         wait_for(lambda: len(watcher.paths) >= 2, server.process)

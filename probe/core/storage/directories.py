@@ -103,15 +103,15 @@ def find(
         ValueError: if there is no such directory, if it has none of a rank, or if a time cannot be parsed.
     """
     root = place(root)
-    if root.is_file():
-        raise ValueError(
-            message(
-                "{root}: expected the directory in which ranks have written; this is a file: give the directory "
-                "that it is in",
-                root=root,
-            )
-        )
     if not root.is_dir():
+        if root.is_file():
+            raise ValueError(
+                message(
+                    "{root}: expected the directory in which ranks have written; this is a file: give the directory "
+                    "that it is in",
+                    root=root,
+                )
+            )
         advice = message("give MONITOR_OUTPUT_DIR")
         if not isinstance(root, Path):
             advice = message("nothing is listed there: check the bucket")

@@ -160,7 +160,8 @@ def opened(actions: Any) -> list[str]:
     recording = True
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if recording and event in ("open", "os.listdir", "os.scandir"):
+        twice = event == "open" and arguments[1] is None  # os.open, by which ``open`` opens with an opener
+        if recording and event in ("open", "os.listdir", "os.scandir") and not twice:
             seen.append(str(arguments[0]))
 
     sys.addaudithook(hook)
@@ -315,7 +316,12 @@ def asked(root: Path) -> tuple[list[str], int]:
         stats += event == "c_call" and function is os.stat
 
     hooked = [True]
-    sys.addaudithook(lambda event, about: opened.append(str(about[0])) if hooked and event == "open" else None)
+
+    def hook(event: str, about: tuple[Any, ...]) -> None:
+        if hooked and event == "open" and about[1] is not None:  # of the two of ``open`` with an opener, the first
+            opened.append(str(about[0]))
+
+    sys.addaudithook(hook)
     sys.setprofile(observe)
     try:
         run = last_run(root, Problems())

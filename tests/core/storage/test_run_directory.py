@@ -78,5 +78,5 @@ def test_the_time_in_a_name_is_read_in_the_language_in_which_it_is_written(tmp_p
 @pytest.mark.parametrize("text", ["Dez03_21-34-40", "Dec3_21-34-40x", ""])
 def test_another_text_is_no_time_of_a_folder(text: str) -> None:
     """As a user might write it for --time-start."""
-    with pytest.raises(ValueError, match=r"month|format"):
+    with pytest.raises(ValueError, match=r"month|format|unconverted"):
         parsed_stamp(text, 2025)
