@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation("core/distributed/replicas.py", "mixed = (mixed ^ bits) * MIX", "mixed = (mixed | bits) * MIX", "test_rules_replica.py core/test_global_stats.py core/distributed/test_global_stats.py test_wholes.py test_whole_tensors.py"),
     Mutation("core/distributed/whole_tensors.py", "if self._taken - self._done > MOST_BYTES:", "if self._taken + self._done > MOST_BYTES:", "test_wholes.py test_whole_tensors.py core/test_global_stats.py core/distributed/test_global_stats.py"),
     # instrumentation
-    Mutation("core/instrumentation/schedule.py", "return self.collected >= self.collect_times", "return self.collected > self.collect_times", "test_schedule.py", "not pytorch and not mindspore"),
+    Mutation("core/instrumentation/schedule.py", "self.collected += 1\n            self.finished = self.collected >= self.collect_times", "self.collected += 1\n            self.finished = self.collected > self.collect_times", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "(step - self.start_step) % self.step_interval:", "step % self.step_interval:", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "return -(-max(needed, self._least) // self._least) * self._least", "return max(needed, self._least)", "test_pace.py test_sampling_pace.py"),
     Mutation("core/instrumentation/schedule.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),

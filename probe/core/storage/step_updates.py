@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
+from pathlib import Path
 from typing import Any
 
 from probe.core.records import Outcome, Update
@@ -65,7 +66,12 @@ def _lines(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]
     path, bad = directory.path / COSTS, 0
     if not path.is_file():
         return
-    with opened(path) as file:
+    try:
+        file = opened(path)
+    except OSError as error:
+        rows.problems.add(path, f"{error}; the updates of steps are unknown")
+        return
+    with file:
         while line := file.readline(LONGEST_LINE):
             try:
                 cells = json.loads(line)
@@ -81,14 +87,19 @@ def _lines(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]
 
 def _packed(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]:
     root, connection = directory.path.parent, getattr(rows, "connection", None)
-    if connection is None or not (root / PACKED_COSTS).is_file():
+    if connection is None or (isinstance(root, Path) and not (root / PACKED_COSTS).is_file()):
         return
     positions = packed_index(root).directories["position"]
     place = directory.rank, int(positions[0 if directory.packed is None else directory.packed])
     source = f"read_parquet({literal(pattern_of(root / PACKED_COSTS))})"
     cursor = connection.cursor()
     try:
-        cursor.execute(f"SELECT * FROM {source} WHERE rank = ? AND directory = ? ORDER BY step", place)  # noqa: S608
+        try:
+            cursor.execute(f"SELECT * FROM {source} WHERE rank = ? AND directory = ? ORDER BY step", place)  # noqa: S608
+        except Exception:  # in object storage, where asking first would take a request, there may be none
+            if (root / PACKED_COSTS).is_file():
+                raise
+            return
         names = [column[0] for column in cursor.description]
         while some := cursor.fetchmany(FETCHED):
             yield from (dict(zip(names, cells, strict=True)) for cells in some)
