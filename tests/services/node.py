@@ -55,7 +55,8 @@ class Node:
                 "settings": FAST | settings,
             }
             command = [*before, sys.executable, "-m", program, json.dumps(specification), json.dumps(script)]
-            self.ranks.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the watcher is a module of the tests
+            self.ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True))
 
     def signal(self, name: str) -> None:
         (self.signals / name).touch()
