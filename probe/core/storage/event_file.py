@@ -26,12 +26,13 @@ _PREFIX = "events.out.tfevents."
 
 
 def file_name(time: float) -> str:
-    """Return a name that no other file has; TensorBoard reads the files of a directory in the order of their names.
+    """Return a name that no other file has; TensorBoard reads the files of a directory in the order of their names, so
+    that numbers within a second have the same length.
 
     Args:
         time: time of the first event, in seconds since the epoch.
     """
-    return f"{_PREFIX}{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+    return f"{_PREFIX}{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
 
 
 def is_event_file(name: str) -> bool:
