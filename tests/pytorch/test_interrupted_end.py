@@ -41,6 +41,8 @@ class Trained:
     """A model that was watched for ``STEPS`` steps, and its monitor."""
 
     def __init__(self) -> None:
+        self.before = set(threading.enumerate())
+        """Threads of earlier tests."""
         self.model = TinyNet()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.monitor = TrainerMon(CONFIG)
@@ -54,7 +56,8 @@ class Trained:
         """What a complete end does not leave."""
         hooks = [dict(part._forward_hooks) | dict(part._forward_pre_hooks) for part in self.model.modules()]
         directory = Path(str(self.monitor.output_directory))
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("probe")]
+        begun = [thread.name for thread in threading.enumerate() if thread not in self.before]
+        threads = [name for name in begun if name.startswith("probe")]
         return {
             "hooks": sum(map(len, hooks)) + len(self.optimizer._optimizer_step_post_hooks),
             "threads": threads,
