@@ -98,7 +98,7 @@ class Clock:
 
     def _begin_forward(self, whole: bool, pipeline: int | None) -> int:
         self._whole = whole
-        for latest in (None, -1):  # frameworks may not tell backwards apart
+        for latest in (None, -1):  # frameworks may not distinguish backwards
             self._reached.pop(latest, None)
         if pipeline is not None:
             self.micro_step = self._passed.get(pipeline, 0)
