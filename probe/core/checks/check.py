@@ -1,0 +1,62 @@
+"""Contract of a check: a fact that holds in every meaningful training loop, or a change of what has held in this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from probe.core.checks.update_facts import Array, UpdateFacts
+
+Grade = Literal["critical", "warning", "note"]
+"""How sure a check is that training is harmed: a ``note`` is about what legitimate programs do, too."""
+CheckClass = Literal["fact", "change", "unusual"]
+
+
+class CheckFinding(NamedTuple):
+    """What a check has found. It is found once, until what it is about has ended."""
+
+    check: str
+    """Name of the check, such as ``stale-gradient``: the kind of the finding."""
+    grade: Grade
+    where: tuple[str, ...]
+    """Parameters or modules that it is about; empty for the whole loop."""
+    step: int
+    """Step at which it was found."""
+    since: int
+    """First step at which it was so."""
+    text: str
+    """One sentence."""
+    evidence: Mapping[str, float]
+    """Up to three numbers, by name."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that it is about; empty for the one that judged."""
+
+
+class JudgedUpdate(NamedTuple):
+    """An update whose numbers have arrived on the host."""
+
+    facts: UpdateFacts
+    gradients: Array
+    """Norm and sum of each gradient, see :class:`probe.core.checks.update_facts.Gradients`; empty if they could not be
+    read."""
+
+
+class Check(Protocol):
+    """Judge of every update of a run, which remembers earlier ones. It never sees a framework."""
+
+    name: ClassVar[str]
+    kind: ClassVar[CheckClass]
+    title: ClassVar[str]
+    """Two to four words."""
+    source: ClassVar[str]
+    """Public report of the fault, by link."""
+    sees: ClassVar[str]
+    """What it sees through, and its cost: one clause."""
+    remedy: ClassVar[str]
+    """What to do: one sentence."""
+
+    def judge(self, update: JudgedUpdate) -> Iterable[CheckFinding]:
+        """Return the findings with this update. Called once an update, in their order, always from one thread."""
+
+    def missing(self) -> str | None:
+        """Return why nothing could be judged so far, as a clause; None if something was judged."""

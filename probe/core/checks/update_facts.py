@@ -1,0 +1,87 @@
+"""Facts of one update, as the sentinel sees them at every step, sampled or not: what checks judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.records import Outcome
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Gradients(NamedTuple):
+    """Gradients that one update applies, a row for each parameter of the optimizer, before they were clipped."""
+
+    there: Mask
+    """Parameters that have a gradient."""
+    again: Mask
+    """Gradients that still hold what the last update of this optimizer has applied, with a later backward added: nothing
+    has cleared them in between. False where there is no gradient."""
+    untouched: Mask
+    """Gradients that are exactly those of the last update: the same object, which nothing has written since."""
+    read: Callable[[], Array] | None
+    """Function that waits for the norm and the sum of each gradient, ``parameters x 2`` in float64, unscaled, NaN in
+    both where there is none; None if they could not be read. Norms of a shard are those of this rank's part."""
+
+
+class Values(NamedTuple):
+    """Parameters of which a part was looked at around this update: those of the rota, or all if they are small."""
+
+    looked: npt.NDArray[np.int64]
+    """Positions among the parameters of the optimizer."""
+    moved: Mask
+    """For each of these, whether the update has changed any of its numbers."""
+    written: Mask
+    """For each of these, whether its numbers differ from those after the last update; False if they are not known."""
+    seen_write: Mask
+    """For each of these, whether an operation of the framework has written it since the last update."""
+    known: Mask
+    """For each of these, whether its numbers after the last update are known, so that ``written`` says something."""
+
+
+class UpdateFacts(NamedTuple):
+    """What was seen between the last update of one optimizer and this one, which has ended."""
+
+    step: int
+    optimizer: int
+    """Number of the optimizer among those that are watched."""
+    names: tuple[str, ...]
+    """Names of its parameters in the model; an empty one for a parameter that no watched model has. The same object as
+    long as the parameters are the same."""
+    outcome: Outcome
+    rates: tuple[float, ...]
+    """Learning rate of each of its groups at the update; NaN where it is not known on the host."""
+    gradients: Gradients
+    values: Values | None
+    """None if no parameter was looked at."""
+    backwards: int
+    """Outermost backwards since its last update that reached its parameters."""
+    training: bool | None
+    """Whether the model was in training mode at the latest of these; None if there was none."""
+    scaled: bool
+    """True if the total norm was computed to clip these gradients while they still had the factor of a loss scaler."""
+    reduced: bool | None
+    """Whether the wrapper that averages gradients over ranks did so in the latest backward; None without a wrapper."""
+    around: bool
+    """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before it."""
+    clip: float
+    """Factor by which the gradients were clipped, 1 if they were not; NaN if it is not known on the host."""
+    strangers: tuple[str, ...]
+    """Parameters of the models that have a gradient and are in no optimizer of the run."""
+    replaced: tuple[str, ...]
+    """Parameters that the optimizer holds, that were in the model, and in whose place the model has others."""
+    trainable: Mask
+    """Parameters that require a gradient."""
+    state_steps: int | None
+    """Steps that the optimizer's state has counted before this update; None if it counts none."""
+    ties: tuple[tuple[str, ...], ...]
+    """Names in the models that stand for one parameter now."""
+    dtypes: Mapping[str, str]
+    """Dtype of the output of each module that was seen, by name; empty if none was."""
+    loss: float = float("nan")
+    """Sum of the roots of its backwards: the loss, if it is known on the host; NaN otherwise."""
