@@ -6,7 +6,7 @@ core depends on a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -170,6 +170,10 @@ class StepListener(Listener, Protocol):
     @property
     def sampled(self) -> bool:
         """True if the step in progress is sampled."""
+
+    @property
+    def reads_gradients(self) -> bool:
+        """True if gradients are read in the step in progress, sampled or not."""
 
 
 class Hooks(Protocol):
@@ -500,6 +504,62 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+class TrainingLoop(Protocol):
+    """What a training loop does between two updates. All of it is called in steps that are not sampled, too; nothing
+    waits for a device, and nothing is kept alive."""
+
+    def on_backward(
+        self,
+        began: Callable[[Tensor | None, Collection[int]], None],
+        ended: Callable[[], None],
+        faults: FaultCounter,
+    ) -> Remove:
+        """Call ``began`` before each backward that runs in no other, with its root if that is a loss (one element, no
+        gradient passed in) and the identities of the inputs that were asked for; ``ended`` after it."""
+
+    def on_total_norm(
+        self, measured: Callable[[Sequence[Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+    ) -> Remove:
+        """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the
+        factor by which gradients are then multiplied, NaN if only a device knows it."""
+
+    def scale_of(self, root: Tensor) -> Tensor | None:
+        """Return the factor by which a scaler has multiplied a loss, if one has."""
+
+    def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
+        """Return the gradient that each parameter holds now."""
+
+    def versions(self, tensors: Sequence[Tensor | None]) -> Sequence[int]:
+        """Return a number for each tensor that every write by an operation changes; -1 for None."""
+
+    def reference(self, tensor: Tensor) -> Callable[[], object]:
+        """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""
+
+    def stored(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
+        """Return the numbers of each parameter that this process holds now, not differentiated."""
+
+    def sizes(self, parameters: Sequence[Parameter]) -> tuple[int, ...]:
+        """Return the number of elements of each parameter that this process holds."""
+
+    def requires(self, parameters: Sequence[Parameter]) -> Sequence[bool]:
+        """Return which parameters require a gradient."""
+
+    def training(self, models: Sequence[Module]) -> bool:
+        """Return whether any of ``models`` is in training mode."""
+
+    def rates(self, optimizer: Optimizer) -> tuple[float, ...]:
+        """Return the learning rate of each group; NaN where only a device knows it."""
+
+    def counted(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> int | None:
+        """Return the number of steps in the optimizer's state; None if none is counted."""
+
+    def ties(self, model: Module) -> tuple[tuple[str, ...], ...]:
+        """Return the names that stand for one parameter, for each parameter with several."""
+
+    def reduces(self, models: Sequence[Module]) -> bool | None:
+        """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without one."""
+
+
 def _no_step(_began: Callable[..., None], _ended: Callable[..., None], _faults: FaultCounter) -> Remove:
     """Listen to nothing: no optimizer of the process is visible."""
     return lambda: None
@@ -518,6 +578,8 @@ class FrameworkAdapter(NamedTuple):
     parallel: Parallel = single_process
     arrays: Arrays | None = None
     """None if only moments can be computed."""
+    loop: TrainingLoop | None = None
+    """None if what happens between updates cannot be seen in steps that are not sampled."""
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
     """Function that is called once with the settings when a monitor attaches; the function it returns is called at
     stop."""

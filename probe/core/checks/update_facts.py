@@ -85,3 +85,7 @@ class UpdateFacts(NamedTuple):
     """Dtype of the output of each module that was seen, by name; empty if none was."""
     loss: float = float("nan")
     """Sum of the roots of its backwards: the loss, if it is known on the host; NaN otherwise."""
+    loss_seen: bool = False
+    """True if a root was seen, so that :attr:`loss` is its value."""
+    sizes: tuple[int, ...] = ()
+    """Number of elements of each parameter that this process holds; empty if it is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from probe.core.backend.protocols import Optimizer, Parameter
@@ -31,6 +31,8 @@ class Parameters:
         """The hooks of each parameter."""
         self._names = TargetNames(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
+        self._every: dict[int, Watched] = {}
+        self._others: tuple[str, ...] = ()
         self._watched: list[Watched] = []
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}
@@ -120,6 +122,7 @@ class Parameters:
                 if self._run.selection.watches(watched):
                     self._watched.append(watched)
                     self._waiting.append(watched)
+        self._every = dict(self._known)
 
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
         """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced
@@ -131,6 +134,7 @@ class Parameters:
                 continue
             if identity in owned:
                 self._replaced[identity] = known.full
+                self._others = (*self._others, known.full)
             if not replaced:
                 ended.append(known.name)
             self._names.release(self._known.pop(identity))
@@ -139,12 +143,29 @@ class Parameters:
         self._watched = [each for each in self._watched if id(each.thing) in self._known]
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
+    @property
+    def every(self) -> Mapping[int, Watched]:
+        """Every parameter of the models as of the last search, watched or not, by identity; the same object until a
+        search finds others."""
+        return self._every
+
+    @property
+    def structure(self) -> object:
+        """What the models consist of, as of the last search; the same object until a search finds something else."""
+        return self._structure
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Parameters of the optimizers in whose place the models have others."""
+        return self._others
+
     def hand_over(self, optimizer: Optimizer) -> None:
         """Stop watching ``optimizer``; the next search assigns the parameters again."""
         self._owned.pop(id(optimizer), None)
         self._census, self.looked = [], False
         self._strange = False
         self._replaced.clear()
+        self._others = ()
 
     def _share_out(self) -> None:
         """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""

@@ -40,6 +40,16 @@ class RunListener(Protocol):
         """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
 
 
+class UpdateListener(Protocol):
+    """Listener to every update of the watched optimizers, sampled or not."""
+
+    def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
+
+    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
+        """Receive the outcome of its update."""
+
+
 class Session:
     """One monitored run between attaching and detaching.
 
@@ -63,6 +73,7 @@ class Session:
         self.settled = False
         """True if ``between`` need not be called: nothing can change what is collected."""
         self._run_state: RunListener | None = None
+        self._sentinel: UpdateListener | None = None
         self._turns = Turns(run.optimizers)
         self.forwards = ForwardMarks(self._hooks.graph_size)
         self._listens = False
@@ -222,6 +233,20 @@ class Session:
         """Call ``listener`` at every step from now on."""
         self._run_state = listener
 
+    def show_updates(self, listener: UpdateListener) -> None:
+        """Call ``listener`` at every update from now on."""
+        self._sentinel = listener
+
+    @property
+    def run(self) -> Run:
+        """The run in progress."""
+        return self._run
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the run."""
+        return self._parameters
+
     # Called by the optimizer's hooks.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -244,6 +269,8 @@ class Session:
         if self._run_state is not None:
             attempt(self.faults, "run state", self._run_state.updating, optimizer)
         run = self._run
+        if self._sentinel is not None and not (run.capturing is not None and run.captured()):
+            attempt(self.faults, "sentinel", self._sentinel.updating, optimizer, scale)
         for every in run.every_update.all:
             attempt(self.faults, "collectives", every, run.clock.step)
         if run.clock.sampled and not (run.capturing is not None and run.captured()):
@@ -272,6 +299,8 @@ class Session:
         if not self._watches(optimizer):
             return
         with self._at_work():
+            if self._sentinel is not None:
+                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome)
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
             known = outcome != "unknown" or not self._run.clock.sampled
@@ -382,6 +411,11 @@ class Session:
     def sampled(self) -> bool:
         """True if the step in progress is sampled."""
         return self._run.clock.sampled
+
+    @property
+    def reads_gradients(self) -> bool:
+        """True if gradients are read in the step in progress, sampled or not."""
+        return self._sentinel is not None or self._run.clock.sampled
 
     def gradients_now(self, into: Recorder) -> None:
         """Record the present gradients of the optimizers that have not updated in this step."""

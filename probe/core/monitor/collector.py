@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
@@ -31,12 +32,13 @@ from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
 from probe.core.monitor.run_end import RunEnd
+from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
-from probe.core.output.sinks import Sink
+from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.storage.manifest import FILE
@@ -137,6 +139,7 @@ class Collector:
             session.attach(plan.sources)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
+            self.judge = attached(session, configuration.settings, self.numbers, self._directory_of_checks, self.faults)
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
         if plan.listens:
@@ -198,6 +201,10 @@ class Collector:
         numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks, forwards)
         self._reporting.follow(numbers)
         return numbers
+
+    def _directory_of_checks(self) -> Path | None:
+        """Return the directory of this rank's files; None if nothing is written. Called on the thread of the numbers."""
+        return self._made_folder(self.first).make() if set(self.run.settings.formats) - {KEPT} else None
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
         """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their

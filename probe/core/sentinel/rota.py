@@ -1,0 +1,134 @@
+"""Parameters on a rota: a part of them is looked at around each update, within a budget of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.backend.protocols import Block, Parameter, Tensors, TrainingLoop
+from probe.core.checks.update_facts import Values
+
+COLUMNS = ("min", "max", "sum", "sumsq")
+"""Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
+LEAST, MOST, FIRST = 1 << 12, 1 << 24, 1 << 16
+"""Elements that are read at a time: at least, at most, and in the first update."""
+SHARE = 0.005
+"""Part of the time of training that the rota may take."""
+
+Wait = Callable[[], npt.NDArray[np.float64]]
+
+
+class _Reading(NamedTuple):
+    """Moments of some parameters, on their way to the host, and the versions of these parameters."""
+
+    positions: npt.NDArray[np.int64]
+    wait: Wait
+    versions: Sequence[int]
+
+
+class Looked(NamedTuple):
+    """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
+    them and as they were before this one."""
+
+    before: _Reading | None
+    after: _Reading | None
+    last: _Reading | None
+    again: _Reading | None
+
+    def values(self) -> Values | None:
+        """Return what the readings show; wait for the device."""
+        if self.before is None or self.after is None:
+            return None
+        positions = self.before.positions
+        moved = ~_equal(self.before.wait(), self.after.wait())
+        written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
+        if self.last is not None and self.again is not None:
+            shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
+            if len(shared):
+                known[here] = True
+                written[here] = ~_equal(self.last.wait(), self.again.wait())[there]
+                seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
+        return Values(positions, moved, written, seen, known)
+
+
+def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
+    return same
+
+
+class Rota:
+    """The parameters of one optimizer, of which a part is read before and after each update."""
+
+    def __init__(self, tensors: Tensors, loop: TrainingLoop) -> None:
+        self._tensors, self._loop = tensors, loop
+        self._room, self._next = FIRST, 0
+        self._before: _Reading | None = None
+        self._last: _Reading | None = None
+        self._again: _Reading | None = None
+        self._spent, self._began = 0.0, time.perf_counter()
+
+    def clear(self) -> None:
+        """Forget the parameters: others have come."""
+        self._before = self._last = self._again = None
+        self._next = 0
+
+    def before(self, parameters: Sequence[Parameter], sizes: Sequence[int]) -> None:
+        """Read before an update the parameters whose turn it is, and those whose turn it was."""
+        begun = time.perf_counter()
+        chosen = self._chosen(sizes)
+        last = self._last
+        if last is not None and len(last.positions) == len(chosen) and (last.positions == chosen).all():
+            self._before = self._again = self._read(parameters, chosen)
+        else:
+            self._again = None if last is None else self._read(parameters, last.positions)
+            self._before = self._read(parameters, chosen)
+        self._spent += time.perf_counter() - begun
+
+    def after(self, parameters: Sequence[Parameter]) -> Looked:
+        """Read the same parameters after the update."""
+        begun = time.perf_counter()
+        before, self._before = self._before, None
+        after = None if before is None else self._read(parameters, before.positions)
+        looked = Looked(before, after, self._last, self._again)
+        self._last, self._again = after, None
+        now = time.perf_counter()
+        self._pace(self._spent + now - begun, now - self._began)
+        self._spent, self._began = 0.0, now
+        return looked
+
+    def _chosen(self, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the positions of the next parameters that fit into the room; at least one."""
+        number, room, start = len(sizes), self._room, self._next
+        if sum(sizes) <= room:
+            return np.arange(number)
+        chosen: list[int] = []
+        for offset in range(number):
+            position = (start + offset) % number
+            if chosen and sizes[position] > room:
+                break
+            room -= sizes[position]
+            chosen.append(position)
+        self._next = (start + len(chosen)) % number
+        return np.asarray(chosen, dtype=np.int64)
+
+    def _pace(self, spent: float, passed: float) -> None:
+        """Read more or less next time, so that it takes about the share of the time."""
+        if spent > SHARE * passed:
+            self._room = max(LEAST, self._room // 2)
+        elif 4 * spent < SHARE * passed:
+            self._room = min(MOST, self._room * 2)
+
+    def _read(self, parameters: Sequence[Parameter], chosen: npt.NDArray[np.int64]) -> _Reading | None:
+        of = [parameters[position] for position in chosen]
+        stored = self._loop.stored(of)
+        there = [number for number, tensor in enumerate(stored) if tensor is not None]
+        if not there:
+            return None
+        tensors = [stored[number] for number in there]
+        block: Block = self._tensors.moments(tensors, COLUMNS, 0.0, None)
+        versions = self._loop.versions([of[number] for number in there])
+        return _Reading(chosen[there], self._tensors.to_host([block]), versions)

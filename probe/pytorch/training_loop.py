@@ -1,0 +1,240 @@
+"""What a training loop of torch does between two updates: its backwards, the total norms by which it clips, and the
+gradients that parameters hold. Everything here is called in every step, sampled or not, and waits for no device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from probe.core.backend.patch import Shared, Undo
+from probe.core.backend.protocols import Remove
+from probe.core.door import FaultCounter, attempt, compiling, passage, replace
+from probe.pytorch import loss_scale
+from probe.pytorch.dtensor import local
+
+Began = Callable[[torch.Tensor | None, Collection[int]], None]
+_ENGINE, _TOTAL, _CLIP = "_engine_run_backward", "_get_total_norm", "_clip_grads_with_norm_"
+"""Functions of torch 2.7 to 2.13: where ``backward`` and ``grad`` enter the engine, and the two halves of
+``clip_grad_norm_``."""
+
+
+_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+"""Level of the active transformations of ``torch.func``, whose tensors have no numbers."""
+
+
+class _Backwards:
+    """Listener to the outermost backwards of this process."""
+
+    def __init__(self, began: Began, ended: Callable[[], None], faults: FaultCounter) -> None:
+        self.began, self.ended, self.faults = began, ended, faults
+
+
+class _Norms:
+    """Listener to total norms, and to the clipping by them."""
+
+    def __init__(
+        self, measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+    ) -> None:
+        self.measured, self.clipped, self.faults = measured, clipped, faults
+
+
+def on_backward(began: Began, ended: Callable[[], None], faults: FaultCounter) -> Remove:
+    """Call ``began`` before each backward on a thread on which none runs, with its root if that is a loss (one element,
+    no gradient passed in) and the identities of the inputs that were asked for; ``ended`` after it, if it did not
+    raise."""
+    return _backwards.listen(_Backwards(began, ended, faults))
+
+
+def on_total_norm(
+    measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+) -> Remove:
+    """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the factor by
+    which gradients are then multiplied, NaN if only a device knows it."""
+    return _norms.listen(_Norms(measured, clipped, faults))
+
+
+def _enter() -> Iterator[Undo]:
+    if hasattr(torch.autograd, _ENGINE):
+        original = getattr(torch.autograd, _ENGINE)
+        yield replace(torch.autograd, _ENGINE, functools.wraps(original)(_around_engine(original)))
+
+
+_backwards: Shared[_Backwards] = Shared(_enter, weak=True)
+
+
+def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or torch._C._current_graph_task_id() != -1:
+            return original(roots, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "backward", _announce, listener.began, roots, args, kwargs)
+        result = original(roots, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "backward", listener.ended)
+        return result
+
+    return run_backward
+
+
+def _announce(began: Began, roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
+    with torch._C.DisableTorchFunctionSubclass():
+        root = None if _level() is not None else _loss(roots, args[0] if args else ())
+    began(root, {id(each) for each in inputs or ()})
+
+
+def _loss(roots: Any, gradients: Any) -> torch.Tensor | None:
+    """Return the root of a backward if it is a loss: a gradient that was passed in is not 1, as far as the host knows."""
+    if len(roots) != 1 or not isinstance(root := roots[0], torch.Tensor):
+        return None
+    if root.numel() != 1 or root.grad_fn is None or root.is_complex():
+        return None
+    passed = gradients[0] if gradients else None
+    if isinstance(passed, torch.Tensor) and passed.device.type == "cpu" and float(local(passed.detach())) != 1.0:
+        return None
+    return root
+
+
+def scale_of(root: torch.Tensor) -> torch.Tensor | None:
+    """Return the factor by which a scaler has multiplied a loss; None if none has."""
+    return loss_scale.scale_of(root)
+
+
+def _measure() -> Iterator[Undo]:
+    for name, around in ((_TOTAL, _around_total), (_CLIP, _around_clip)):
+        if hasattr(clip_grad, name):
+            original = getattr(clip_grad, name)
+            yield replace(clip_grad, name, functools.wraps(original)(around(original)))
+
+
+_norms: Shared[_Norms] = Shared(_measure, weak=True)
+
+
+def _around_total(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling() and isinstance(tensors, list | tuple):
+            for listener in _norms:
+                attempt(listener.faults, "total norm", listener.measured, tensors)
+        return original(tensors, *args, **kwargs)
+
+    return total_norm
+
+
+def _around_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def clip_grads(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            for listener in _norms:
+                attempt(listener.faults, "clip", _clipping, listener.clipped, max_norm, total_norm)
+        return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+    return clip_grads
+
+
+def _clipping(clipped: Callable[[float], None], limit: Any, total: Any) -> None:
+    known = not isinstance(total, torch.Tensor) or total.device.type == "cpu"
+    clipped(min(1.0, float(limit) / (float(local(total)) + 1e-6)) if known else math.nan)
+
+
+def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return the gradient that each parameter holds: ``grad``, else ``main_grad``."""
+    return [_held(parameter) if (grad := parameter.grad) is None else grad for parameter in parameters]
+
+
+def _held(parameter: Any) -> torch.Tensor | None:
+    return getattr(parameter, "main_grad", None)
+
+
+def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
+    """Return a number for each tensor that every write by an operation changes; -1 for None."""
+    return [-1 if tensor is None else tensor._version for tensor in tensors]
+
+
+def stored(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return the numbers of each parameter that this process holds now; None where there are none."""
+    return [local(each.detach()) if _has_numbers(each) else None for each in parameters]
+
+
+def _has_numbers(parameter: Any) -> bool:
+    part = local(parameter)
+    return part.numel() > 0 and not part.is_meta and part.layout is torch.strided and part.untyped_storage().size() > 0
+
+
+def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
+    """Return the number of elements of each parameter that this process holds."""
+    return tuple(local(parameter).numel() for parameter in parameters)
+
+
+def requires(parameters: Iterable[Any]) -> list[bool]:
+    """Return which parameters require a gradient."""
+    return [bool(parameter.requires_grad) for parameter in parameters]
+
+
+def training(models: Iterable[torch.nn.Module]) -> bool:
+    """Return whether any of the models is in training mode."""
+    return any(model.training for model in models)
+
+
+def rates(optimizer: Any) -> tuple[float, ...]:
+    """Return the learning rate of each group; NaN where only a device knows it."""
+    return tuple(_on_host(group.get("lr")) for group in getattr(optimizer, "param_groups", ()))
+
+
+def _on_host(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach()) if value.device.type == "cpu" and value.numel() == 1 else math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:
+    """Return the number of steps in the state of the first of ``parameters`` that has any; None if none is counted."""
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, dict):
+        return None
+    for parameter in parameters[:1]:
+        steps = _on_host(state.get(parameter, {}).get("step"))
+        return None if math.isnan(steps) else int(steps)
+    return None
+
+
+def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names that stand for one parameter of ``model``, for each parameter with several. No code of the
+    user's runs."""
+    names: dict[int, list[str]] = {}
+    seen, waiting = set[int](), [("", model)]
+    while waiting:
+        prefix, module = waiting.pop(0)
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inside = vars(module)
+        for name, parameter in inside.get("_parameters", {}).items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
+        for name, child in inside.get("_modules", {}).items():
+            if child is not None:
+                waiting.append((f"{prefix}{name}.", child))
+    return tuple(sorted(tuple(sorted(each)) for each in names.values() if len(each) > 1))
+
+
+def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
+    """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
+    found = [
+        bool(model.require_backward_grad_sync)
+        for model in models
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    ]
+    return all(found) if found else None
+
+
+def reference(tensor: torch.Tensor) -> Callable[[], object]:
+    """Return a function that returns ``tensor`` as long as it exists."""
+    return weakref.ref(tensor)
