@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.utils import checkpoint
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
@@ -142,6 +143,44 @@ def _around_clip(original: Callable[..., Any]) -> Callable[..., Any]:
 def _clipping(clipped: Callable[[float], None], limit: Any, total: Any) -> None:
     known = not isinstance(total, torch.Tensor) or total.device.type == "cpu"
     clipped(min(1.0, float(limit) / (float(local(total)) + 1e-6)) if known else math.nan)
+
+
+def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:
+    """Call ``cut`` whenever, in training, activations are checkpointed reentrantly of which no input requires a
+    gradient: the backward does not reach what lies in between."""
+    return _cuts.listen(_Cuts(cut, faults))
+
+
+class _Cuts:
+    """Listener to checkpoints that no backward will reach."""
+
+    def __init__(self, cut: Callable[[], None], faults: FaultCounter) -> None:
+        self.cut, self.faults = cut, faults
+
+
+def _checkpoint() -> Iterator[Undo]:
+    original = checkpoint.CheckpointFunction.apply
+    yield replace(checkpoint.CheckpointFunction, "apply", functools.wraps(original)(_around_checkpoint(original)))
+
+
+_cuts: Shared[_Cuts] = Shared(_checkpoint, weak=True)
+
+
+def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        if not compiling() and torch.is_grad_enabled():
+            for listener in _cuts:
+                attempt(listener.faults, "checkpoint", _look_at_inputs, listener.cut, args)
+        return original(*args, **kwargs)
+
+    return apply
+
+
+def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        if not any(each.requires_grad for each in args if issubclass(type(each), torch.Tensor)):
+            cut()
 
 
 def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:

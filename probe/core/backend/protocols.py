@@ -523,6 +523,10 @@ class TrainingLoop(Protocol):
         """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the
         factor by which gradients are then multiplied, NaN if only a device knows it."""
 
+    def on_cut(self, cut: Callable[[], None], faults: FaultCounter) -> Remove:
+        """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
+        between."""
+
     def scale_of(self, root: Tensor) -> Tensor | None:
         """Return the factor by which a scaler has multiplied a loss, if one has."""
 

@@ -89,3 +89,6 @@ class UpdateFacts(NamedTuple):
     """True if a root was seen, so that :attr:`loss` is its value."""
     sizes: tuple[int, ...] = ()
     """Number of elements of each parameter that this process holds; empty if it is not known."""
+    cut: bool = False
+    """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
+    that requires a gradient."""

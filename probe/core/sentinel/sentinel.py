@@ -117,6 +117,8 @@ class Sentinel:
         self._watched: dict[int, _Watched] = {}
         self._root: Callable[[], float] | None = None
         """Value of the root of the backward that runs."""
+        self._cut = False
+        """True if a checkpoint cut the graph since the last update."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
@@ -128,6 +130,7 @@ class Sentinel:
         with ExitStack() as placed:
             placed.callback(self._loop.on_backward(self.began, self.ended_backward, faults))
             placed.callback(self._loop.on_total_norm(self.measured, self.clipped, faults))
+            placed.callback(self._loop.on_cut(self.cut, faults))
             return placed.pop_all().close
 
     @property
@@ -192,6 +195,10 @@ class Sentinel:
             models = [model for _, model in self._watch.run.chunks]
             watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
 
+    def cut(self) -> None:
+        """Note a checkpoint that no backward will reach."""
+        self._cut = True
+
     # Total norms.
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
@@ -246,6 +253,7 @@ class Sentinel:
             ties=self._tied(),
             dtypes={},
             sizes=watched.sizes,
+            cut=self._cut,
         )
         self._updating = facts, watched
 
@@ -285,7 +293,7 @@ class Sentinel:
         """Pass the update on, which has ended."""
         if self._updating is None:
             return
-        (facts, watched), self._updating = self._updating, None
+        (facts, watched), self._updating, self._cut = self._updating, None, False
         looked = watched.rota.after(watched.parameters)
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
