@@ -1,3 +1,0 @@
-class CheckLines:
-    def __init__(self, d): pass
-    def write(self, f): pass
