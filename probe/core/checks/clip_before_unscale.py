@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
 
 UPDATES, LATEST = 2, 3
 
 
-class ClipBeforeUnscale(LoopCheck):
+class ClipBeforeUnscale(FactCheck):
     """Report that the norm to clip by was computed before the gradients were unscaled."""
 
     name = "clip-before-unscale"
-    kind = "fact"
     title = "Clipped before unscaling"
     source = "https://github.com/Lightning-AI/pytorch-lightning/issues/9599"
     sees = "the order of the calls to unscale and to clip at each update"
@@ -35,4 +34,4 @@ class ClipBeforeUnscale(LoopCheck):
                 f"{LATEST} updates: they are clipped far below the norm that was asked for"
             )
             evidence = {} if facts.clip != facts.clip else {"clip": facts.clip}
-            yield self.finding(facts, self._share.since, text, **evidence)
+            yield self.finding(facts, self._share.since, text, evidence)

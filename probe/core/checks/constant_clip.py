@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.streak import Streak
 
 UPDATES, FACTOR = 100, 0.1
 
 
-class ConstantClip(LoopCheck):
+class ConstantClip(UnusualCheck):
     """Note that the gradients were clipped to less than a tenth in each of the latest 100 updates."""
 
     name = "constant-clip"
-    kind = "unusual"
-    grade = "note"
     title = "Always clipped"
     source = "https://github.com/huggingface/transformers/issues/35438"
     sees = "the factor by which the gradients are clipped at each update, where it is known on the host"
@@ -37,4 +35,4 @@ class ConstantClip(LoopCheck):
         self._clipped = max(self._clipped, facts.clip) if self._streak.count else facts.clip
         if self._streak.completes(clipped, facts.step):
             text = f"the gradients were clipped to less than {FACTOR} of their norm in {UPDATES} updates in a row"
-            yield self.finding(facts, self._streak.since, text, factor=self._clipped, updates=UPDATES)
+            yield self.finding(facts, self._streak.since, text, {"factor": self._clipped, "updates": UPDATES})

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import listing
 
 LEAST = 3
@@ -15,15 +15,13 @@ LEAST = 3
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
 
-class DtypeUnlike(LoopCheck):
+class DtypeUnlike(UnusualCheck):
     """Note modules of repeated blocks whose output has another dtype than that of most at the same place.
 
     Of two modules, which may both be right, the one in float32 is named if the other is in half precision.
     """
 
     name = "dtype-unlike"
-    kind = "unusual"
-    grade = "note"
     title = "Another dtype"
     source = "https://github.com/Lightning-AI/lightning-thunder/issues/725"
     sees = "dtypes of the outputs of modules that are hooked anyway"
@@ -49,7 +47,7 @@ class DtypeUnlike(LoopCheck):
             self._reported |= set(unlike)
             kinds = sorted({facts.dtypes[name] for name in unlike})
             text = f"{listing(unlike)}: the output is {', '.join(kinds)}, that of modules at the same place is not"
-            yield self.finding(facts, facts.step, text, unlike, modules=len(unlike))
+            yield self.finding(facts, facts.step, text, {"modules": len(unlike)}, unlike)
 
 
 def unlike_ones(dtypes: Mapping[str, str]) -> Iterator[str]:

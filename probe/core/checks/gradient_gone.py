@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck, norms_of
+from probe.core.checks.loop_check import ChangeCheck, norms_of
 from probe.core.checks.places import ancestors, listing, module_of
 
 SOON, ALWAYS = 8, 20
@@ -19,7 +19,7 @@ LATE, SOMETIMES = 20, 3
 EXPERT = re.compile(r"expert", re.IGNORECASE)
 
 
-class GradientGone(LoopCheck):
+class GradientGone(ChangeCheck):
     """Report modules with gradients that are all exactly zero for some updates in a row, and were not before.
 
     A parameter without a gradient (None) is not part of the graph, such as the head of another task, and does not
@@ -28,7 +28,6 @@ class GradientGone(LoopCheck):
     """
 
     name = "gradient-gone"
-    kind = "change"
     title = "Gradient has vanished"
     source = "https://doi.org/10.1109/ICSE43902.2021.00043"
     sees = "norms of the gradients at each update, by module"
@@ -97,4 +96,4 @@ class GradientGone(LoopCheck):
             f"the gradients of {listing(where)} are exactly 0 in {updates} updates in a row, and were not before step "
             f"{since}"
         )
-        yield self.finding(facts, since, text, where, modules=int(ended.sum()), updates=updates)
+        yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)

@@ -10,7 +10,7 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.leap import LeapMemory
-from probe.core.checks.loop_check import LoopCheck, norms_of, total_norm
+from probe.core.checks.loop_check import ChangeCheck, norms_of, total_norm
 from probe.core.checks.loss_leap import series_of
 
 RISE = 4.0
@@ -19,7 +19,7 @@ RECENT = 24
 """Latest losses that are compared with."""
 
 
-class GradientLeap(LoopCheck):
+class GradientLeap(ChangeCheck):
     """Report that the norm of all gradients leaps above all that the run has had, while the loss does not.
 
     It comes back at once, or goes on rising. A leap is eight robust standard deviations of the latest 50 logarithms,
@@ -27,7 +27,6 @@ class GradientLeap(LoopCheck):
     """
 
     name = "gradient-leap"
-    kind = "change"
     title = "Gradient leaps"
     source = "https://arxiv.org/abs/2604.00726"
     sees = "norms of the gradients at each update, before clipping"
@@ -60,7 +59,7 @@ class GradientLeap(LoopCheck):
         )
         where = tuple(filter(None, (facts.names[place] for place in places))) if leap.since == facts.step else ()
         evidence = {"norm": exp(leap.value), "median": exp(leap.median), "deviations": leap.deviations}
-        yield self.finding(facts, leap.since, text, where, **evidence)
+        yield self.finding(facts, leap.since, text, evidence, where)
 
     def _loss_leapt(self, since: int) -> bool:
         """Return whether the loss is unusually high from that step on."""

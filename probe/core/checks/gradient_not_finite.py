@@ -7,19 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck, norms_of
+from probe.core.checks.loop_check import FactCheck, norms_of
 
 MOST = 5
 
 
-class GradientNotFinite(LoopCheck):
+class GradientNotFinite(FactCheck):
     """Report an applied update with gradients that hold NaN or Inf: the weights are spoilt by it.
 
     What a gradient scaler skips is no finding.
     """
 
     name = "gradient-not-finite"
-    kind = "fact"
     grade = "critical"
     title = "Gradient not finite"
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
@@ -50,4 +49,4 @@ class GradientNotFinite(LoopCheck):
             f"{number} of {total} gradients that this update applied are not finite: {', '.join(where)}"
             f"{' and more' if number > MOST else ''}"
         )
-        yield self.finding(facts, facts.step, text, where, gradients=total, not_finite=number)
+        yield self.finding(facts, facts.step, text, {"gradients": total, "not_finite": number}, where)

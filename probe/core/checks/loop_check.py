@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -37,12 +38,31 @@ class LoopCheck:
         facts: UpdateFacts,
         since: int,
         text: str,
+        evidence: Mapping[str, float],
         where: tuple[str, ...] = (),
         grade: Grade | None = None,
-        **evidence: float,
     ) -> CheckFinding:
         """Make a finding with this update."""
         return CheckFinding(self.name, grade or self.grade, where[:MOST], facts.step, since, text, evidence)
+
+
+class FactCheck(LoopCheck):
+    """Check of what holds in every meaningful training loop."""
+
+    kind: ClassVar[CheckClass] = "fact"
+
+
+class ChangeCheck(LoopCheck):
+    """Check of what has held for some steps of this run."""
+
+    kind: ClassVar[CheckClass] = "change"
+
+
+class UnusualCheck(LoopCheck):
+    """Check of what legitimate programs do, too: its findings are notes."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
 
 
 def norms_of(update: JudgedUpdate) -> Array | None:

@@ -7,7 +7,7 @@ from math import isfinite
 
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.leap import Leap, LeapMemory
-from probe.core.checks.loop_check import LoopCheck, norms_of
+from probe.core.checks.loop_check import ChangeCheck, norms_of
 
 
 def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
@@ -18,7 +18,7 @@ def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
     return facts.backwards, pattern.tobytes()
 
 
-class LossLeap(LoopCheck):
+class LossLeap(ChangeCheck):
     """Report that the loss leaps above all that the run has had, and comes back at once or goes on rising.
 
     Compared with the median of the latest 50 losses of updates with the same parameters and backwards, a leap is eight
@@ -27,7 +27,6 @@ class LossLeap(LoopCheck):
     """
 
     name = "loss-leap"
-    kind = "change"
     title = "Loss leaps"
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "the root of each backward, as soon as its value is on the host"
@@ -56,4 +55,4 @@ class LossLeap(LoopCheck):
         )
         grade: Grade = "note" if leap.course == "stayed" else "warning"
         evidence = {"loss": leap.value, "median": leap.median, "deviations": leap.deviations}
-        return self.finding(update.facts, leap.since, text, (), grade, **evidence)
+        return self.finding(update.facts, leap.since, text, evidence, (), grade)

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from math import isfinite
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 
 
-class LossNotFinite(LoopCheck):
+class LossNotFinite(FactCheck):
     """Report a loss that is NaN or Inf, also where a gradient scaler has skipped its update."""
 
     name = "loss-not-finite"
-    kind = "fact"
     grade = "critical"
     title = "Loss not finite"
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
@@ -35,4 +34,4 @@ class LossNotFinite(LoopCheck):
         self._finite = finite
         if not finite and before:
             text = f"the loss is {facts.loss}"
-            yield self.finding(facts, facts.step, text, loss=facts.loss)
+            yield self.finding(facts, facts.step, text, {"loss": facts.loss})

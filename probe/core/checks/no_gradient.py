@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
+from probe.core.checks.update_facts import Mask
 
 UPDATES = 3
 
 
-class NoGradient(LoopCheck):
+class NoGradient(UnusualCheck):
     """Note parameters of the optimizer that require a gradient, and have none in its first three updates.
 
     Unused parts do so, such as the pooler of a language model, or the heads of other tasks. If it is most of the model,
@@ -21,8 +22,6 @@ class NoGradient(LoopCheck):
     """
 
     name = "no-gradient"
-    kind = "unusual"
-    grade = "note"
     title = "Without gradient"
     source = "https://github.com/huggingface/transformers/issues/21381"
     sees = "gradients that are there at each update, and what requires one"
@@ -32,6 +31,7 @@ class NoGradient(LoopCheck):
     def __init__(self) -> None:
         super().__init__()
         self._updates, self._since = 0, -1
+        self._without: Mask = np.zeros(0, dtype=np.bool_)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -51,4 +51,4 @@ class NoGradient(LoopCheck):
             names = [name for name, lacks in zip(facts.names, self._without, strict=True) if lacks]
             where = ancestors(names, facts.names)
             text = f"{number} of {total} parameters have no gradient in the first {UPDATES} updates: {listing(where)}"
-            yield self.finding(facts, self._since, text, where, parameters=number, all=total)
+            yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
 
 UPDATES = 3
 
 
-class NotHeld(LoopCheck):
+class NotHeld(UnusualCheck):
     """Note parameters that have a gradient in each of the first three updates, and are in no optimizer.
 
     Programs that train a part do so, though they need not compute these gradients.
     """
 
     name = "not-held"
-    kind = "unusual"
-    grade = "note"
     title = "In no optimizer"
     source = "https://github.com/mosaicml/composer/issues/1002"
     sees = "parameters of the models that have a gradient at each update, and those that optimizers hold"
@@ -49,4 +47,4 @@ class NotHeld(LoopCheck):
             total = len(names) + int(facts.gradients.there.sum())
             where = ancestors(names, (*facts.names, *facts.strangers))
             text = f"{len(names)} of {total} parameters that have a gradient are in no optimizer: {listing(where)}"
-            yield self.finding(facts, self._since, text, where, parameters=len(names), all=total)
+            yield self.finding(facts, self._since, text, {"parameters": len(names), "all": total}, where)

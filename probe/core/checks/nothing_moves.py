@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import isnan
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck, norms_of, total_norm
+from probe.core.checks.loop_check import FactCheck, norms_of, total_norm
 from probe.core.checks.step_size import step_sizes
 
 UPDATES = 5
@@ -20,7 +20,7 @@ LEAST_NORM = 1e-2
 """Share of the largest gradient of updates that moved something below which the training has converged."""
 
 
-class NothingMoves(LoopCheck):
+class NothingMoves(FactCheck):
     """Report that no parameter that was looked at has changed in five applied updates in a row.
 
     Only parameters with a gradient count, at a learning rate that is not at the end of its schedule, and with a
@@ -28,7 +28,6 @@ class NothingMoves(LoopCheck):
     """
 
     name = "nothing-moves"
-    kind = "fact"
     grade = "critical"
     title = "Nothing moves"
     source = "https://github.com/pytorch/xla/issues/1623"
@@ -76,4 +75,4 @@ class NothingMoves(LoopCheck):
                 f"none of {number} parameters that were looked at has changed in {self._count} updates in a row, "
                 f"though the learning rate is {rate:.3g} and their gradients are not zero"
             )
-            yield self.finding(facts, self._since, text, rate=rate, looked=number, norm=total)
+            yield self.finding(facts, self._since, text, {"rate": rate, "looked": number, "norm": total})

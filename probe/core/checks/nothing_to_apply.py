@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
 
 UPDATES = 3
 
 
-class NothingToApply(LoopCheck):
+class NothingToApply(FactCheck):
     """Report an optimizer none of whose parameters has a gradient, in three applied updates in a row.
 
     It is a fact only with one of the causes: the gradients go to parameters that no optimizer has, a backward has
@@ -21,7 +21,6 @@ class NothingToApply(LoopCheck):
     """
 
     name = "nothing-to-apply"
-    kind = "fact"
     grade = "critical"
     title = "Update without gradients"
     source = "https://discuss.pytorch.org/t/84911"
@@ -48,7 +47,7 @@ class NothingToApply(LoopCheck):
             where = ancestors(facts.strangers, facts.strangers)
             text = f"none of the {len(facts.names)} parameters of the optimizer has a gradient at its updates: {cause}"
             evidence = {"parameters": len(facts.names), "strangers": len(facts.strangers)}
-            yield self.finding(facts, self._streak.since, text, where, **evidence, backwards=facts.backwards)
+            yield self.finding(facts, self._streak.since, text, {**evidence, "backwards": facts.backwards}, where)
 
     def _cause(self, update: JudgedUpdate) -> str | None:
         facts = update.facts

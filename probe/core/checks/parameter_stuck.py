@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck, norms_of
+from probe.core.checks.loop_check import FactCheck, norms_of
 from probe.core.checks.places import listing
 from probe.core.checks.step_size import rates_of, step_sizes
+from probe.core.checks.update_facts import Mask
 
 UPDATES = 5
 LEAST_STEP, LEAST_HALF_STEP = 1e-6, 1e-5
@@ -19,7 +20,7 @@ LEAST_RATE = 1e-3
 """Share of the highest rate of any group so far below which a group may be frozen by its rate."""
 
 
-class ParameterStuck(LoopCheck):
+class ParameterStuck(FactCheck):
     """Report parameters that did not move in five updates in which they were looked at, while others moved.
 
     The update must be large enough to be seen: see :func:`probe.core.checks.step_size.step_sizes`. A parameter of half
@@ -27,7 +28,6 @@ class ParameterStuck(LoopCheck):
     """
 
     name = "parameter-stuck"
-    kind = "fact"
     title = "Parameter never moves"
     source = "https://github.com/vllm-project/speculators/issues/765"
     sees = "numbers of a part of the parameters before and after each update, rates, norms and dtypes"
@@ -92,9 +92,9 @@ class ParameterStuck(LoopCheck):
             f"the gradient is not zero and other parameters move: {self._reason(stuck)}"
         )
         since = int(self._since[stuck].min())
-        yield self.finding(facts, since, text, where, parameters=number, rate=rate)
+        yield self.finding(facts, since, text, {"parameters": number, "rate": rate}, where)
 
-    def _reason(self, stuck: np.ndarray) -> str:
+    def _reason(self, stuck: Mask) -> str:
         if self._half[stuck].all():
             return "in half precision without a copy in float32, the update is less than the rounding of the numbers"
         if self._full[stuck].all():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
 
 UPDATES = 3
 
 
-class ParametersReplaced(LoopCheck):
+class ParametersReplaced(FactCheck):
     """Report parameters that the optimizer holds, and in whose place the model has others.
 
     It is critical if parameters of the model have a gradient and are in no optimizer, or if nothing that the optimizer
@@ -21,7 +21,6 @@ class ParametersReplaced(LoopCheck):
     """
 
     name = "parameters-replaced"
-    kind = "fact"
     grade = "critical"
     title = "Parameters replaced"
     source = "https://github.com/meta-pytorch/opacus/issues/432"
@@ -51,6 +50,8 @@ class ParametersReplaced(LoopCheck):
             f"{len(facts.replaced)} parameters of the optimizer are no longer those of the model: others, which "
             f"{what}, have taken their place in {listing(where)}"
         )
-        grade = "critical" if harmful else "note"
+        grade: Grade = "critical" if harmful else "note"
         since = facts.step if harmful else self._harmless.since
-        yield self.finding(facts, since, text, where, grade, replaced=len(facts.replaced), parameters=len(facts.names))
+        yield self.finding(
+            facts, since, text, {"replaced": len(facts.replaced), "parameters": len(facts.names)}, where, grade
+        )

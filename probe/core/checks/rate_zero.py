@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from math import isnan
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.streak import Streak
 
 UPDATES = 3
 
 
-class RateZero(LoopCheck):
+class RateZero(ChangeCheck):
     """Report that all learning rates were above zero, and are zero in three updates in a row.
 
     A warm-up that begins at zero, and a schedule that touches zero before it starts again or as the run ends, do so for
@@ -20,7 +20,6 @@ class RateZero(LoopCheck):
     """
 
     name = "rate-zero"
-    kind = "change"
     title = "Learning rate zero"
     source = "https://github.com/SafeAILab/EAGLE/pull/107"
     sees = "learning rates of the optimizer's groups at each update"
@@ -42,4 +41,4 @@ class RateZero(LoopCheck):
         zero = self._highest > 0 and not any(rates)
         if self._streak.completes(zero, facts.step):
             text = f"all learning rates are 0 in {UPDATES} updates in a row, and were up to {self._highest:.3g} before"
-            yield self.finding(facts, self._streak.since, text, highest=self._highest)
+            yield self.finding(facts, self._streak.since, text, {"highest": self._highest})

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.streak import Streak
 
 BEFORE, AFTER = 10, 3
 
 
-class RootNotTrained(LoopCheck):
+class RootNotTrained(ChangeCheck):
     """Report that the model was in training mode for ten updates, and is not in three in a row.
 
     Only the model itself counts: parts such as a frozen batch normalisation are in evaluation mode by design. A model
@@ -19,7 +19,6 @@ class RootNotTrained(LoopCheck):
     """
 
     name = "root-not-trained"
-    kind = "change"
     title = "Evaluation mode left on"
     source = "https://github.com/fartashf/vsepp/issues/4"
     sees = "the model's own training flag at each backward"
@@ -44,7 +43,7 @@ class RootNotTrained(LoopCheck):
                 f"the model is in evaluation mode in {AFTER} updates in a row, and was in training mode in "
                 f"{self._trained} updates before: dropout and batch normalisation do not train"
             )
-            yield self.finding(facts, self._not.since, text, updates=self._trained)
+            yield self.finding(facts, self._not.since, text, {"updates": self._trained})
         if never:
             text = f"the model was in evaluation mode in all of the first {BEFORE} updates"
-            yield self.finding(facts, self._never.since, text, (), "note", updates=BEFORE)
+            yield self.finding(facts, self._never.since, text, {"updates": BEFORE}, (), "note")

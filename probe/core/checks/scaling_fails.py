@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 
 UPDATES = 5
@@ -15,7 +15,7 @@ WARM = 10
 """Applied updates in a row that end it."""
 
 
-class ScalingFails(LoopCheck):
+class ScalingFails(FactCheck):
     """Report five updates in a row that the gradient scaler skipped.
 
     A scaler begins with too large a scale, and tries a larger one now and then, which costs one update each time. The
@@ -23,7 +23,6 @@ class ScalingFails(LoopCheck):
     """
 
     name = "scaling-fails"
-    kind = "fact"
     grade = "critical"
     title = "Loss scaling fails"
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
@@ -54,4 +53,4 @@ class ScalingFails(LoopCheck):
 
     def _failed(self, update: JudgedUpdate, updates: int, since: int) -> CheckFinding:
         text = f"the gradient scaler has skipped updates since step {since}, {updates} so far: nothing is trained"
-        return self.finding(update.facts, since, text, updates=updates)
+        return self.finding(update.facts, since, text, {"updates": updates})

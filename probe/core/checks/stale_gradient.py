@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
 
 UPDATES = 3
 
 
-class StaleGradient(LoopCheck):
+class StaleGradient(FactCheck):
     """Report that updates apply again what the update before has applied.
 
     At least half of the gradients count, in three applied updates in a row: what another optimizer's backward has left
@@ -20,7 +20,6 @@ class StaleGradient(LoopCheck):
     """
 
     name = "stale-gradient"
-    kind = "fact"
     title = "Gradients not cleared"
     source = "https://stackoverflow.com/questions/60335387"
     sees = "identities and versions of the gradients at each update; no wait"
@@ -47,4 +46,4 @@ class StaleGradient(LoopCheck):
                 f"{count} of {number} gradients still hold what the update before has applied, in {UPDATES} updates in "
                 "a row: nothing clears them"
             )
-            yield self.finding(facts, self._streak.since, text, where, gradients=number, stale=count)
+            yield self.finding(facts, self._streak.since, text, {"gradients": number, "stale": count}, where)

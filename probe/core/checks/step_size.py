@@ -18,7 +18,7 @@ def rates_of(facts: UpdateFacts) -> Array:
     the rate is not known."""
     rates, number = np.array(facts.rates, dtype=np.float64), len(facts.names)
     if len(facts.groups) == number and number:
-        return rates[np.array(facts.groups)]
+        return np.take(rates, facts.groups)
     return np.full(number, rates.min() if len(rates) else np.nan)
 
 

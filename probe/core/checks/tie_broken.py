@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import listing
 
 
-class TieBroken(LoopCheck):
+class TieBroken(ChangeCheck):
     """Report names that stood for one parameter at an update, and do not at a later one."""
 
     name = "tie-broken"
-    kind = "change"
     title = "Tie broken"
     source = "https://github.com/verl-project/verl/issues/7834"
     sees = "identities of the parameters of the models, by name"
@@ -35,4 +34,4 @@ class TieBroken(LoopCheck):
         self._ties = facts.ties
         for tie in broken:
             text = f"{listing(tie)} were one parameter and are so no longer: each is trained by its own gradient"
-            yield self.finding(facts, facts.step, text, tie, names=len(tie))
+            yield self.finding(facts, facts.step, text, {"names": len(tie)}, tie)

@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 
 FIRST, UPDATES = 3, 3
 
 
-class UnfrozenNotHeld(LoopCheck):
+class UnfrozenNotHeld(ChangeCheck):
     """Report parameters that had no gradient in the first updates, have one in three in a row, and are in no
     optimizer."""
 
     name = "unfrozen-not-held"
-    kind = "change"
     title = "Unfrozen, not in optimizer"
     source = "https://github.com/fastai/fastai/issues/2133"
     sees = "parameters of the models that have a gradient at each update, and those that optimizers hold"
@@ -53,4 +52,4 @@ class UnfrozenNotHeld(LoopCheck):
                 f"{listing(where)}"
             )
             held = int(facts.gradients.there.sum())
-            yield self.finding(facts, self._since, text, where, parameters=len(names), held=held)
+            yield self.finding(facts, self._since, text, {"parameters": len(names), "held": held}, where)

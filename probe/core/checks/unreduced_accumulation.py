@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 
 UPDATES = 2
 
 
-class UnreducedAccumulation(LoopCheck):
+class UnreducedAccumulation(FactCheck):
     """Report that the wrapper did not average the gradients in the last backward before two updates in a row."""
 
     name = "unreduced-accumulation"
-    kind = "fact"
     title = "Gradients not averaged"
     source = "https://github.com/modelscope/FunASR/pull/3472"
     sees = "whether the data-parallel wrapper reduces in the last backward before each update"
@@ -37,4 +36,4 @@ class UnreducedAccumulation(LoopCheck):
                 f"the gradients of {UPDATES} updates in a row were not averaged over ranks in the last backward: each "
                 "rank trains by itself"
             )
-            yield self.finding(facts, self._streak.since, text, backwards=facts.backwards)
+            yield self.finding(facts, self._streak.since, text, {"backwards": facts.backwards})

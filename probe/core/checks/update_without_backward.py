@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
 
 UPDATES, LATEST = 2, 4
 
 
-class UpdateWithoutBackward(LoopCheck):
+class UpdateWithoutBackward(FactCheck):
     """Report updates without a new backward, and without gradients that were written in another way.
 
     Gradients that a program sets itself, as in evolution strategies or PCGrad, are new objects, or have been written.
     """
 
     name = "update-without-backward"
-    kind = "fact"
     title = "Update without backward"
     source = "https://github.com/OrderLab/TrainCheck"
     sees = "identities and versions of the gradients, and the number of backwards between updates; no wait"
@@ -42,4 +41,4 @@ class UpdateWithoutBackward(LoopCheck):
                 f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "
                 "was no backward in between"
             )
-            yield self.finding(facts, self._share.since, text, gradients=int(there.sum()))
+            yield self.finding(facts, self._share.since, text, {"gradients": int(there.sum())})

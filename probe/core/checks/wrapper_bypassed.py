@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 
 UPDATES = 2
 
 
-class WrapperBypassed(LoopCheck):
+class WrapperBypassed(FactCheck):
     """Report backwards that reach the parameters though the wrapper's forward was not called, at two updates in a
     row."""
 
     name = "wrapper-bypassed"
-    kind = "fact"
     title = "Wrapper bypassed"
     source = "https://github.com/huggingface/trl/issues/7245"
     sees = "the order of the wrapper's forward and of the backward"
@@ -38,4 +37,4 @@ class WrapperBypassed(LoopCheck):
                 f"a backward reached the parameters without a forward of their data-parallel wrapper, at {UPDATES} "
                 "updates in a row: gradients are not averaged, each rank trains by itself"
             )
-            yield self.finding(facts, self._streak.since, text, backwards=facts.backwards)
+            yield self.finding(facts, self._streak.since, text, {"backwards": facts.backwards})

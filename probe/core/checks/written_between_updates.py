@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import LoopCheck
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 
 QUIET = 10
@@ -18,7 +19,7 @@ FLIPPED = 2
 """Elements that differ at most, where their number is known."""
 
 
-class WrittenBetweenUpdates(LoopCheck):
+class WrittenBetweenUpdates(ChangeCheck):
     """Report one parameter whose numbers differ from those after the last update, though no operation has written it.
 
     Programs that write parameters past the framework write several, or write again and again, such as a weight that is
@@ -27,7 +28,6 @@ class WrittenBetweenUpdates(LoopCheck):
     """
 
     name = "written-between-updates"
-    kind = "change"
     title = "Parameter changed by nothing"
     source = "https://arxiv.org/abs/2407.21783"
     sees = "numbers of a part of the parameters after one update and before the next, and their versions"
@@ -73,10 +73,10 @@ class WrittenBetweenUpdates(LoopCheck):
             f"operation has written it; {number - 1} others that were looked at are as they were"
         )
         evidence = {"known": number} | ({"elements": elements} if elements >= 0 else {})
-        yield self.finding(facts, facts.step, text, tuple(filter(None, [name])), **evidence)
+        yield self.finding(facts, facts.step, text, evidence, tuple(filter(None, [name])))
 
-    def _note(self, update: JudgedUpdate, positions: np.ndarray) -> CheckFinding:
+    def _note(self, update: JudgedUpdate, positions: npt.NDArray[np.int64]) -> CheckFinding:
         names = [update.facts.names[position] for position in positions]
         where = ancestors(names, update.facts.names)
         text = f"the program writes parameters between updates: {listing(where)}"
-        return self.finding(update.facts, update.facts.step, text, where, "note", parameters=len(names))
+        return self.finding(update.facts, update.facts.step, text, {"parameters": len(names)}, where, "note")
