@@ -49,7 +49,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"worker"}),
     frozenset({"moments"}),
     frozenset({"records"}),
-    frozenset({"naming", "backend"}),
+    frozenset({"naming", "backend", "checks"}),
     frozenset({"storage"}),
     frozenset({"rules"}),
     frozenset({"output.metrics"}),

@@ -212,6 +212,17 @@ def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
     return tuple(local(parameter).numel() for parameter in parameters)
 
 
+def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
+    """Return the dtype of each parameter."""
+    return tuple(str(parameter.dtype) for parameter in parameters)
+
+
+def groups(optimizer: Any) -> tuple[int, ...]:
+    """Return the position of each parameter's group, in the order of the groups."""
+    each = enumerate(getattr(optimizer, "param_groups", ()))
+    return tuple(number for number, group in each for _ in group["params"])
+
+
 def requires(parameters: Iterable[Any]) -> list[bool]:
     """Return which parameters require a gradient."""
     return [bool(parameter.requires_grad) for parameter in parameters]

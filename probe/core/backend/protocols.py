@@ -545,6 +545,13 @@ class TrainingLoop(Protocol):
     def sizes(self, parameters: Sequence[Parameter]) -> tuple[int, ...]:
         """Return the number of elements of each parameter that this process holds."""
 
+    def dtypes(self, parameters: Sequence[Parameter]) -> tuple[str, ...]:
+        """Return the dtype of each parameter."""
+
+    def groups(self, optimizer: Optimizer) -> tuple[int, ...]:
+        """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
+        empty if it is not known."""
+
     def requires(self, parameters: Sequence[Parameter]) -> Sequence[bool]:
         """Return which parameters require a gradient."""
 

@@ -2,9 +2,61 @@
 
 from __future__ import annotations
 
-from probe.core.checks.check import Check, CheckFinding, JudgedUpdate
+from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
+from probe.core.checks.constant_clip import ConstantClip
+from probe.core.checks.dtype_unlike import DtypeUnlike
+from probe.core.checks.gradient_gone import GradientGone
+from probe.core.checks.gradient_leap import GradientLeap
+from probe.core.checks.gradient_not_finite import GradientNotFinite
+from probe.core.checks.loss_leap import LossLeap
+from probe.core.checks.loss_not_finite import LossNotFinite
+from probe.core.checks.no_gradient import NoGradient
+from probe.core.checks.not_held import NotHeld
+from probe.core.checks.nothing_moves import NothingMoves
+from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.parameter_stuck import ParameterStuck
+from probe.core.checks.parameters_replaced import ParametersReplaced
+from probe.core.checks.rate_zero import RateZero
+from probe.core.checks.root_not_trained import RootNotTrained
+from probe.core.checks.scaling_fails import ScalingFails
+from probe.core.checks.stale_gradient import StaleGradient
+from probe.core.checks.state_restarted import StateRestarted
+from probe.core.checks.tie_broken import TieBroken
+from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
+from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
+from probe.core.checks.update_without_backward import UpdateWithoutBackward
+from probe.core.checks.wrapper_bypassed import WrapperBypassed
+from probe.core.checks.written_between_updates import WrittenBetweenUpdates
 
-__all__ = ["CHECKS", "Check", "CheckFinding", "JudgedUpdate"]
+__all__ = ["CHECKS", "Check", "CheckFinding", "JudgedUpdate", "NotApplicable"]
 
-CHECKS: dict[str, type[Check]] = {}
-"""Checks by name. To add one, write a file with its class, and add a line here."""
+CHECKS: dict[str, type[Check]] = {
+    "loss-not-finite": LossNotFinite,
+    "gradient-not-finite": GradientNotFinite,
+    "scaling-fails": ScalingFails,
+    "nothing-to-apply": NothingToApply,
+    "nothing-moves": NothingMoves,
+    "parameters-replaced": ParametersReplaced,
+    "stale-gradient": StaleGradient,
+    "update-without-backward": UpdateWithoutBackward,
+    "clip-before-unscale": ClipBeforeUnscale,
+    "unreduced-accumulation": UnreducedAccumulation,
+    "wrapper-bypassed": WrapperBypassed,
+    "parameter-stuck": ParameterStuck,
+    "tie-broken": TieBroken,
+    "written-between-updates": WrittenBetweenUpdates,
+    "root-not-trained": RootNotTrained,
+    "rate-zero": RateZero,
+    "unfrozen-not-held": UnfrozenNotHeld,
+    "state-restarted": StateRestarted,
+    "gradient-gone": GradientGone,
+    "loss-leap": LossLeap,
+    "gradient-leap": GradientLeap,
+    "no-gradient": NoGradient,
+    "not-held": NotHeld,
+    "dtype-unlike": DtypeUnlike,
+    "constant-clip": ConstantClip,
+}
+"""Checks by name, in the order in which the findings with one update are listed. To add one, write a file with its
+class, and add a line here."""

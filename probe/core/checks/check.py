@@ -1,4 +1,4 @@
-"""Contract of a check: a fact that holds in every meaningful training loop, or a change of what has held in this run."""
+"""Contract of a check: a fact that holds in every meaningful training loop, or a change of what held in this run."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ class JudgedUpdate(NamedTuple):
     read."""
 
 
+class NotApplicable(str):
+    """Reason for which a program gives a check nothing to judge: it has none of what the check is about."""
+
+    __slots__ = ()
+
+
 class Check(Protocol):
     """Judge of every update of a run, which remembers earlier ones. It never sees a framework."""
 
@@ -59,4 +65,5 @@ class Check(Protocol):
         """Return the findings with this update. Called once an update, in their order, always from one thread."""
 
     def missing(self) -> str | None:
-        """Return why nothing could be judged so far, as a clause; None if something was judged."""
+        """Return why nothing could be judged so far, as a clause; None if something was judged. A
+        :class:`NotApplicable` if there is nothing to judge in this program, rather than nothing that could be seen."""

@@ -20,8 +20,8 @@ class Gradients(NamedTuple):
     there: Mask
     """Parameters that have a gradient."""
     again: Mask
-    """Gradients that still hold what the last update of this optimizer has applied, with a later backward added: nothing
-    has cleared them in between. False where there is no gradient."""
+    """Gradients that still hold what the last update of this optimizer has applied, with a later backward added:
+    nothing has cleared them in between. False where there is no gradient."""
     untouched: Mask
     """Gradients that are exactly those of the last update: the same object, which nothing has written since."""
     read: Callable[[], Array] | None
@@ -42,6 +42,9 @@ class Values(NamedTuple):
     """For each of these, whether an operation of the framework has written it since the last update."""
     known: Mask
     """For each of these, whether its numbers after the last update are known, so that ``written`` says something."""
+    elements: npt.NDArray[np.int64] | None = None
+    """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
+    if it is known of none."""
 
 
 class UpdateFacts(NamedTuple):
@@ -68,7 +71,8 @@ class UpdateFacts(NamedTuple):
     reduced: bool | None
     """Whether the wrapper that averages gradients over ranks did so in the latest backward; None without a wrapper."""
     around: bool
-    """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before it."""
+    """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before
+    it."""
     clip: float
     """Factor by which the gradients were clipped, 1 if they were not; NaN if it is not known on the host."""
     strangers: tuple[str, ...]
@@ -86,9 +90,15 @@ class UpdateFacts(NamedTuple):
     loss: float = float("nan")
     """Sum of the roots of its backwards: the loss, if it is known on the host; NaN otherwise."""
     loss_seen: bool = False
-    """True if a root was seen, so that :attr:`loss` is its value."""
+    """True if a root was seen and ``loss`` is its value, so that NaN is the loss itself."""
     sizes: tuple[int, ...] = ()
-    """Number of elements of each parameter that this process holds; empty if it is not known."""
+    """Number of elements of each parameter, of a shard those of this rank's part; empty if they are not known."""
+    groups: tuple[int, ...] = ()
+    """Position of each parameter's group among ``rates``; empty if it is not known."""
+    parameter_dtypes: tuple[str, ...] = ()
+    """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
+    alone: bool = True
+    """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
     cut: bool = False
     """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
     that requires a gradient."""

@@ -77,6 +77,8 @@ class _Watched:
         """Names of the models' parameters from which :attr:`names` were taken."""
         self.names: tuple[str, ...] = ()
         self.sizes: tuple[int, ...] = ()
+        self.dtypes: tuple[str, ...] = ()
+        self.groups: tuple[int, ...] = ()
         self.some: Sequence[Parameter] = ()
         self.identities: frozenset[int] = frozenset()
         self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
@@ -253,6 +255,8 @@ class Sentinel:
             ties=self._tied(),
             dtypes={},
             sizes=watched.sizes,
+            groups=watched.groups,
+            parameter_dtypes=watched.dtypes,
             cut=self._cut,
         )
         self._updating = facts, watched
@@ -317,6 +321,7 @@ class Sentinel:
         every = self._watch.parameters.every
         if ends != watched.ends or every is not watched.every:
             self._renew(watched, owned, ends, every)
+            watched.groups = self._loop.groups(optimizer)
         return watched
 
     def _renew(
@@ -329,6 +334,7 @@ class Sentinel:
             watched.names = names
         if others:
             watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
+            watched.dtypes = self._loop.dtypes(owned)
             watched.identities = frozenset(map(id, owned))
             stride = max(1, len(owned) // SOME)
             watched.some = watched.parameters[::stride]

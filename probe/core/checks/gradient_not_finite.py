@@ -1,0 +1,52 @@
+"""Check for updates that apply gradients which are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck, norms_of
+
+MOST = 5
+
+
+class GradientNotFinite(FactCheck):
+    """Report an applied update with gradients that hold NaN or Inf: the weights are spoilt by it.
+
+    What a gradient scaler skips is no finding.
+    """
+
+    name = "gradient-not-finite"
+    grade = "critical"
+    title = "Gradient not finite"
+    source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
+    sees = "norms of the gradients at each update, before clipping"
+    remedy = "Go back to a checkpoint of before this step; find the first module whose output is not finite."
+    lacks = "no norm of a gradient could be read at an update that was applied"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since: int | None = None
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts, norms = update.facts, norms_of(update)
+        if facts.outcome != "applied" or norms is None:
+            return
+        self.judged = True
+        bad = facts.gradients.there & ~np.isfinite(norms)
+        if not bad.any():
+            self._since = None
+            return
+        if self._since is not None:
+            return
+        self._since = facts.step
+        number, total = int(bad.sum()), int(facts.gradients.there.sum())
+        where = tuple(facts.names[position] for position in np.flatnonzero(bad)[:MOST])
+        text = (
+            f"{number} of {total} gradients that this update applied are not finite: {', '.join(where)}"
+            f"{' and more' if number > MOST else ''}"
+        )
+        yield self.finding(facts, facts.step, text, {"gradients": total, "not_finite": number}, where)

@@ -1,0 +1,54 @@
+"""Check for trainable parameters without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import UnusualCheck
+from probe.core.checks.places import ancestors, listing
+from probe.core.checks.update_facts import Mask
+
+UPDATES = 3
+
+
+class NoGradient(UnusualCheck):
+    """Note parameters of the optimizer that require a gradient, and have none in its first three updates.
+
+    Unused parts do so, such as the pooler of a language model, or the heads of other tasks. If it is most of the model,
+    the loss may not depend on it: detach(), no_grad(), or reentrant checkpointing behind frozen inputs.
+    """
+
+    name = "no-gradient"
+    title = "Without gradient"
+    source = "https://github.com/huggingface/transformers/issues/21381"
+    sees = "gradients that are there at each update, and what requires one"
+    remedy = "Freeze what the loss does not use; otherwise look for detach(), no_grad() and reentrant checkpointing."
+    lacks = f"fewer than {UPDATES} updates"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._updates, self._since = 0, -1
+        self._without: Mask = np.zeros(0, dtype=np.bool_)
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        without = facts.trainable & ~facts.gradients.there
+        if self._updates == UPDATES or facts.outcome == "skipped":
+            return
+        if not self._updates or len(without) != len(self._without):
+            self._updates, self._since, self._without = 0, facts.step, np.ones_like(without)
+        self._without = self._without & without
+        self._updates += 1
+        if self._updates < UPDATES:
+            return
+        self.judged = True
+        number, total = int(self._without.sum()), int(facts.trainable.sum())
+        if number:
+            names = [name for name, lacks in zip(facts.names, self._without, strict=True) if lacks]
+            where = ancestors(names, facts.names)
+            text = f"{number} of {total} parameters have no gradient in the first {UPDATES} updates: {listing(where)}"
+            yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where)

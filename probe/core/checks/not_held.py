@@ -1,0 +1,50 @@
+"""Check for parameters that have a gradient and are in no optimizer from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import UnusualCheck
+from probe.core.checks.places import ancestors, listing
+
+UPDATES = 3
+
+
+class NotHeld(UnusualCheck):
+    """Note parameters that have a gradient in each of the first three updates, and are in no optimizer.
+
+    Programs that train a part do so, though they need not compute these gradients.
+    """
+
+    name = "not-held"
+    title = "In no optimizer"
+    source = "https://github.com/mosaicml/composer/issues/1002"
+    sees = "parameters of the models that have a gradient at each update, and those that optimizers hold"
+    remedy = "Give them to an optimizer, or set requires_grad to False, which saves their gradients."
+    lacks = f"fewer than {UPDATES} updates"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._updates = 0
+        self._names: set[str] = set()
+        self._since = -1
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        self._updates += 1
+        if self._updates > UPDATES:
+            return
+        if self._updates == 1:
+            self._names, self._since = set(facts.strangers), facts.step
+        self._names.intersection_update(facts.strangers)
+        if self._updates < UPDATES:
+            return
+        self.judged = True
+        names = [name for name in facts.strangers if name in self._names]
+        if names:
+            total = len(names) + int(facts.gradients.there.sum())
+            where = ancestors(names, (*facts.names, *facts.strangers))
+            text = f"{len(names)} of {total} parameters that have a gradient are in no optimizer: {listing(where)}"
+            yield self.finding(facts, self._since, text, {"parameters": len(names), "all": total}, where)

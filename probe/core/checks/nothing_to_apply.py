@@ -1,0 +1,58 @@
+"""Check for updates that have no gradient to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.places import ancestors, listing
+from probe.core.checks.streak import Streak
+
+UPDATES = 3
+
+
+class NothingToApply(FactCheck):
+    """Report an optimizer none of whose parameters has a gradient, in three applied updates in a row.
+
+    It is a fact only with one of the causes: the gradients go to parameters that no optimizer has, a backward has
+    computed some that were cleared before the update, or it is the only optimizer, and no backward reaches its
+    parameters. An optimizer of a part that is frozen for a while, beside another one, has none of them.
+    """
+
+    name = "nothing-to-apply"
+    grade = "critical"
+    title = "Update without gradients"
+    source = "https://discuss.pytorch.org/t/84911"
+    sees = "gradients that are there at the update, backwards since the last one, and parameters outside of optimizers"
+    remedy = (
+        "Give the optimizer the parameters that require a gradient, let the loss depend on them without detach() or "
+        "item(), and clear gradients before the backward."
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streak = Streak(UPDATES)
+        self._causes: set[str] = set()
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.outcome != "applied" or not facts.names:
+            return
+        self.judged = True
+        moved = facts.values is not None and bool(facts.values.moved.any())
+        cause = None if moved or facts.gradients.there.any() else self._cause(update)
+        if self._streak.completes(cause is not None, facts.step):
+            where = ancestors(facts.strangers, facts.strangers)
+            text = f"none of the {len(facts.names)} parameters of the optimizer has a gradient at its updates: {cause}"
+            evidence = {"parameters": len(facts.names), "strangers": len(facts.strangers)}
+            yield self.finding(facts, self._streak.since, text, {**evidence, "backwards": facts.backwards}, where)
+
+    def _cause(self, update: JudgedUpdate) -> str | None:
+        facts = update.facts
+        if facts.strangers:
+            return f"the backward reaches others, which no optimizer has ({listing(facts.strangers)})"
+        if facts.backwards:
+            return "they were cleared between the backward and the update"
+        return "no backward reaches them" if facts.alone else None

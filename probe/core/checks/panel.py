@@ -1,0 +1,116 @@
+"""Panel of the checks: one of each for each optimizer, none of which stops the others, or repeats itself for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from probe.core.checks import CHECKS
+from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.door import FaultCounter, attempt
+
+MOST_REPEATS = 3
+"""Findings of one check about the same places of one optimizer."""
+MOST = 20
+"""Findings of one check."""
+
+
+class CheckPanel:
+    """Judge of all updates of a run, by all checks.
+
+    Args:
+        faults: counter of checks that fail.
+        checks: classes of the checks by name.
+    """
+
+    def __init__(self, faults: FaultCounter, checks: Mapping[str, type[Check]] = CHECKS) -> None:
+        self._faults, self._classes = faults, checks
+        self._checks: dict[int, dict[str, Check]] = {}
+        self._failed: set[str] = set()
+        self._reporters: dict[tuple[str, tuple[str, ...]], int] = {}
+        """Optimizer with which a check has first reported places: others report the same again."""
+        self._repeats: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._numbers: Counter[str] = Counter()
+        self._broken: set[str] = set()
+        """Names of the checks that have found something graver than a note."""
+        self.omitted = 0
+        """Findings that were left out because the same was reported before."""
+
+    def judge(self, update: JudgedUpdate) -> list[CheckFinding]:
+        """Return the findings with this update, in the order of the checks. Never raises."""
+        number = update.facts.optimizer
+        if number not in self._checks:
+            attempt(self._faults, "checks", self._add, number)
+        if len(self._checks) > 1:
+            update = update._replace(facts=update.facts._replace(alone=False))
+        findings: list[CheckFinding] = []
+        for name, check in self._checks.get(number, {}).items():
+            rows = attempt(self._faults, f"check {name}", _judged, check, update)
+            if rows is None:
+                self._failed.add(name)
+                continue
+            findings += [finding for finding in rows if self._is_new(finding, number)]
+        return findings
+
+    def _add(self, optimizer: int) -> None:
+        """Make the checks of an optimizer."""
+        checks = self._checks[optimizer] = {}
+        for name, check in self._classes.items():
+            made = attempt(self._faults, f"check {name}", check)
+            if made is None:
+                self._failed.add(name)
+            else:
+                checks[name] = made
+
+    def _is_new(self, finding: CheckFinding, optimizer: int) -> bool:
+        """Count a finding; return whether it is to be reported."""
+        if finding.grade != "note":
+            self._broken.add(finding.check)
+        key = finding.check, finding.where
+        reporter = self._reporters.setdefault(key, optimizer)
+        self._repeats[key] += 1
+        self._numbers[finding.check] += 1
+        new = reporter == optimizer and self._repeats[key] <= MOST_REPEATS and self._numbers[finding.check] <= MOST
+        self.omitted += not new
+        return new
+
+    def preflight(self) -> str:
+        """Return one line about all checks: how many hold, and what was not looked at, with the reasons."""
+        holding, absent, unseen = 0, 0, dict[str, list[str]]()
+        for name in self._classes:
+            reason = self._missing(name)
+            if reason is None:
+                holding += name not in self._broken
+            elif isinstance(reason, NotApplicable):
+                absent += 1
+            else:
+                unseen.setdefault(reason, []).append(name)
+        parts = [f"{holding} hold"]
+        if self._broken:
+            parts.append(
+                f"{len(self._broken)} broken ({', '.join(name for name in self._classes if name in self._broken)})"
+            )
+        parts += [f"{absent} not applicable"] if absent else []
+        if unseen:
+            reasons = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in unseen.items())
+            parts.append(f"{sum(map(len, unseen.values()))} could not be seen ({reasons})")
+        return f"preflight: {', '.join(parts)}"
+
+    def _missing(self, name: str) -> str | None:
+        """Return why a check says nothing, of the optimizer of which least was seen; None if it has judged all."""
+        if name in self._broken:
+            return None
+        if name in self._failed:
+            return "it failed, see monitor.faults"
+        if not self._checks:
+            return "no update so far"
+        reasons = [check.missing() for checks in self._checks.values() if (check := checks.get(name)) is not None]
+        unseen = [reason for reason in reasons if reason is not None and not isinstance(reason, NotApplicable)]
+        if unseen:
+            some = f" (of {len(unseen)} of {len(reasons)} optimizers)" if len(unseen) < len(reasons) else ""
+            return unseen[0] + some
+        return None if None in reasons else reasons[0]
+
+
+def _judged(check: Check, update: JudgedUpdate) -> list[CheckFinding]:
+    return list(check.judge(update))

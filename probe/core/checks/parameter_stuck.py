@@ -1,0 +1,102 @@
+"""Check for parameters that never move while others do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.places import listing
+from probe.core.checks.step_size import rates_of, step_sizes
+from probe.core.checks.update_facts import Mask
+
+UPDATES = 5
+LEAST_STEP, LEAST_HALF_STEP = 1e-6, 1e-5
+"""Size of an update that must be seen in some element, of single and of half precision; below it lie the beginning of a
+warm-up and the end of a schedule, where rounding takes the update of numbers around 1."""
+LEAST_RATE = 1e-3
+"""Share of the highest rate of any group so far below which a group may be frozen by its rate."""
+
+
+class ParameterStuck(FactCheck):
+    """Report parameters that did not move in five updates in which they were looked at, while others moved.
+
+    The update must be large enough to be seen: see :func:`probe.core.checks.step_size.step_sizes`. A parameter of half
+    precision, or of a precision that is not known, counts only if it has never moved.
+    """
+
+    name = "parameter-stuck"
+    title = "Parameter never moves"
+    source = "https://github.com/vllm-project/speculators/issues/765"
+    sees = "numbers of a part of the parameters before and after each update, rates, norms and dtypes"
+    remedy = (
+        "Keep a copy of these parameters in float32, or train in mixed precision; if they are in float32, let the "
+        "optimizer write to the parameter itself: a tensor that is not contiguous is often copied."
+    )
+    lacks = "no parameter with a gradient could be looked at around an update"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: tuple[str, ...] | None = None
+        self._highest_rate, self._reported = 0.0, 0
+
+    def _begin(self, update: JudgedUpdate) -> None:
+        """Forget all parameters: there are others now."""
+        facts = update.facts
+        number = len(facts.names)
+        self._names, self._reported = facts.names, 0
+        self._still, self._since = np.zeros(number, dtype=np.int64), np.full(number, -1, dtype=np.int64)
+        self._moved, self._done = np.zeros(number, dtype=np.bool_), np.zeros(number, dtype=np.bool_)
+        dtypes = [dtype.lower() for dtype in facts.parameter_dtypes] or [""] * number
+        self._half = np.array([dtype.endswith("float16") for dtype in dtypes], dtype=np.bool_)
+        self._full = np.array([dtype.endswith(("float32", "float64")) for dtype in dtypes], dtype=np.bool_)
+        self._updates = 0
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts, norms = update.facts, norms_of(update)
+        if facts.names is not self._names and facts.names != self._names:
+            self._begin(update)
+        if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
+            return
+        rates = rates_of(facts)
+        self._highest_rate = max(self._highest_rate, float(np.nanmax(rates, initial=0.0)))
+        steps = np.where(np.nan_to_num(rates) >= LEAST_RATE * self._highest_rate, step_sizes(facts, norms), 0.0)
+        driven = steps >= np.where(self._full, LEAST_STEP, LEAST_HALF_STEP)
+        looked, moved = facts.values.looked, facts.values.moved
+        self._still[looked[moved]] = 0
+        self._moved[looked[moved]] = True
+        still = looked[~moved & driven[looked]]
+        self._updates += bool(moved.any())
+        self.judged |= bool(driven[looked].any())
+        fresh = still[self._still[still] == 0]
+        self._since[fresh] = facts.step
+        self._still[still] += 1
+        if self._updates >= UPDATES:
+            yield from self._stuck(update)
+
+    def _stuck(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        stuck = (self._still >= UPDATES) & (self._full | ~self._moved)
+        number = int(stuck.sum())
+        if not (stuck & ~self._done).any() or (self._reported and number < 2 * self._reported):
+            return
+        self._done |= stuck
+        self._reported = number
+        facts = update.facts
+        where = tuple(name for name, is_stuck in zip(facts.names, stuck, strict=True) if is_stuck)
+        rate = float(np.nanmax(rates_of(facts)))
+        text = (
+            f"{listing(where)}: no number has changed in {UPDATES} updates at a learning rate of {rate:.3g}, though "
+            f"the gradient is not zero and other parameters move: {self._reason(stuck)}"
+        )
+        since = int(self._since[stuck].min())
+        yield self.finding(facts, since, text, {"parameters": number, "rate": rate}, where)
+
+    def _reason(self, stuck: Mask) -> str:
+        if self._half[stuck].all():
+            return "in half precision without a copy in float32, the update is less than the rounding of the numbers"
+        if self._full[stuck].all():
+            return "the update is lost, as if it were written to a copy"
+        return "the update is lost, or less than the rounding of the numbers"

@@ -1,0 +1,57 @@
+"""Check for parameters that were replaced after the optimizer was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.places import ancestors, listing
+from probe.core.checks.streak import Streak
+
+UPDATES = 3
+
+
+class ParametersReplaced(FactCheck):
+    """Report parameters that the optimizer holds, and in whose place the model has others.
+
+    It is critical if parameters of the model have a gradient and are in no optimizer, or if nothing that the optimizer
+    holds has one. Otherwise what is in their place is in an optimizer, or frozen: a head that a program has exchanged
+    leaves such parameters behind, which is a note.
+    """
+
+    name = "parameters-replaced"
+    grade = "critical"
+    title = "Parameters replaced"
+    source = "https://github.com/meta-pytorch/opacus/issues/432"
+    sees = "identities of the parameters of model and optimizer"
+    remedy = "Make the optimizer after the model is moved, resized, wrapped or loaded with assign=True."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: tuple[str, ...] = ()
+        self._harmless = Streak(UPDATES)
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        self.judged = True
+        left = not facts.gradients.there.any()
+        harmful = bool(facts.replaced) and (bool(facts.strangers) or left)
+        harmless = self._harmless.completes(bool(facts.replaced) and not harmful, facts.step)
+        if not harmful:
+            self._names = ()
+        if not harmless and (not harmful or self._names == facts.replaced):
+            return
+        self._names = facts.replaced if harmful else ()
+        where = ancestors(facts.replaced, (*facts.names, *facts.replaced))
+        what = "are trained by no optimizer" if harmful else "have no gradient here, or are in an optimizer"
+        text = (
+            f"{len(facts.replaced)} parameters of the optimizer are no longer those of the model: others, which "
+            f"{what}, have taken their place in {listing(where)}"
+        )
+        grade: Grade = "critical" if harmful else "note"
+        since = facts.step if harmful else self._harmless.since
+        yield self.finding(
+            facts, since, text, {"replaced": len(facts.replaced), "parameters": len(facts.names)}, where, grade
+        )

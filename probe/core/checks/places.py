@@ -1,0 +1,48 @@
+"""Places in a model: names of parameters, grouped by the modules that they are in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+MOST = 20
+"""Places of a finding at most."""
+SHOWN = 5
+"""Places that a sentence names at most."""
+
+
+def module_of(name: str) -> str:
+    """Return the name of the module that has a parameter; the parameter's own for one of the root."""
+    return name.rpartition(".")[0] or name
+
+
+def ancestors(part: Iterable[str], whole: Iterable[str]) -> tuple[str, ...]:
+    """Return the highest modules all of whose parameters are in ``part``, and the parameters in no such module.
+
+    Args:
+        part: names of parameters, in the order of the result.
+        whole: names of all parameters that count, those of ``part`` among them.
+    """
+    names = list(dict.fromkeys(filter(None, part)))
+    inside, outside = Counter[str](), Counter[str]()
+    for name in names:
+        inside.update(_modules(name))
+    for name in {*whole, *names} - {""}:
+        outside.update(_modules(name))
+    places = (next((each for each in _modules(name) if inside[each] == outside[each]), name) for name in names)
+    return tuple(dict.fromkeys(places))
+
+
+def _modules(name: str) -> Iterator[str]:
+    """Yield the modules around a parameter, the outermost first, without the root."""
+    parts = name.split(".")
+    for number in range(1, len(parts)):
+        yield ".".join(parts[:number])
+
+
+def listing(places: Sequence[str]) -> str:
+    """Return places for a sentence: ``a, b and 3 more``."""
+    if not places:
+        return "parameters without a name"
+    shown = ", ".join(places[:SHOWN])
+    return shown if len(places) <= SHOWN else f"{shown} and {len(places) - SHOWN} more"

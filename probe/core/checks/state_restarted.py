@@ -1,0 +1,49 @@
+"""Check for an optimizer's state that begins again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.loop_check import ChangeCheck
+
+BEFORE, AGAIN = 10, 3
+
+
+class StateRestarted(ChangeCheck):
+    """Report that the steps which the optimizer's state counts begin again in the run, or in a run that goes on.
+
+    A run goes on if its first step is above 10. Of several optimizers, one that begins later has its own beginning.
+    """
+
+    name = "state-restarted"
+    title = "Optimizer state restarted"
+    source = "https://github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65"
+    sees = "the count of steps in the optimizer's state"
+    remedy = "Save and load optimizer.state_dict() with the model, and load it after the optimizer has its parameters."
+    lacks = NotApplicable("the optimizer's state counts no steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._updates, self._highest, self._first_step = 0, 0, -1
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        self._updates += 1
+        if self._updates == 1:
+            self._first_step = facts.step
+        steps = facts.state_steps
+        if steps is None:
+            return
+        self.judged = True
+        resumed = self._first_step > BEFORE and facts.optimizer == 0 and facts.alone
+        if steps < AGAIN < BEFORE < self._highest:
+            text = f"the optimizer's state has counted {self._highest} steps and begins again with {steps}"
+            yield self.finding(facts, facts.step, text, {"before": self._highest, "steps": steps})
+            self._highest = 0
+        elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_step >= 0:
+            text = f"the run goes on from step {self._first_step}, and the optimizer's state begins with {steps} steps"
+            yield self.finding(facts, self._first_step, text, {"first_step": self._first_step, "steps": steps})
+            self._first_step = -1
+        self._highest = max(self._highest, steps)

@@ -1,0 +1,44 @@
+"""Check for updates that apply gradients which nothing has computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.streak import Share
+
+UPDATES, LATEST = 2, 4
+
+
+class UpdateWithoutBackward(FactCheck):
+    """Report updates without a new backward, and without gradients that were written in another way.
+
+    Gradients that a program sets itself, as in evolution strategies or PCGrad, are new objects, or have been written.
+    """
+
+    name = "update-without-backward"
+    title = "Update without backward"
+    source = "https://github.com/OrderLab/TrainCheck"
+    sees = "identities and versions of the gradients, and the number of backwards between updates; no wait"
+    remedy = "Call the optimizer's step once after each backward, or after each group of them if you accumulate."
+    lacks = "no update with a gradient was applied"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._share = Share(UPDATES, LATEST)
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        there, untouched = facts.gradients.there, facts.gradients.untouched
+        if facts.outcome != "applied" or not there.any():
+            return
+        self.judged = True
+        old = facts.backwards == 0 and bool(untouched[there].all())
+        if self._share.completes(old, facts.step):
+            text = (
+                f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "
+                "was no backward in between"
+            )
+            yield self.finding(facts, self._share.since, text, {"gradients": int(there.sum())})
