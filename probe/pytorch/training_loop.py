@@ -16,9 +16,10 @@ from torch.utils import checkpoint
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import loss_scale
+from probe.pytorch import graph_walk, loss_scale
 from probe.pytorch.dtensor import local
 
+first_not_finite = graph_walk.first_not_finite
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 _ENGINE, _TOTAL, _CLIP = "_engine_run_backward", "_get_total_norm", "_clip_grads_with_norm_"
 """Functions of torch 2.7 to 2.13: where ``backward`` and ``grad`` enter the engine, and the two halves of
@@ -199,12 +200,17 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
 
 def stored(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
     """Return the numbers of each parameter that this process holds now; None where there are none."""
-    return [local(each.detach()) if _has_numbers(each) else None for each in parameters]
+    return [
+        (parameter if type(parameter) is torch.nn.Parameter else local(parameter.detach()))
+        if _has_numbers(parameter)
+        else None
+        for parameter in parameters
+    ]
 
 
 def _has_numbers(parameter: Any) -> bool:
     part = local(parameter)
-    return part.numel() > 0 and not part.is_meta and part.layout is torch.strided and part.untyped_storage().size() > 0
+    return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

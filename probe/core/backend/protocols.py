@@ -530,6 +530,14 @@ class TrainingLoop(Protocol):
     def scale_of(self, root: Tensor) -> Tensor | None:
         """Return the factor by which a scaler has multiplied a loss, if one has."""
 
+    def first_not_finite(self, root: Tensor, names: Mapping[int, str]) -> Any:
+        """Return where the numbers that are not finite begin in the graph of a root whose backward has not begun, as a
+        :class:`probe.core.checks.beginning.Beginning`; None if that cannot be seen. Takes up to 200 ms.
+
+        Args:
+            names: names of the parameters, by identity.
+        """
+
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now."""
 

@@ -46,6 +46,13 @@ class Beginning(NamedTuple):
             clauses.append(f"the search was cut off after {self.nodes} operations, so it may have begun earlier")
         return "; ".join(clauses) + "."
 
+    def where(self) -> tuple[str, ...]:
+        """Return the modules or the parameter at which it begins, the likeliest first."""
+        if self.kind == "parameter":
+            return (self.parameter,)
+        named = dict.fromkeys((self.module, self.after, self.before) if self.module else (self.after, self.before))
+        return tuple(name for name in named if name)
+
     def _subject(self) -> str:
         """Return the sentence after its first word."""
         if self.kind == "parameter":

@@ -16,8 +16,8 @@ COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
 LEAST, MOST, FIRST = 1 << 12, 1 << 24, 1 << 16
 """Elements that are read at a time: at least, at most, and in the first update."""
-SHARE = 0.005
-"""Part of the time of training that the rota may take."""
+SHARE, BRIEF = 0.005, 1.5e-4
+"""Part of the time of training that the rota may take, and seconds that it may take in any step."""
 
 Wait = Callable[[], npt.NDArray[np.float64]]
 
@@ -117,9 +117,10 @@ class Rota:
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
-        if spent > SHARE * passed:
+        allowed = max(SHARE * passed, BRIEF)
+        if spent > allowed:
             self._room = max(LEAST, self._room // 2)
-        elif 4 * spent < SHARE * passed:
+        elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
     def _read(self, parameters: Sequence[Parameter], chosen: npt.NDArray[np.int64]) -> _Reading | None:

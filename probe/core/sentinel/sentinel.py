@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from probe.core.backend.protocols import Block, Optimizer, Parameter, Remove, Tensor, TrainingLoop
+from probe.core.checks.beginning import Beginning
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.update_facts import Array, Gradients, Mask, UpdateFacts
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
@@ -26,8 +28,8 @@ SOME = 32
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-WHERE = "sentinel"
-"""Place of failures."""
+MOST_WALKS = 10
+"""Incidents of a run of which the graph is walked."""
 
 
 class Watch(Protocol):
@@ -121,6 +123,10 @@ class Sentinel:
         """Value of the root of the backward that runs."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
+        self._beginning: Beginning | None = None
+        """Where the values of a root since the last update begin that are not finite."""
+        self._tracing, self._walks = True, 0
+        """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
@@ -145,8 +151,19 @@ class Sentinel:
     def began(self, root: Tensor | None, inputs: Collection[int]) -> None:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
         self._root = None if root is None else self._value(root)
+        if root is not None and (number := self._tensors.number(root)) is not None:
+            self._trace(root, number)
         for watched in self._each():
             self._look_before(watched, inputs)
+
+    def _trace(self, root: Tensor, value: float) -> None:
+        """Look for the beginning of a value that is not finite, once an incident."""
+        if math.isfinite(value):
+            self._tracing = True
+        elif self._tracing and self._walks < MOST_WALKS:
+            self._tracing, self._walks = False, self._walks + 1
+            names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
+            self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
 
     def _value(self, root: Tensor) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
@@ -258,6 +275,7 @@ class Sentinel:
             groups=watched.groups,
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
+            beginning=self._beginning,
         )
         self._updating = facts, watched
 
@@ -298,6 +316,7 @@ class Sentinel:
         if self._updating is None:
             return
         (facts, watched), self._updating, self._cut = self._updating, None, False
+        self._beginning = None
         looked = watched.rota.after(watched.parameters)
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
