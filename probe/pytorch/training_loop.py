@@ -9,15 +9,18 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
 
+from probe.core.backend import fused_reduce
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import graph_walk, loss_scale
+from probe.pytorch import graph_walk, loss_scale, tensors
 from probe.pytorch.dtensor import local
+from probe.pytorch.host_moments import Array, plain
 
 first_not_finite = graph_walk.first_not_finite
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -121,11 +124,11 @@ _norms: Shared[_Norms] = Shared(_measure, weak=True)
 
 def _around_total(original: Callable[..., Any]) -> Callable[..., Any]:
     @passage
-    def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not compiling() and isinstance(tensors, list | tuple):
+    def total_norm(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling() and isinstance(gradients, list | tuple):
             for listener in _norms:
-                attempt(listener.faults, "total norm", listener.measured, tensors)
-        return original(tensors, *args, **kwargs)
+                attempt(listener.faults, "total norm", listener.measured, gradients)
+        return original(gradients, *args, **kwargs)
 
     return total_norm
 
@@ -193,24 +196,56 @@ def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
-def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
+def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
-    return [-1 if tensor is None else tensor._version for tensor in tensors]
+    return [-1 if tensor is None else tensor._version for tensor in held]
 
 
-def stored(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
-    """Return the numbers of each parameter that this process holds now; None where there are none."""
-    return [
-        (parameter if type(parameter) is torch.nn.Parameter else local(parameter.detach()))
-        if _has_numbers(parameter)
-        else None
-        for parameter in parameters
-    ]
+class ParameterReader:
+    """Reader of the same parameters again and again: where their numbers stay in host memory, one call of the compiled
+    pass reads them.
+
+    Args:
+        columns: moments to read.
+    """
+
+    def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
+        self._parameters, self._columns = parameters, columns
+        self._plain = [plain(parameter) for parameter in parameters]
+        self._places = fused_reduce.places(columns)
+        kinds = {known[2] for known in self._plain if known is not None}
+        self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+
+    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits for
+        their moments."""
+        if self._kind and (rows := self._in_one_pass(positions)) is not None:
+            return [*positions], lambda: rows
+        there = [position for position in positions if _has_numbers(self._parameters[position])]
+        if not there:
+            return [], lambda: np.empty((0, len(self._columns)))
+        stored = [local(self._parameters[position].detach()) for position in there]
+        return there, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+
+    def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
+        """Return the moments; None if a parameter has moved, or has NaN or Inf."""
+        known = [self._plain[position] for position in positions]
+        addresses = [each[0] for each in known if each is not None]
+        if [self._parameters[position].data_ptr() for position in positions] != addresses:
+            return None
+        sizes = [each[1] for each in known if each is not None]
+        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
+        return rows[:, self._places] if valid.all() else None
 
 
 def _has_numbers(parameter: Any) -> bool:
     part = local(parameter)
     return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
+
+
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+    """Return a reader of the moments of ``parameters``."""
+    return ParameterReader(parameters, columns)
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

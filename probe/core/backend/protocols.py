@@ -504,6 +504,14 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+class ParameterReader(Protocol):
+    """Reader of the moments of some parameters."""
+
+    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits for
+        their moments, a row each."""
+
+
 class TrainingLoop(Protocol):
     """What a training loop does between two updates. All of it is called in steps that are not sampled, too; nothing
     waits for a device, and nothing is kept alive."""
@@ -547,8 +555,8 @@ class TrainingLoop(Protocol):
     def reference(self, tensor: Tensor) -> Callable[[], object]:
         """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""
 
-    def stored(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
-        """Return the numbers of each parameter that this process holds now, not differentiated."""
+    def reader(self, parameters: Sequence[Parameter], columns: tuple[str, ...]) -> ParameterReader:
+        """Return a reader of moments of ``parameters``."""
 
     def sizes(self, parameters: Sequence[Parameter]) -> tuple[int, ...]:
         """Return the number of elements of each parameter that this process holds."""

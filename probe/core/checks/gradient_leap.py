@@ -20,10 +20,11 @@ RECENT = 24
 
 
 class GradientLeap(ChangeCheck):
-    """Report that the norm of all gradients leaps above all that the run has had, while the loss does not.
+    """Report that the norm of all gradients leaps above all that the run has had.
 
     It comes back at once, or goes on rising. A leap is eight robust standard deviations of the latest 50 logarithms,
-    three times the largest deviation among them, and a factor of four. If the loss leaps too, that is what is judged.
+    three times the largest deviation among them, and a factor of four. If the loss is high as well, as with a batch of
+    rubbish, it must come back: else harder data have come.
     """
 
     name = "gradient-leap"
@@ -50,12 +51,15 @@ class GradientLeap(ChangeCheck):
             return
         leap = self._memory.judge(series_of(update), total, facts.step)
         self.judged = self.judged or self._memory.ready
-        if leap is None or leap.course == "stayed" or self._loss_leapt(leap.since):
+        if leap is None or leap.course == "stayed":
+            return
+        with_loss = self._loss_leapt(leap.since)
+        if with_loss and leap.course != "returned":
             return
         places = np.argsort(np.nan_to_num(norms))[::-1][:1]
         text = (
-            f"the norm of all gradients has leapt to {exp(leap.value):.4g} at step {leap.since}, and the loss has not; "
-            f"its median before is {exp(leap.median):.4g}"
+            f"the norm of all gradients has leapt to {exp(leap.value):.4g} at step {leap.since}, and the loss "
+            f"{'with it' if with_loss else 'has not'}; its median before is {exp(leap.median):.4g}"
         )
         where = tuple(filter(None, (facts.names[place] for place in places))) if leap.since == facts.step else ()
         evidence = {"norm": exp(leap.value), "median": exp(leap.median), "deviations": leap.deviations}

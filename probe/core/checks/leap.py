@@ -102,12 +102,14 @@ class LeapSeries:
         sigma = max(MAD_TO_SIGMA * float(np.median(deviation)), floor)
         limit = max(DEVIATIONS * sigma, TAIL * float(deviation.max()), log(4.0) if self._logarithmic else 0.0)
         rise, scale = value - middle, 1.0 if self._logarithmic else abs(middle)
-        if rise <= limit or sigma > UNEVEN[self._logarithmic] * scale or value - highest < 2 * sigma:
+        immense = rise > (limit if float(values.min()) > 0 else IMMENSE * limit) and value > 10 * abs(highest)
+        if self._logarithmic:
+            immense = rise > IMMENSE * limit
+        uneven = sigma > UNEVEN[self._logarithmic] * scale and not immense
+        if rise <= limit or uneven or value - highest < 2 * sigma:
             return None
         self._pending = _Pending(step, value, middle, rise / sigma, [])
-        if rise > IMMENSE * limit and (self._logarithmic or value > 10 * abs(highest)):
-            return self._end(self._pending, "rising")
-        return None
+        return self._end(self._pending, "rising") if immense else None
 
     def _follow(self, pending: _Pending, value: float) -> Leap | None:
         rise = pending.value - pending.median

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.backend.protocols import Block, Parameter, Tensors, TrainingLoop
+from probe.core.backend.protocols import Parameter, TrainingLoop
 from probe.core.checks.update_facts import Values
 
 COLUMNS = ("min", "max", "sum", "sumsq")
@@ -25,7 +25,7 @@ Wait = Callable[[], npt.NDArray[np.float64]]
 class _Reading(NamedTuple):
     """Moments of some parameters, on their way to the host, and the versions of these parameters."""
 
-    positions: npt.NDArray[np.int64]
+    positions: list[int]
     wait: Wait
     versions: Sequence[int]
 
@@ -43,7 +43,7 @@ class Looked(NamedTuple):
         """Return what the readings show; wait for the device."""
         if self.before is None or self.after is None:
             return None
-        positions = self.before.positions
+        positions = np.asarray(self.before.positions, np.int64)
         moved = ~_equal(self.before.wait(), self.after.wait())
         written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
         if self.last is not None and self.again is not None:
@@ -61,75 +61,71 @@ def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.
 
 
 class Rota:
-    """The parameters of one optimizer, of which a part is read before and after each update."""
+    """The parameters of one optimizer, of which a part is read before and after each update.
 
-    def __init__(self, tensors: Tensors, loop: TrainingLoop) -> None:
-        self._tensors, self._loop = tensors, loop
+    Args:
+        parameters: all of them.
+        sizes: number of elements of each.
+    """
+
+    def __init__(self, loop: TrainingLoop, parameters: Sequence[Parameter], sizes: Sequence[int]) -> None:
+        self._loop, self._parameters, self._sizes = loop, parameters, sizes
+        self._reader = loop.reader(parameters, COLUMNS)
+        self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._next = FIRST, 0
         self._before: _Reading | None = None
         self._last: _Reading | None = None
         self._again: _Reading | None = None
         self._spent, self._began = 0.0, time.perf_counter()
 
-    def clear(self) -> None:
-        """Forget the parameters: others have come."""
-        self._before = self._last = self._again = None
-        self._next = 0
-
-    def before(self, parameters: Sequence[Parameter], sizes: Sequence[int]) -> None:
+    def before(self) -> None:
         """Read before an update the parameters whose turn it is, and those whose turn it was."""
-        begun = time.perf_counter()
-        chosen = self._chosen(sizes)
-        last = self._last
-        if last is not None and len(last.positions) == len(chosen) and (last.positions == chosen).all():
-            self._before = self._again = self._read(parameters, chosen)
+        begun = time.thread_time()
+        chosen, last = self._chosen(), self._last
+        if last is not None and last.positions == chosen:
+            self._before = self._again = self._read(chosen)
         else:
-            self._again = None if last is None else self._read(parameters, last.positions)
-            self._before = self._read(parameters, chosen)
-        self._spent += time.perf_counter() - begun
+            self._again = None if last is None else self._read(last.positions)
+            self._before = self._read(chosen)
+        self._spent += time.thread_time() - begun
 
-    def after(self, parameters: Sequence[Parameter]) -> Looked:
+    def after(self) -> Looked:
         """Read the same parameters after the update."""
-        begun = time.perf_counter()
+        begun = time.thread_time()
         before, self._before = self._before, None
-        after = None if before is None else self._read(parameters, before.positions)
+        after = None if before is None else self._read(before.positions)
         looked = Looked(before, after, self._last, self._again)
         self._last, self._again = after, None
         now = time.perf_counter()
-        self._pace(self._spent + now - begun, now - self._began)
+        self._pace(self._spent + time.thread_time() - begun, now - self._began)
         self._spent, self._began = 0.0, now
         return looked
 
-    def _chosen(self, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    def _chosen(self) -> list[int]:
         """Return the positions of the next parameters that fit into the room; at least one."""
-        number, room, start = len(sizes), self._room, self._next
-        if sum(sizes) <= room:
-            return np.arange(number)
+        room, number = self._room, len(self._sizes)
+        if self._elements <= room:
+            return self._all
         chosen: list[int] = []
         for offset in range(number):
-            position = (start + offset) % number
-            if chosen and sizes[position] > room:
+            position = (self._next + offset) % number
+            if chosen and self._sizes[position] > room:
                 break
-            room -= sizes[position]
+            room -= self._sizes[position]
             chosen.append(position)
-        self._next = (start + len(chosen)) % number
-        return np.asarray(chosen, dtype=np.int64)
+        self._next = (self._next + len(chosen)) % number
+        return chosen
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
         allowed = max(SHARE * passed, BRIEF)
         if spent > allowed:
-            self._room = max(LEAST, self._room // 2)
+            self._room = max(LEAST, min(self._room, self._elements) // 2)
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, parameters: Sequence[Parameter], chosen: npt.NDArray[np.int64]) -> _Reading | None:
-        of = [parameters[position] for position in chosen]
-        stored = self._loop.stored(of)
-        there = [number for number, tensor in enumerate(stored) if tensor is not None]
+    def _read(self, chosen: list[int]) -> _Reading | None:
+        there, wait = self._reader.read(chosen)
         if not there:
             return None
-        tensors = [stored[number] for number in there]
-        block: Block = self._tensors.moments(tensors, COLUMNS, 0.0, None)
-        versions = self._loop.versions([of[number] for number in there])
-        return _Reading(chosen[there], self._tensors.to_host([block]), versions)
+        return _Reading(there, wait, self._loop.versions([self._parameters[position] for position in there]))

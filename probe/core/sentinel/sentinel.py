@@ -24,7 +24,7 @@ from probe.core.sentinel.rota import Looked, Rota
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
-SOME = 32
+SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
@@ -71,7 +71,7 @@ class ReadUpdate(NamedTuple):
 class _Watched:
     """What is remembered of one optimizer since its last update."""
 
-    def __init__(self, tensors: Any, loop: TrainingLoop) -> None:
+    def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
         self.ends: tuple[int, ...] = (0,)
         """Number of the parameters, and the identities of the first and the last."""
@@ -87,7 +87,7 @@ class _Watched:
         """Marks of all gradients at the end of the last update, and of some at the last backward."""
         self.again: Mask = np.zeros(0, np.bool_)
         """Gradients that nothing has cleared since the last update."""
-        self.rota = Rota(tensors, loop)
+        self.rota = Rota(loop, (), ())
         self.clear()
 
     def clear(self) -> None:
@@ -121,6 +121,8 @@ class Sentinel:
         self._watched: dict[int, _Watched] = {}
         self._root: Callable[[], float] | None = None
         """Value of the root of the backward that runs."""
+        self._present: list[_Watched] | None = None
+        """All that is watched; None if it has to be looked for."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
@@ -222,8 +224,7 @@ class Sentinel:
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
         """Take the norms of gradients that are about to be clipped."""
-        for number, optimizer in enumerate(self._watch.run.optimizers):
-            watched = self._of(number, optimizer)
+        for watched, optimizer in zip(self._each(), self._watch.run.optimizers, strict=False):
             held = [gradient for gradient in self._loop.held(watched.parameters) if gradient is not None]
             if not held or len(held) > len(gradients):
                 continue
@@ -250,7 +251,7 @@ class Sentinel:
         watched = self._of(number, optimizer)
         held = self._loop.held(watched.parameters)
         gradients = self._gradients(watched, held, scale)
-        watched.rota.before(watched.parameters, watched.sizes)
+        watched.rota.before()
         facts = UpdateFacts(
             step=run.clock.step,
             optimizer=number,
@@ -316,8 +317,8 @@ class Sentinel:
         if self._updating is None:
             return
         (facts, watched), self._updating, self._cut = self._updating, None, False
-        self._beginning = None
-        looked = watched.rota.after(watched.parameters)
+        self._beginning = self._present = None
+        looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
         watched.again = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
@@ -328,13 +329,16 @@ class Sentinel:
     # What belongs to whom.
 
     def _each(self) -> list[_Watched]:
-        return [self._of(number, optimizer) for number, optimizer in enumerate(self._watch.run.optimizers)]
+        """Return what is remembered of every optimizer, with its parameters as of the last update."""
+        if self._present is None:
+            self._present = [self._of(number, each) for number, each in enumerate(self._watch.run.optimizers)]
+        return self._present
 
     def _of(self, number: int, optimizer: Optimizer) -> _Watched:
         """Return what is remembered of an optimizer, with its parameters of now."""
         watched = self._watched.get(id(optimizer))
         if watched is None:
-            watched = self._watched[id(optimizer)] = _Watched(self._tensors, self._loop)
+            watched = self._watched[id(optimizer)] = _Watched(self._loop)
         owned = self._watch.run.framework.hooks.owned(optimizer)
         ends = (len(owned), id(owned[0]), id(owned[-1])) if owned else (0,)
         every = self._watch.parameters.every
@@ -355,11 +359,10 @@ class Sentinel:
             watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
             watched.dtypes = self._loop.dtypes(owned)
             watched.identities = frozenset(map(id, owned))
-            stride = max(1, len(owned) // SOME)
-            watched.some = watched.parameters[::stride]
+            watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.rota.clear()
+            watched.rota = Rota(self._loop, watched.parameters, watched.sizes)
             watched.clear()
 
     def _strangers(self) -> tuple[str, ...]:
