@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 
 import numpy as np
+import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck, norms_of
 from probe.core.checks.places import listing
 from probe.core.checks.step_size import rates_of, step_sizes
-from probe.core.checks.update_facts import Mask
+from probe.core.checks.update_facts import Array, Mask, UpdateFacts
 
 UPDATES = 5
 LEAST_STEP, LEAST_HALF_STEP = 1e-6, 1e-5
@@ -61,21 +63,25 @@ class ParameterStuck(FactCheck):
             self._begin(update)
         if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
             return
-        rates = rates_of(facts)
-        self._highest_rate = max(self._highest_rate, float(np.nanmax(rates, initial=0.0)))
-        steps = np.where(np.nan_to_num(rates) >= LEAST_RATE * self._highest_rate, step_sizes(facts, norms), 0.0)
-        driven = steps >= np.where(self._full, LEAST_STEP, LEAST_HALF_STEP)
+        self._highest_rate = max(self._highest_rate, *(rate for rate in facts.rates if not isnan(rate)), 0.0)
         looked, moved = facts.values.looked, facts.values.moved
+        some = bool(moved.any())
         self._still[looked[moved]] = 0
         self._moved[looked[moved]] = True
-        still = looked[~moved & driven[looked]]
-        self._updates += bool(moved.any())
-        self.judged |= bool(driven[looked].any())
-        fresh = still[self._still[still] == 0]
-        self._since[fresh] = facts.step
+        self._updates += some
+        self.judged |= some
+        if not moved.all():
+            self._count(facts, looked[~moved], norms)
+            if self._updates >= UPDATES:
+                yield from self._stuck(update)
+
+    def _count(self, facts: UpdateFacts, positions: npt.NDArray[np.int64], norms: Array) -> None:
+        """Count an update of parameters that did not move, of those that should have."""
+        usual = np.nan_to_num(rates_of(facts)) >= LEAST_RATE * self._highest_rate
+        driven = usual & (step_sizes(facts, norms) >= np.where(self._full, LEAST_STEP, LEAST_HALF_STEP))
+        still = positions[driven[positions]]
+        self._since[still[self._still[still] == 0]] = facts.step
         self._still[still] += 1
-        if self._updates >= UPDATES:
-            yield from self._stuck(update)
 
     def _stuck(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         stuck = (self._still >= UPDATES) & (self._full | ~self._moved)
