@@ -81,12 +81,12 @@ class Parameters:
         if changed:
             for parameter in self._watched:
                 self._run.framework.parallel.check_again(parameter.thing)
-            self._structure = structure
             self._modules.find()
         if changed or census != self._census or self._wrapping:
             self._wrapping = self._census != census
             self._census = census
             self._watch_new()
+            self._structure = structure  # only now: after a refusal the search is made again
             self._share_out()
             self._strange = False
             if not self._wrapping and census and self._known and not self._known.keys() & set(census):
@@ -134,10 +134,12 @@ class Parameters:
             for full, thing in named:
                 if id(thing) in self._known:
                     continue
-                watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
+                watched = self._names.watch(stage, full, thing)
                 if self._run.selection.watches(watched):
+                    self._run.framework.parallel.check_again(thing)
                     self._watched.append(watched)
                     self._waiting.append(watched)
+                self._known[id(thing)] = watched
 
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
         """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from probe.core.backend.protocols import Module, Optimizer, Remove, Tensor, unheard
 from probe.core.door import attempt, count
