@@ -78,7 +78,7 @@ def loss_scale(parameters: Parameters = tuple) -> Scale:
     that on the latest loss. None if no watched scaler or optimizer scales it."""
     scaler = _current() if _current is not None else None
     if torch._C._current_graph_task_id() != -1 and not _unplaced:
-        scaler = scaled_graphs.scaler_of(parameters)
+        scaler = scaled_graphs.scaler_of(parameters) if scaled_graphs.BACKWARDS else None
     if scaler is not None:
         return getattr(scaler, "_scale", None)
     if len(_others) > 1:

@@ -200,11 +200,11 @@ class Hooks(Protocol):
         """Return every parameter once, with its name, as in :meth:`modules`."""
 
     def structure(self, model: Module) -> tuple[int, ...]:
-        """Return the identities of the modules and parameters of ``model``, in any constant order; cheaply, since it
-        is called in every sampled step."""
+        """Return numbers that are others if modules or parameters of ``model`` are, or if one has been wrapped in a way
+        that hides its numbers; cheaply, since it is called in every sampled step."""
 
-    def token(self, parameter: Parameter) -> int:
-        """Return the identity of what hooks of ``parameter`` are placed on."""
+    def tokens(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Return the identities of what hooks of ``parameters`` are placed on; cheaply, as :meth:`structure`."""
 
     def trainable(self, parameter: Parameter) -> bool:
         """Return whether a gradient hook can be placed now."""
@@ -212,11 +212,12 @@ class Hooks(Protocol):
     def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard | None:
         """Return the part of ``parameter`` that this process holds between steps, if any."""
 
-    def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
-        """Return the gradient that ``optimizer`` will apply: ``main_grad`` if requested and present, else ``grad``."""
+    def gradients_of(self, optimizer: Optimizer, main_grad: bool) -> Callable[[Parameter], Tensor | Shard | None]:
+        """Return a function from a parameter to the gradient that ``optimizer`` will apply: ``main_grad`` if requested
+        and present, else ``grad``. It is valid until the update."""
 
     def holds(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> bool:
-        """Return whether training or a user has set :meth:`gradient` to be applied; False for a buffer that always
+        """Return whether training or a user has set the gradient to be applied; False for a buffer that always
         exists, and may hold an earlier step's gradient."""
 
     def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
@@ -375,7 +376,8 @@ class Parallel(Protocol):
         """Return the object that takes the training steps of ``optimizer``: itself, one inside it, or one around it."""
 
     def check_again(self, parameter: Parameter) -> None:
-        """Raise ValueError, with the remedy, if ``parameter`` has been wrapped in a way that hides its numbers."""
+        """Raise ValueError, with the remedy, if ``parameter`` has been wrapped in a way that hides its numbers. Called
+        when :meth:`Hooks.structure` has changed."""
 
     def pipelined(self, model: Module) -> bool:
         """Return whether the forward of ``model`` that begins now belongs to a pipeline's schedule, which runs several

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -21,13 +21,12 @@ from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.forward_marks import ForwardMarks
+from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
-from probe.core.instrumentation.step_boundary import StepConsumer
+from probe.core.instrumentation.step_boundary import ForwardMarks, StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
@@ -106,7 +105,7 @@ class Collector:
         subject: Subject,
         collectives: CollectiveWatch,
         process_group: Any,
-        listeners: Iterable[SnapshotListener] = (),
+        listeners: Listeners[SnapshotListener] | None = None,
     ) -> None:
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
         self._listeners = listeners

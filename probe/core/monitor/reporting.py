@@ -85,7 +85,8 @@ class Reporting:
             attempt(self._faults, WHERE, self._alarms.begun)
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
-        """Report the findings of a sampled step; called with every such step, on the delivery thread."""
+        """Report the findings of a sampled step; called with every such step from the first finding on, on the delivery
+        thread."""
         self.metrics.found([finding.rule for finding in findings])
         for receiver in (self._alarms, self._feed):
             if receiver is not None:

@@ -18,7 +18,7 @@ from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.instrumentation.forward_marks import ForwardMarks
+from probe.core.instrumentation.step_boundary import ForwardMarks
 from probe.core.messages import writable
 from probe.core.naming import (
     BATCH_SIZE,
