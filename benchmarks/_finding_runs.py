@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import _finding  # noqa: F401 - the cases are on the path from then on
-from case import Case
+from case import CONFIG, Case
 
 HERE = Path(__file__).resolve().parent
 FAULTS, HEALTHY = HERE / "faults", HERE / "healthy"
 SHARED = ("case", "common", "tensor_parallel", "__init__")
 """Modules in these folders that are no programs."""
-CONFIG = "FINDING_CONFIG"
+
 FULL: dict[str, Any] = {
     "wg_distribution": True,
     "monitor_mbs_grad": True,
@@ -144,12 +145,18 @@ def train(program: Program, mode: Mode, folder: Path, limit: float) -> Outcome:
     seconds = time.monotonic() - began
     if code:
         reason = f"took more than {limit:g} s" if code == TIMED_OUT else f"exit code {code}"
-        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
-        return Outcome(program.key, seconds, [], {}, f"{reason}: {' | '.join(lines)}")
+        return Outcome(program.key, seconds, [], {}, f"{reason}: {_last_error(folder / 'log.txt')}")
     return judged(program, folder, seconds)
 
 
+def _last_error(log: Path) -> str:
+    """Return the last line that names an error, else the last line."""
+    lines = list(filter(None, log.read_text(encoding="utf-8", errors="replace").splitlines()))
+    return next((text for text in reversed(lines) if ERROR.match(text)), lines[-1] if lines else "")
+
+
 TIMED_OUT = 124
+ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+Error: ")
 
 
 def _variables(folder: Path) -> dict[str, str]:

@@ -39,7 +39,7 @@ def entry(**fields: Any) -> dict[str, Any]:
 def test_each_case_is_complete(benchmark: Any) -> None:
     """Each case has links to its sources, a label, kinds, and a step that its run has."""
     found = benchmark.runs.cases()
-    assert len(found) >= 25
+    assert len(found) >= 40
     for name, case in found.items():
         assert {bool(re.fullmatch(r"https://\S+/\S+", link)) for link in case.sources} == {True}, name
         assert case.label in benchmark.case.LABELS, name

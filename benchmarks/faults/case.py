@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
 Label = Literal["sentinel", "loop", "ranks", "rows", "before", "twin"]
@@ -13,6 +15,8 @@ modes, order of calls); numbers of other ranks; recorded rows (activations, upda
 reference run."""
 LABELS: tuple[str, ...] = get_args(Label)
 
+CONFIG = "FINDING_CONFIG"
+"""Environment variable with the configuration of the mode ``full``; without it no case imports the monitor."""
 STEPS = 160
 """Steps of a run, if its case has no other number."""
 ONSET = STEPS // 2
@@ -61,6 +65,26 @@ def arguments(case: Case) -> Run:
     parser.add_argument("--steps", type=int, default=case.steps)
     args = parser.parse_args()
     return Run(args.twin == "faulty", args.seed, args.steps)
+
+
+class Unwatched:
+    """Monitor of a program that has none."""
+
+    def log(self, **numbers: Any) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def watch(model: Any, optimizer: Any, accumulation: int = 1, framework: str = "pytorch", **groups: Any) -> Any:
+    """Return the monitor of the three lines if a configuration is named, else one that does nothing."""
+    path = os.environ.get(CONFIG)
+    if not path:
+        return Unwatched()
+    monitor = import_module(f"probe.{framework}").TrainerMon(path)
+    monitor.set_monitor(model, grad_acc_steps=accumulation, optimizer=optimizer, **groups)
+    return monitor
 
 
 def main(case: Case, train: Callable[[Run], None]) -> None:

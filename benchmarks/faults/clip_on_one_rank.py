@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from case import REPLICAS, Case, Run
-from common import join, main, text, text_loss, watch
+from case import REPLICAS, Case, Run, watch
+from common import join, main, text, text_loss
 from tensor_parallel import build, gradient_norm
 
 CASE = Case(

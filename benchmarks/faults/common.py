@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,32 +15,8 @@ from case import Case, Run, arguments
 from torch import Tensor, nn
 from torch.nn import functional
 
-CONFIG = "FINDING_CONFIG"
-"""Environment variable with the configuration of the mode ``full``; without it no case imports the monitor."""
 VOCABULARY, LENGTH = 64, 32
 CLASSES, SIDE = 10, 12
-
-
-class Unwatched:
-    """Monitor of a program that has none."""
-
-    def log(self, **numbers: Any) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-
-def watch(model: nn.Module, optimizer: Any, accumulation: int = 1, **groups: Any) -> Any:
-    """Return the monitor of the three lines if a configuration is named, else one that does nothing."""
-    path = os.environ.get(CONFIG)
-    if not path:
-        return Unwatched()
-    from probe.pytorch import TrainerMon
-
-    monitor = TrainerMon(path)
-    monitor.set_monitor(model, grad_acc_steps=accumulation, optimizer=optimizer, **groups)
-    return monitor
 
 
 def main(case: Case, train: Callable[[Run], None]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import LEAP, ONSET, Case, Run
-from common import CNN, image_loss, images, main, update, watch
+from case import LEAP, ONSET, Case, Run, watch
+from common import CNN, image_loss, images, main, update
 
 CASE = Case(
     sources=("https://arxiv.org/abs/1903.06733", "https://dl.acm.org/doi/10.1109/ICSE43902.2021.00043"),

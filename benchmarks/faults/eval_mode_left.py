@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import ONSET, Case, Run
-from common import CNN, image_loss, images, main, update, watch
+from case import ONSET, Case, Run, watch
+from common import CNN, image_loss, images, main, update
 
 CASE = Case(
     sources=("https://github.com/HuiZeng/Grid-Anchor/issues/2", "https://github.com/fartashf/vsepp/issues/4"),

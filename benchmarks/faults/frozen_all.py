@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import Case, Run
-from common import CNN, image_loss, images, main, update, watch
+from case import Case, Run, watch
+from common import CNN, image_loss, images, main, update
 
 CASE = Case(
     sources=("https://discuss.pytorch.org/t/84911", "https://arxiv.org/abs/2506.14813"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import ONSET, Case, Run
-from common import CLASSES, generator, main, watch
+from case import ONSET, Case, Run, watch
+from common import CLASSES, generator, main
 from torch import nn
 from torch.nn import functional
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-from case import NOT_FINITE, ONSET, Case, Run
-from common import generator, main, watch
+from case import NOT_FINITE, ONSET, Case, Run, watch
+from common import generator, main
 from torch import Tensor, nn
 from torch.nn import functional
 

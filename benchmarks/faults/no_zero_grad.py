@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import Case, Run
-from common import CNN, image_loss, images, main, watch
+from case import Case, Run, watch
+from common import CNN, image_loss, images, main
 
 CASE = Case(
     sources=("https://stackoverflow.com/questions/60335387", "https://arxiv.org/abs/2506.14813"),

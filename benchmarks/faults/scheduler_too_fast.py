@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import torch
-from case import Case, Run
-from common import GPT, main, text, text_loss, watch
+from case import Case, Run, watch
+from common import GPT, main, text, text_loss
 
 CASE = Case(
     sources=(

@@ -1,15 +1,14 @@
 """Two ranks: now and then, one rank receives zeros in place of a reduced bucket of gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from case import ONSET, REPLICAS, Case, Run
-from common import GPT, join, main, text, text_loss, update, watch
+from case import ONSET, REPLICAS, Case, Run, watch
+from common import GPT, join, main, text, text_loss, update
 from torch.nn.parallel import DistributedDataParallel
 
+# Annotations are evaluated here: DistributedDataParallel checks those of its hook.
 CASE = Case(
     sources=(
         "https://github.com/pytorch/pytorch/issues/84803",
@@ -30,7 +29,7 @@ def train(run: Run) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     now = 0
 
-    def reduce(_: Any, bucket: Any) -> Any:
+    def reduce(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
 
         def receive(future: Any) -> torch.Tensor:

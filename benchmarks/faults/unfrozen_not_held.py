@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import ONSET, Case, Run
-from common import GPT, main, text, text_loss, update, watch
+from case import ONSET, Case, Run, watch
+from common import GPT, main, text, text_loss, update
 
 CASE = Case(
     sources=(

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from case import Case, Run
-from common import generator, main, update, watch
+from case import Case, Run, watch
+from common import generator, main, update
 from torch import nn
 from torch.nn import functional
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import Case, Run
-from common import CLASSES, SIDE, image_loss, images, main, update, watch
+from case import Case, Run, watch
+from common import CLASSES, SIDE, image_loss, images, main, update
 from torch import nn
 
 CASE = Case(
@@ -25,10 +25,10 @@ def train(run: Run) -> None:
     if not run.faulty:
         for layer in model[1::2]:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-4)
     monitor = watch(model, optimizer)
     for step in range(run.steps):
-        loss = image_loss(model, images(run.seed, step, noise=0.5))
+        loss = image_loss(model, images(run.seed, step))
         update(optimizer, loss)
         monitor.log(loss=loss)
     monitor.stop()

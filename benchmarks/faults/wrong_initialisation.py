@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from case import Case, Run
-from common import GPT, main, text, text_loss, update, watch
+from case import Case, Run, watch
+from common import GPT, main, text, text_loss, update
 from torch import Tensor, nn
 from torch.nn import functional
 
