@@ -21,7 +21,7 @@ from case import CONFIG, Case
 
 HERE = Path(__file__).resolve().parent
 FAULTS, HEALTHY = HERE / "faults", HERE / "healthy"
-SHARED = ("case", "common", "tensor_parallel", "__init__")
+SHARED = ("case", "common", "tensor_parallel", "data")
 """Modules in these folders that are no programs."""
 
 FULL: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -46,6 +47,15 @@ def test_each_case_is_complete(benchmark: Any) -> None:
         assert {bool(kind) for kind in case.kinds} == {True}, name
         assert 0 <= case.start <= case.steps - benchmark.judgement.LATEST, name
         assert set(case.ranks) <= set(range(case.world)), name
+
+
+@pytest.mark.torch
+def test_healthy_programs_are_complete(benchmark: Any) -> None:
+    """At least 24 programs are named by their first line; six of them have steps of a few milliseconds."""
+    scripts = benchmark.runs.healthy_programs()
+    assert len(scripts) >= 24
+    assert all(ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in scripts.values())
+    assert sum(benchmark.runs.constant(path, "LONG", False) for path in scripts.values()) == 6
 
 
 @pytest.mark.torch
