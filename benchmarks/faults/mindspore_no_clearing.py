@@ -18,6 +18,7 @@ CASE = Case(
     label="loop",
     kinds=("stale-gradient",),
     start=1,
+    steps=60,
 )
 
 
@@ -41,12 +42,16 @@ def train(run: Run) -> None:
     random = np.random.default_rng(run.seed)
     rule = random.standard_normal((32, 10)).astype(np.float32)
     monitor = watch(model, optimizer, framework="mindspore")
-    sums = [ops.zeros_like(parameter) for parameter in optimizer.parameters]
+    sums = optimizer.parameters.clone(prefix="sums", init="zeros")
     for _ in range(run.steps):
         inputs, classes = batch(random, rule)
         loss, gradients = gradients_of(mindspore.Tensor(inputs), mindspore.Tensor(classes))
-        sums = [total + gradient if run.faulty else gradient for total, gradient in zip(sums, gradients, strict=True)]
+        for total, gradient in zip(sums, gradients, strict=True):
+            ops.assign_add(total, gradient)
         optimizer(tuple(sums))
+        if not run.faulty:
+            for total in sums:
+                ops.assign(total, ops.zeros_like(total))
         monitor.log(loss=loss)
     monitor.stop()
 

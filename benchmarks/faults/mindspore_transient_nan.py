@@ -14,7 +14,8 @@ CASE = Case(
     sources=("https://www.mindspore.cn/docs/en/master/api_python/mindspore/mindspore.amp.all_finite.html",),
     label="sentinel",
     kinds=NOT_FINITE,
-    start=91,
+    start=41,
+    steps=80,
 )
 
 

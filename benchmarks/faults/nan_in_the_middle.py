@@ -40,12 +40,8 @@ class Layer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.n0, self.up, self.n1, self.down = (
-            RootNorm(width),
-            nn.Linear(width, width),
-            RootNorm(width),
-            nn.Linear(width, width),
-        )
+        self.n0, self.up = RootNorm(width), nn.Linear(width, width)
+        self.n1, self.down = RootNorm(width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the result of both."""
