@@ -14,7 +14,7 @@ CASE = Case(
         "https://discuss.pytorch.org/t/84911",
     ),
     label="loop",
-    kinds=("nothing-moves", "parameters-replaced"),
+    kinds=("nothing-moves", "parameters-replaced", "frozen parameter"),
 )
 
 

@@ -13,7 +13,7 @@ CASE = Case(
         "https://huggingface.co/docs/transformers/main_classes/model",
     ),
     label="loop",
-    kinds=("parameters-replaced",),
+    kinds=("parameters-replaced", "frozen parameter"),
     where=("*embed*",),
 )
 WIDTH = 48
