@@ -179,15 +179,23 @@ def _waited(command: list[str], log: Any, variables: dict[str, str], folder: Pat
 
 
 def judged(program: Program, folder: Path, seconds: float) -> Outcome:
-    """Return the findings of a recorded run."""
+    """Return the findings of a recorded run.
+
+    A faulty run in which nothing could be judged has none; a healthy one has failed, as silence would prove nothing.
+    """
     command = [sys.executable, "-m", "probe", "anomalies", str(folder / "files"), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=_variables(folder), cwd=folder)
     try:
         answer = json.loads(done.stdout)
-        findings = [{name: entry[name] for name in FIELDS} for entry in answer["findings"]]
-    except (ValueError, KeyError, TypeError) as error:
-        return Outcome(program.key, seconds, [], {}, f"{error!r}: {done.stderr.strip()[-300:]}")
-    return Outcome(program.key, seconds, findings, answer["judged"], "")
+    except ValueError:  # there are no files, or they have nothing that can be judged
+        answer = {"findings": [], "judged": {}}
+    try:
+        findings, extent = [{name: entry[name] for name in FIELDS} for entry in answer["findings"]], answer["judged"]
+    except (KeyError, TypeError) as error:
+        return Outcome(program.key, seconds, [], {}, f"expected fields {', '.join(FIELDS)} of each finding; {error!r}")
+    nothing = not findings and not extent.get("rows")
+    error = f"nothing was judged: {done.stderr.strip()[-300:]}" if nothing and program.twin != "faulty" else ""
+    return Outcome(program.key, seconds, findings, extent, error)
 
 
 FIELDS = "grade", "kind", "where", "rank", "step"

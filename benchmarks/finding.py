@@ -115,6 +115,8 @@ def line(outcome: Outcome) -> str:
     """Return a line about a run."""
     if outcome.error:
         return f"FAILED: {outcome.error}"
+    if not outcome.judged:
+        return "nothing was judged"
     entries = counted(outcome.findings)
     texts = [f"{e['kind']} {e['where']} rank {e['rank']} step {e['step']}" for e in entries[:SHOWN]]
     return "; ".join(texts) + (f"; {len(entries) - SHOWN} more" if len(entries) > SHOWN else "") or "-"
