@@ -156,6 +156,8 @@ def _last_error(log: Path) -> str:
 
 
 TIMED_OUT = 124
+GRACE = 20.0
+"""Seconds from a signal to end until a process is killed."""
 ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+Error: ")
 
 
@@ -173,9 +175,13 @@ def _waited(command: list[str], log: Any, variables: dict[str, str], folder: Pat
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which have process groups of their own
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return TIMED_OUT
+    return TIMED_OUT
 
 
 def judged(program: Program, folder: Path, seconds: float) -> Outcome:
