@@ -94,6 +94,17 @@ def test_a_finding_in_the_healthy_twin_is_a_false_alarm(benchmark: Any) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.parametrize(("twin", "fails"), [("faulty", False), ("healthy", True), ("", True)])
+def test_silence_of_a_healthy_run_counts_only_if_it_was_judged(
+    benchmark: Any, tmp_path: Path, twin: str, fails: bool
+) -> None:
+    """A healthy run without files has failed; a faulty one is not found."""
+    outcome = benchmark.runs.judged(benchmark.runs.Program("x", tmp_path, twin, 0, None, 1, {}), tmp_path, 0.0)
+    assert (bool(outcome.error), outcome.findings) == (fails, [])
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 def test_both_twins_of_a_case_run(tmp_path: Path) -> None:
     """The program trains both twins under ``probe run``, and has their findings and what was expected in its file."""
     require("torch")
