@@ -266,7 +266,6 @@ def test_a_key_that_is_not_supported_is_named(
 ON = {"monitor_config": {"monitor_on": True}, "tensorboard": {"tensorboard_dir": "curves"}}
 PLACED = [
     *(("monitor_config", key, ["log"]) for key in StateSection().formats),
-    ("monitor_config", "dump_path", "./elsewhere"),
     ("monitor_config", "throughput_baseline", 100),
     ("monitor_config", "print_struct", True),
     ("monitor_config", "check_for_global_norm", True),
