@@ -112,7 +112,7 @@ def _in_vain(alert: MonitorAlertSection) -> Iterator[str]:
     if alert.enable_feishu_alert and alert.feishu_alert_address is None:
         yield "monitor.alert.enable_feishu_alert has no effect without feishu_alert_address"
     if alert.feishu_alert_address is not None and not alert.enable_feishu_alert:
-        yield "monitor.alert.feishu_alert_address has no effect: enable_feishu_alert is false; set it to true for alerts"
+        yield "monitor.alert.feishu_alert_address has no effect: enable_feishu_alert is false; set it to true"
 
 
 def _block(values: Mapping[str, Any], found: list[str], lead: Callable[[Path], str]) -> Any:

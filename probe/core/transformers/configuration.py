@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from probe.core.config.dialect import TOP
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
 from probe.core.config.parse import read
 from probe.core.fields import Section
