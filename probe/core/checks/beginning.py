@@ -41,7 +41,7 @@ class Beginning(NamedTuple):
         """Return one sentence."""
         clauses = [f"{_WRITTEN[self.value]} {self._subject()}"]
         if self.unread and self.kind == "unknown":
-            clauses.append(f"{self.unread} values of the step could not be read")
+            clauses.append("values between them could not be read")
         if self.cut:
             clauses.append(f"the search was cut off after {self.nodes} operations, so it may have begun earlier")
         return "; ".join(clauses) + "."
