@@ -37,14 +37,14 @@ class Graph(NamedTuple):
         return self.late
 
 
-def chain(*states: State, doubts: dict[int, int], confined: tuple[tuple[int, str], ...] = (), late: bool = False) -> Graph:
+def chain(
+    *states: State, doubts: dict[int, int], confined: tuple[tuple[int, str], ...] = (), late: bool = False
+) -> Graph:
     """Operations ``a``, ``b``, ... one behind the other, each with a parameter; ``states`` of the input and what each
     makes. Values come first, then parameters."""
     names = "abcdefgh"[: len(states) - 1]
     count = len(states)
-    operations = [
-        Operation(f"op {name}", 10 * i, (i, count + i), (f"{name}.weight",)) for i, name in enumerate(names)
-    ]
+    operations = [Operation(f"op {name}", 10 * i, (i, count + i), (f"{name}.weight",)) for i, name in enumerate(names)]
     values = [StepValue(None, ""), *(StepValue(i, "") for i in range(count - 1))]
     values += [StepValue(None, f"{name}.weight") for name in names]
     known: list[State] = [*states, *["finite"] * (count - 1)]
@@ -114,12 +114,18 @@ def test_a_search_without_time_is_cut_off() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (Beginning("operation", "division (div)", "a", "b", "nan"), "NaN first appears between `a` and `b`, in: division (div)."),
+        (
+            Beginning("operation", "division (div)", "a", "b", "nan"),
+            "NaN first appears between `a` and `b`, in: division (div).",
+        ),
         (Beginning("operation", "exp", "a", "a", "inf"), "Inf first appears in `a`, in: exp."),
         (Beginning("operation", "exp", "a", "b", "inf", module="a.act"), "Inf first appears in `a.act`, in: exp."),
         (Beginning("operation", "exp", "", "", "inf"), "Inf first appears in the model, in: exp."),
         (Beginning("unknown", "", "a", "", "nan"), "NaN first appears between `a` and the loss."),
-        (Beginning("unknown", "", "", "b", "nan", unread=3), "NaN first appears between the input and `b`; values between them could not be read."),
+        (
+            Beginning("unknown", "", "", "b", "nan", unread=3),
+            "NaN first appears between the input and `b`; values between them could not be read.",
+        ),
         (Beginning("input", "", "", "", "nan"), "NaN is in an input of the model."),
     ],
 )
@@ -158,7 +164,9 @@ def test_a_frontier_at_the_loss() -> None:
 
 def test_one_finite_gradient_of_an_operation_places_the_other() -> None:
     """A weight whose bias has a finite gradient got NaN in the module's own backward."""
-    found = frontier([UsedParameter("a.weight", 5, False), UsedParameter("a.bias", 5, True), UsedParameter("z", 9, True)])
+    found = frontier(
+        [UsedParameter("a.weight", 5, False), UsedParameter("a.bias", 5, True), UsedParameter("z", 9, True)]
+    )
     assert found is not None
     assert found.text() == "NaN or Inf first appears in the gradients of `a`, in its backward."
 
