@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ torch = require("torch")
 fsdp = require("torch.distributed.fsdp")
 
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+from torch.nn import functional as F  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from probe.pytorch import saved_tensors  # noqa: E402
 from probe.pytorch.engines import fsdp2  # noqa: E402
-from probe.pytorch.graph_walk import Span, first_not_finite, usage_orders  # noqa: E402
+from probe.pytorch.graph_walk import ForwardSpan, first_not_finite, usage_orders  # noqa: E402
 
 nn = torch.nn
 FAULTS: dict[str, Callable[[Any], Any]] = {
@@ -187,13 +187,13 @@ def test_the_module_is_named_where_its_forward_was_seen() -> None:
     """With the numbers of the nodes that each forward made, the innermost module is named."""
     model = Plain()
     model.blocks[1].n1.fault = FAULTS["division (div)"]
-    spans: list[Span] = []
+    spans: list[ForwardSpan] = []
 
     def watch(name: str, module: Any) -> None:
         begun: list[int] = []
         module.register_forward_pre_hook(lambda *_: begun.append(torch.autograd._get_sequence_nr()))
         module.register_forward_hook(
-            lambda *_: spans.append(Span(name, begun.pop(), torch.autograd._get_sequence_nr()))
+            lambda *_: spans.append(ForwardSpan(name, begun.pop(), torch.autograd._get_sequence_nr()))
         )
 
     for name, module in model.named_modules():
@@ -416,12 +416,11 @@ class _Hooks:
 
 
 @pytest.fixture(params=["as torch shows it", "by address"])
-def _way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _way(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways by which a saved tensor is seen to have hooks: that of new torch, and that of older."""
     if request.param == "by address":
         monkeypatch.setattr(saved_tensors, "unhooked", saved_tensors._by_address())
     assert saved_tensors.unhooked is not None
-    yield
 
 
 @pytest.mark.usefixtures("_way")

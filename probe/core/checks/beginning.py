@@ -19,11 +19,9 @@ class Beginning(NamedTuple):
     operation: str
     """Name of the operation, such as ``division (div)``; empty if it cannot be named."""
     after: str
-    """Name of the last module with parameters before it; of its own if it uses the parameters of one. Empty if there is
-    none."""
+    """Name of the last module with parameters before it or of its own if it uses some; empty if there is none."""
     before: str
-    """Name of the first module with parameters behind it; of its own if it uses the parameters of one. Empty if there is
-    none."""
+    """Name of the first module with parameters behind it or of its own if it uses some; empty if there is none."""
     value: Spoilt
     parameter: str = ""
     """Name of the parameter or buffer that is not finite itself, or whose gradient is the first that is not."""
@@ -82,7 +80,7 @@ class UsedParameter(NamedTuple):
     order: int
     """Number of the operation of the forward that used it last: the backward reaches the highest first."""
     finite: bool
-    """Whether each number of its gradient is finite."""
+    """True if each number of its gradient is finite."""
 
 
 def frontier(parameters: Iterable[UsedParameter]) -> Beginning | None:
