@@ -47,10 +47,17 @@ class StepValue(NamedTuple):
 class ValueGraph(Protocol):
     """Operations and values of one step, whose numbers are read when they are asked for."""
 
-    operations: Sequence[Operation]
-    values: Sequence[StepValue]
-    cut: bool
-    """True if operations are missing, or the time was over."""
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations, by number."""
+
+    @property
+    def values(self) -> Sequence[StepValue]:
+        """The values, by number."""
+
+    @property
+    def cut(self) -> bool:
+        """True if operations are missing, or the time was over."""
 
     def state(self, value: int) -> State:
         """Return the numbers of a value."""
@@ -104,7 +111,7 @@ def beginning(graph: ValueGraph, root: int) -> Beginning | None:
     ends: list[_End] = []
     while pending and not graph.expired():
         order, value, reader = heapq.heappop(pending)
-        state = "nan" if graph.state(value) == "unknown" else graph.state(value)
+        state: State = "nan" if graph.state(value) == "unknown" else graph.state(value)
         region = _region(graph, value, state)
         if not region.causes:
             ends.append(_End(order, value, reader, state, region))
@@ -237,7 +244,7 @@ def _behind(graph: ValueGraph, maker: int) -> str:
 
 def _nearest(graph: ValueGraph, starts: Iterable[int], backwards: bool) -> str:
     """Return the module of the nearest operation with parameters, in the order of the step."""
-    sign, consumers = (-1, {}) if backwards else (1, _consumers(graph))
+    sign, consumers = (-1, dict[int, list[int]]()) if backwards else (1, _consumers(graph))
     seen = set(starts)
     pending = [(sign * graph.operations[start].order, start) for start in seen]
     heapq.heapify(pending)
