@@ -1,9 +1,9 @@
 """Walk over the graph of a step whose loss is not finite, before its backward: the first value that is not finite, by
 the tensors that its nodes have saved.
 
-A node is placed by the parameters that the nodes around it use, so that no forward hook is needed. Nothing of the user's
-runs, nothing that has hooks is unpacked (:mod:`probe.pytorch.saved_tensors`), and no number on a device is read. Of
-activation checkpointing whole segments stay unknown, and of a compiled graph all but what it keeps; then only the
+A node is placed by the parameters that the nodes around it use, so that no forward hook is needed. Nothing of the
+user's runs, nothing that has hooks is unpacked (:mod:`probe.pytorch.saved_tensors`), and no number on a device is read.
+Of activation checkpointing whole segments stay unknown, and of a compiled graph all but what it keeps; then only the
 modules around are known.
 
 MindSpore has no counterpart, as no graph of it is visible in Python, neither of PyNative nor a compiled one. In its
@@ -40,7 +40,7 @@ _STATISTICS = ("running_mean", "running_var")
 """Buffers that a normalization writes in training, and does not read."""
 
 
-class Span(NamedTuple):
+class ForwardSpan(NamedTuple):
     """Forward of a module, by the numbers of the nodes that were made in it."""
 
     module: str
@@ -52,7 +52,7 @@ def first_not_finite(
     root: torch.Tensor,
     names: Mapping[int, str],
     sequence_floor: int = 0,
-    spans: Iterable[Span] = (),
+    spans: Iterable[ForwardSpan] = (),
     seconds: float = SECONDS,
 ) -> Beginning | None:
     """Return the beginning of the numbers that are not finite in ``root``, a loss whose backward has not begun; None if
@@ -89,7 +89,12 @@ class StepGraph:
     """Graph of one step as :mod:`probe.core.checks.value_graph` sees it. Tensors are read when they are asked for."""
 
     def __init__(
-        self, root: torch.Tensor, names: Mapping[int, str], floor: int, deadline: float, spans: Iterable[Span] = ()
+        self,
+        root: torch.Tensor,
+        names: Mapping[int, str],
+        floor: int,
+        deadline: float,
+        spans: Iterable[ForwardSpan] = (),
     ) -> None:
         self.operations: list[Operation] = []
         self.values: list[StepValue] = []
@@ -186,7 +191,7 @@ class StepGraph:
             elif not (trains and name in _STATISTICS):
                 key = f"{name} {number}" if name in held else name
                 held[key] = tensor
-                own += [key] if self._is_own(node, name, tensor, inputs) else []
+                own += [key] if self._is_own(name, tensor, inputs) else []
         parameters = dict.fromkeys(name for value in inputs if (name := self.values[value].name))
         order = _order(node)
         module = next((span.module for span in self._spans if span.first <= order < span.end), "")
@@ -194,9 +199,9 @@ class StepGraph:
         self._held.append(held)
         self._own.append(own)
 
-    def _is_own(self, node: Any, name: str, tensor: torch.Tensor, inputs: dict[int, None]) -> bool:
+    def _is_own(self, name: str, tensor: torch.Tensor, inputs: dict[int, None]) -> bool:
         """Assign a saved tensor to the value that it holds; return whether it is none that another node reads, but a
-        part of the result of ``node``, or a constant."""
+        part of the result of the node that saved it, or a constant."""
         maker = tensor.grad_fn
         if maker is not None:
             if (value := self._numbers.get((id(maker), tensor.output_nr))) is not None:

@@ -15,11 +15,11 @@ def _names(text: str) -> frozenset[str]:
 
 MOVES = _names(
     "T Transpose Permute View UnsafeView Reshape ReshapeAlias ViewAs Expand Squeeze Unsqueeze Select Slice Split"
-    " SplitWithSizes UnsafeSplit Unbind Cat Stack Index IndexSelect Gather Clone Alias AsStrided Repeat Flip Roll Narrow"
-    " Diagonal Unfold Embedding MaskedSelect MaskedScatter MaskedFill Where Neg Abs Relu Threshold LeakyRelu Max Min Amax"
-    " Amin Maximum Minimum MaxPool2DWithIndices MaxPool3DWithIndices Sort Topk Triu Tril ConstantPadNd CopySlices"
-    " CopyBackwards Clamp ClampMin ClampMax Hardtanh Sigmoid Tanh Sign Erf Sin Cos NanToNum ReflectionPad1D"
-    " ReflectionPad2D ReplicationPad2D UpsampleNearest2D PixelShuffle"
+    " SplitWithSizes UnsafeSplit Unbind Cat Stack Index IndexSelect Gather Clone Alias AsStrided Repeat Flip Roll"
+    " Narrow Diagonal Unfold Embedding MaskedSelect MaskedScatter MaskedFill Where Neg Abs Relu Threshold"
+    " LeakyRelu Max Min Amax Amin Maximum Minimum MaxPool2DWithIndices MaxPool3DWithIndices Sort Topk Triu Tril"
+    " ConstantPadNd CopySlices CopyBackwards Clamp ClampMin ClampMax Hardtanh Sigmoid Tanh Sign Erf Sin Cos"
+    " NanToNum ReflectionPad1D ReflectionPad2D ReplicationPad2D UpsampleNearest2D PixelShuffle"
 )
 """Operations that make only numbers that they read, or bounded ones."""
 COPIES = _names("T Transpose Permute View UnsafeView Expand Squeeze Unsqueeze Clone Alias ToCopy Slice Select")

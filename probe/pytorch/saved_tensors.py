@@ -30,8 +30,9 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
     if isinstance(node, FunctionCtx):  # a user's attributes may have any name
         yield from (("inner", tensor) for tensor in _unpacked(_FUNCTION, node, "tensors", "saved_tensors"))
         return
-    for name in _attributes(type(node)):
-        yield from ((name, tensor) for tensor in _unpacked(type(node), node, name, SAVED + name))
+    kind: Any = type(node)
+    for name in _attributes(kind):
+        yield from ((name, tensor) for tensor in _unpacked(kind, node, name, SAVED + name))
 
 
 def _unpacked(kind: Any, node: Any, raw: str, attribute: str) -> Iterator[torch.Tensor | None]:
@@ -89,8 +90,8 @@ def _word(raw: Any) -> int:
 
 
 def _by_address() -> Callable[[Any], bool] | None:
-    """Return a function that says whether a saved tensor has no hooks, for torch 2.4 to 2.12, which have no property:
-    a saved tensor with hooks holds no tensor itself.
+    """Return a function that returns whether a saved tensor has no hooks, for torch 2.4 to 2.12, which have no
+    property: a saved tensor with hooks holds no tensor itself.
 
     Return None if an example of each kind does not look as expected.
     """
@@ -99,9 +100,10 @@ def _by_address() -> Callable[[Any], bool] | None:
         plain, constant = leaf * leaf, leaf * 2.0
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
             hooked = leaf * leaf
+    nodes: list[Any] = [plain.grad_fn, constant.grad_fn, hooked.grad_fn]
     with suppress(AttributeError, AssertionError):
-        nothing = _word(constant.grad_fn._raw_saved_self)
-        if nothing == _word(hooked.grad_fn._raw_saved_self) and _word(plain.grad_fn._raw_saved_self) == leaf._cdata:
+        tensor, nothing, packed = (_word(node._raw_saved_self) for node in nodes)
+        if tensor == leaf._cdata and nothing == packed != tensor:
             return lambda raw: _word(raw) != nothing
     return None
 
@@ -109,4 +111,4 @@ def _by_address() -> Callable[[Any], bool] | None:
 unhooked: Callable[[Any], bool] | None = (
     _by_property if hasattr(torch._C._autograd.SavedTensor, "unpack_hook") else _by_address()
 )
-"""Function that says whether a saved tensor has no hooks, without calling any; None if that cannot be known."""
+"""Function that returns whether a saved tensor has no hooks, without calling any; None if that cannot be known."""

@@ -19,11 +19,9 @@ class Beginning(NamedTuple):
     operation: str
     """Name of the operation, such as ``division (div)``; empty if it cannot be named."""
     after: str
-    """Name of the last module with parameters before it; of its own if it uses the parameters of one. Empty if there is
-    none."""
+    """Name of the last module with parameters before it or of its own if it uses some; empty if there is none."""
     before: str
-    """Name of the first module with parameters behind it; of its own if it uses the parameters of one. Empty if there is
-    none."""
+    """Name of the first module with parameters behind it or of its own if it uses some; empty if there is none."""
     value: Spoilt
     parameter: str = ""
     """Name of the parameter or buffer that is not finite itself, or whose gradient is the first that is not."""
@@ -41,7 +39,7 @@ class Beginning(NamedTuple):
         """Return one sentence."""
         clauses = [f"{_WRITTEN[self.value]} {self._subject()}"]
         if self.unread and self.kind == "unknown":
-            clauses.append(f"{self.unread} values of the step could not be read")
+            clauses.append("values between them could not be read")
         if self.cut:
             clauses.append(f"the search was cut off after {self.nodes} operations, so it may have begun earlier")
         return "; ".join(clauses) + "."
@@ -89,7 +87,7 @@ class UsedParameter(NamedTuple):
     order: int
     """Number of the operation of the forward that used it last: the backward reaches the highest first."""
     finite: bool
-    """Whether each number of its gradient is finite."""
+    """True if each number of its gradient is finite."""
 
 
 def frontier(parameters: Iterable[UsedParameter]) -> Beginning | None:

@@ -8,7 +8,7 @@ values lies between it and the loss: ``-inf`` under a mask, behind which all is 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from probe.core.checks.beginning import Beginning, Spoilt, common_owner, owner
@@ -47,10 +47,17 @@ class StepValue(NamedTuple):
 class ValueGraph(Protocol):
     """Operations and values of one step, whose numbers are read when they are asked for."""
 
-    operations: Sequence[Operation]
-    values: Sequence[StepValue]
-    cut: bool
-    """True if operations are missing, or the time was over."""
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations, by number."""
+
+    @property
+    def values(self) -> Sequence[StepValue]:
+        """The values, by number."""
+
+    @property
+    def cut(self) -> bool:
+        """True if operations are missing, or the time was over."""
 
     def state(self, value: int) -> State:
         """Return the numbers of a value."""
@@ -78,7 +85,8 @@ class _Cause(NamedTuple):
 class _Region(NamedTuple):
     """Operations that may have made a value, as no number between them is known."""
 
-    operations: list[int]
+    operations: dict[int, bool]
+    """Each with whether such numbers may be meant where its result is read."""
     causes: list[_Cause]
     """Values that explain it."""
 
@@ -103,7 +111,7 @@ def beginning(graph: ValueGraph, root: int) -> Beginning | None:
     ends: list[_End] = []
     while pending and not graph.expired():
         order, value, reader = heapq.heappop(pending)
-        state = "nan" if graph.state(value) == "unknown" else graph.state(value)
+        state: State = "nan" if graph.state(value) == "unknown" else graph.state(value)
         region = _region(graph, value, state)
         if not region.causes:
             ends.append(_End(order, value, reader, state, region))
@@ -113,7 +121,7 @@ def beginning(graph: ValueGraph, root: int) -> Beginning | None:
                 heapq.heappush(pending, (_order(graph, cause.value, cause.reader), cause.value, cause.reader))
     if not ends:  # the time was over before one was reached
         order, value, reader = min(pending)
-        ends.append(_End(order, value, reader, graph.state(value), _Region([], [])))
+        ends.append(_End(order, value, reader, graph.state(value), _Region({}, [])))
     result = _named(graph, min(ends, key=lambda end: end.order))
     return result._replace(nodes=len(graph.operations), cut=graph.cut)
 
@@ -130,28 +138,28 @@ def _region(graph: ValueGraph, value: int, spoilt: State) -> _Region:
     Parameters are read only if no other value explains it."""
     maker = graph.values[value].maker
     if maker is None:
-        return _Region([], [])
-    pending, members, parameters = [(maker, False)], {maker: None}, dict[int, int]()
+        return _Region({}, [])
+    pending, members, parameters = [maker], {maker: False}, dict[int, int]()
     causes: list[_Cause] = []
     while pending and not graph.expired():
-        operation, hidden = pending.pop()
-        hidden = hidden or graph.confines(operation, "-inf")
+        operation = pending.pop()
+        hidden = members[operation] or graph.confines(operation, spoilt) or graph.confines(operation, "-inf")
         for source in graph.operations[operation].inputs:
             if graph.values[source].name:
                 parameters.setdefault(source, operation)
                 continue
             state, before = graph.state(source), graph.values[source].maker
             if state == "unknown" and before is not None and before not in members:
-                members[before] = None
-                pending.append((before, hidden))
+                members[before] = hidden
+                pending.append(before)
             elif state not in ("finite", "unknown"):
-                confined = graph.confines(operation, state) or (hidden and state == "-inf")
+                confined = graph.confines(operation, state) or (members[operation] and state == "-inf")
                 causes.append(_Cause(source, operation, state, confined))
     chosen = _likeliest(causes, spoilt)
     if not chosen:
         read = (_Cause(value, operation, graph.state(value), False) for value, operation in parameters.items())
         chosen = _likeliest([cause for cause in read if cause.state not in ("finite", "unknown")], spoilt)
-    return _Region(list(members), chosen)
+    return _Region(members, chosen)
 
 
 def _likeliest(causes: Sequence[_Cause], spoilt: State) -> list[_Cause]:
@@ -176,10 +184,10 @@ def _named(graph: ValueGraph, end: _End) -> Beginning:
         reader = graph.operations[end.reader] if end.reader >= 0 else None
         module = "" if reader is None else common_owner(reader.parameters) or _next(graph, [end.reader])
         return Beginning("input", "" if reader is None else reader.name, "", module, spoilt)
-    members = end.region.operations or [about.maker]
-    suspects = _suspects(graph, members, end.state)
+    doubts = _doubts(graph, end.region.operations or [about.maker], end.state)
+    suspects = _suspects(graph, doubts, end.region.operations)
     if not suspects:
-        return Beginning("unknown", "", _last(graph, members), _behind(graph, about.maker), spoilt)
+        return Beginning("unknown", "", _last(graph, [*doubts]), _behind(graph, about.maker), spoilt)
     first, last = graph.operations[suspects[0]], graph.operations[suspects[-1]]
     after = common_owner(first.parameters) or _last(graph, suspects[:1])
     before = common_owner(last.parameters) or _next(graph, suspects[-1:])
@@ -192,16 +200,27 @@ def _spoilt(state: State) -> Spoilt:
     return "nan" if state == "nan" else "inf"
 
 
-def _suspects(graph: ValueGraph, members: Sequence[int], state: State) -> list[int]:
+def _doubts(graph: ValueGraph, members: Iterable[int], state: State) -> dict[int, int]:
+    """Return the operations of a region in their order with their doubts, but for those that cannot have made such
+    numbers, out of others that cannot: their values are as good as known to be finite."""
+    doubts: dict[int, int] = {}
+    ordered = sorted(members, key=lambda member: graph.operations[member].order)
+    for member in ordered:
+        doubt = graph.doubt(member, state)
+        if doubt or not doubts.keys().isdisjoint(_makers(graph, member)):
+            doubts[member] = doubt
+    return doubts or dict.fromkeys(ordered, 0)
+
+
+def _suspects(graph: ValueGraph, doubts: Mapping[int, int], hidden: Mapping[int, bool]) -> list[int]:
     """Return the operations of a region that may have made the numbers, the likeliest ones in their order; none if
     several modules lie in the region, and no operation is certain."""
-    doubts = {member: graph.doubt(member, state) for member in members}
+    certain = [member for member, doubt in doubts.items() if doubt == CERTAIN]
+    if certain:
+        return [min(certain, key=lambda member: hidden.get(member, False))]
+    modules = {common_owner(graph.operations[member].parameters) for member, doubt in doubts.items() if doubt} - {""}
     highest = max(doubts.values())
-    suspects = [member for member in members if doubts[member] == highest]
-    suspects.sort(key=lambda member: graph.operations[member].order)
-    if highest == CERTAIN:
-        return suspects[:1]
-    modules = {common_owner(graph.operations[member].parameters) for member in members if doubts[member]} - {""}
+    suspects = [member for member, doubt in doubts.items() if doubt == highest]
     return suspects if len(modules) < 2 and len(suspects) <= SUSPECTS else []
 
 
@@ -225,7 +244,7 @@ def _behind(graph: ValueGraph, maker: int) -> str:
 
 def _nearest(graph: ValueGraph, starts: Iterable[int], backwards: bool) -> str:
     """Return the module of the nearest operation with parameters, in the order of the step."""
-    sign, consumers = (-1, {}) if backwards else (1, _consumers(graph))
+    sign, consumers = (-1, dict[int, list[int]]()) if backwards else (1, _consumers(graph))
     seen = set(starts)
     pending = [(sign * graph.operations[start].order, start) for start in seen]
     heapq.heapify(pending)
