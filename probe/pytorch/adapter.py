@@ -6,7 +6,17 @@ import torch
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
-from probe.pytorch import collectives, compiled, device_clock, groups, hooks, parallel, tensor_ops, tensors, training_loop
+from probe.pytorch import (
+    collectives,
+    compiled,
+    device_clock,
+    groups,
+    hooks,
+    parallel,
+    tensor_ops,
+    tensors,
+    training_loop,
+)
 from probe.pytorch.engines.steps import on_every_step
 
 ADAPTER = FrameworkAdapter(

@@ -88,8 +88,7 @@ def loss_scale(parameters: Parameters = tuple) -> Scale:
 
 
 def scale_of(root: torch.Tensor) -> Scale:
-    """Return the factor by which a watched scaler has multiplied ``root``; if it has multiplied another tensor since its
-    last update, that one's."""
+    """Return the factor by which a watched scaler has multiplied ``root``; if none has, that of the latest loss."""
     scaler = next((held() for loss, held in reversed(_losses) if loss() is root), None)
     if scaler is None and _current is not None:
         scaler = _current()

@@ -96,7 +96,7 @@ def _announce(began: Began, roots: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _loss(roots: Any, gradients: Any) -> torch.Tensor | None:
-    """Return the root of a backward if it is a loss: a gradient that was passed in is not 1, as far as the host knows."""
+    """Return the root of a backward if it is a loss: no gradient but 1 was passed in, as far as the host knows."""
     if len(roots) != 1 or not isinstance(root := roots[0], torch.Tensor):
         return None
     if root.numel() != 1 or root.grad_fn is None or root.is_complex():
@@ -217,8 +217,8 @@ class ParameterReader:
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
-        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits for
-        their moments."""
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
+        for their moments."""
         if self._kind and (rows := self._in_one_pass(positions)) is not None:
             return [*positions], lambda: rows
         there = [position for position in positions if _has_numbers(self._parameters[position])]

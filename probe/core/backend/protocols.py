@@ -510,8 +510,8 @@ class ParameterReader(Protocol):
     """Reader of the moments of some parameters."""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
-        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits for
-        their moments, a row each."""
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
+        for their moments, a row each."""
 
 
 class TrainingLoop(Protocol):

@@ -50,7 +50,7 @@ class UpdateListener(Protocol):
     def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
 
-    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
+    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
         """Receive the outcome of its update."""
 
 

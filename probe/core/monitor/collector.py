@@ -202,7 +202,7 @@ class Collector:
         return numbers
 
     def _directory_of_checks(self) -> Path | None:
-        """Return the directory of this rank's files; None if nothing is written. Called on the thread of the numbers."""
+        """Return the directory of this rank's files; None if nothing is written. Called on the numbers' thread."""
         return self._made_folder(self.first).make() if set(self.run.settings.formats) - {KEPT} else None
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:

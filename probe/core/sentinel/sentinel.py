@@ -1,5 +1,5 @@
-"""The sentinel: at every step, sampled or not, it takes the loss, the norms of the gradients before they are clipped and
-the facts of the loop, and passes them on for judging. It waits for no device and places no hook on the model."""
+"""The sentinel: at every step, sampled or not, it takes the loss, the norms of the gradients before they are clipped
+and the facts of the loop, and passes them on for judging. It waits for no device and places no hook on the model."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class Sentinel:
         number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
         if number is None:
             return
-        watched = self._of(number, optimizer)
+        watched = self._of(optimizer)
         held = self._loop.held(watched.parameters)
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
@@ -312,7 +312,7 @@ class Sentinel:
 
         return read
 
-    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
+    def updated(self, _: Optimizer, outcome: Outcome) -> None:
         """Pass the update on, which has ended."""
         if self._updating is None:
             return
@@ -331,10 +331,10 @@ class Sentinel:
     def _each(self) -> list[_Watched]:
         """Return what is remembered of every optimizer, with its parameters as of the last update."""
         if self._present is None:
-            self._present = [self._of(number, each) for number, each in enumerate(self._watch.run.optimizers)]
+            self._present = [*map(self._of, self._watch.run.optimizers)]
         return self._present
 
-    def _of(self, number: int, optimizer: Optimizer) -> _Watched:
+    def _of(self, optimizer: Optimizer) -> _Watched:
         """Return what is remembered of an optimizer, with its parameters of now."""
         watched = self._watched.get(id(optimizer))
         if watched is None:
@@ -372,9 +372,8 @@ class Sentinel:
             every = self._watch.parameters.every
             outside = [(each.name, each.thing) for identity, each in every.items() if identity not in owned]
             self._outside = outside[:MOST_STRANGERS]
-        outside = self._outside
-        held = self._loop.held([parameter for _, parameter in outside])
-        return tuple(name for (name, _), gradient in zip(outside, held, strict=True) if gradient is not None)
+        held = self._loop.held([parameter for _, parameter in self._outside])
+        return tuple(name for (name, _), gradient in zip(self._outside, held, strict=True) if gradient is not None)
 
     def _tied(self) -> tuple[tuple[str, ...], ...]:
         """Return the names that stand for one parameter, as of the last search of the models."""

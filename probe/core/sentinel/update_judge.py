@@ -1,4 +1,4 @@
-"""The judge of a run's updates: its checks, the numbers that they leave, and the files and messages of their findings."""
+"""The judge of a run's updates: its checks, the numbers that they leave, the files and messages of their findings."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def home(parameter: torch.nn.Parameter) -> Home | None:
 
 def hidden(parameters: Iterable[torch.nn.Parameter | None]) -> int:
     """Return the number of those that were wrapped after attachment in a way that hides them, and note them."""
-    found = [parameter for parameter in parameters if fsdp1.is_flat(parameter) and home(parameter) is None]
+    found = [each for each in parameters if each is not None and fsdp1.is_flat(each) and home(each) is None]
     for parameter in found:
         _hidden[parameter] = True
     return len(found)
