@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 
 from probe.pytorch.dtensor import PLAIN
+from probe.pytorch.tensors import unseen
 
 RAW, SAVED = "_raw_saved_", "_saved_"
 _FUNCTION: Any = torch._C._FunctionBase
@@ -95,8 +96,8 @@ def _by_address() -> Callable[[Any], bool] | None:
 
     Return None if an example of each kind does not look as expected.
     """
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = torch.ones(1, requires_grad=True)
+    with torch._C.DisableTorchFunction(), unseen(), torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.ones(1, requires_grad=True, device="cpu")
         plain, constant = leaf * leaf, leaf * 2.0
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
             hooked = leaf * leaf
@@ -104,7 +105,7 @@ def _by_address() -> Callable[[Any], bool] | None:
     with suppress(AttributeError, AssertionError):
         tensor, nothing, packed = (_word(node._raw_saved_self) for node in nodes)
         if tensor == leaf._cdata and nothing == packed != tensor:
-            return lambda raw: _word(raw) != nothing
+            return lambda raw: type(raw) is torch._C._autograd.SavedTensor and _word(raw) != nothing
     return None
 
 

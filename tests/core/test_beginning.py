@@ -47,7 +47,8 @@ def chain(
     operations = [Operation(f"op {name}", 10 * i, (i, count + i), (f"{name}.weight",)) for i, name in enumerate(names)]
     values = [StepValue(None, ""), *(StepValue(i, "") for i in range(count - 1))]
     values += [StepValue(None, f"{name}.weight") for name in names]
-    known: list[State] = [*states, *("finite" for _ in names)]
+    known: list[State] = list(states)
+    known += ["finite" for _ in names]
     return Graph(operations, values, known, doubts, frozenset(confined), late)
 
 
