@@ -122,8 +122,7 @@ class Collector:
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
         self._end = RunEnd()
-        account = RunAccount(configuration.settings, subject.framework.groups.rank(), self.number, self.first)
-        self.closing = RunClosing(account, subject.faults, weakref.WeakMethod(self._state))
+        self.closing = self._new_closing(configuration.settings)
         """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
@@ -170,6 +169,10 @@ class Collector:
     def step(self) -> int:
         """Number of the training step in progress, or of the one in which the collector ended."""
         return self.run.clock.step if self._ended_at is None else self._ended_at
+
+    def _new_closing(self, settings: Settings) -> RunClosing:
+        account = RunAccount(settings, self._subject.framework.groups.rank(), self.number, self.first)
+        return RunClosing(account, self.faults, weakref.WeakMethod(self._state))
 
     def _report_beginning(self) -> None:
         self._reporting.begun()

@@ -11,8 +11,8 @@ from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.sentinel.board import Board
-from probe.core.sentinel.watch_summary import WatchSummary, report_of
 from probe.core.sentinel.run_account import RunAccount
+from probe.core.sentinel.watch_summary import WatchSummary, report_of
 
 WHERE = "summary of the run"
 """Place of failures."""

@@ -32,7 +32,7 @@ EQUAL = 1e-9
 """Relative difference of numbers of the same bytes: only the order of a sum may differ."""
 EQUAL_SHARE = 1e-6
 """The same for numbers that ranks have computed each for itself."""
-ALIKE_AT_FIRST, LEAPS = 1e-3, 30.0
+ALIKE_AT_FIRST, LEAPS = 1e-3, 10.0
 """Without marks: a parameter that differed by at most the first over the first updates must not differ by more than the
 second times as much later."""
 FIRST_UPDATES = 5
