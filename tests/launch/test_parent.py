@@ -19,7 +19,6 @@ from probe.launch.parent.relay import RELAYED
 from tests.forks import ROOT
 
 PROBE = [sys.executable, "-m", "probe", "run"]
-NOBODY = 65534
 NOTES_SIGNALS = """
 import os, signal, sys
 numbers = []
@@ -296,21 +295,34 @@ def test_a_full_shared_memory_costs_the_board_at_most(small: list[str], tmp_path
         assert not Path(board).exists()
 
 
-def test_no_further_process_falls_back(tmp_path: Path) -> None:
-    """Where none can be started, the program takes the place of the parent."""
+FAILURES = {
+    "no process at all": "os.posix_spawnp",
+    "no process beside the program": "os.fork",
+    "no descriptor": "os.pipe",
+    "no signal handler": "signal.set_wakeup_fd",
+    "no look": "select.select",
+}
 
-    def limit() -> None:
-        if not os.getuid():  # the superuser has no limit of processes
-            os.setuid(NOBODY)
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
-    try:
-        subprocess.run([sys.executable, "-c", "import probe.cli"], preexec_fn=limit, env=environment(), check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("another user cannot read this clone")
-    own = environment(TMPDIR=str(tmp_path))
-    done = run("--", sys.executable, "-c", "print('ran'); raise SystemExit(4)", preexec_fn=limit, env=own)
-    assert (done.returncode, done.stdout) == (4, "ran\n")
+@pytest.mark.parametrize("failing", FAILURES.values(), ids=FAILURES)
+def test_whatever_fails_in_the_parent_the_program_runs(tmp_path: Path, failing: str) -> None:
+    """And ends with its own exit code. Where it has a parent, SIGTERM still reaches it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, select, signal, sys\ndef fail(*_, **__): raise OSError(11, 'no more')\n"
+        f"if not os.environ.get('PROBE_CONFIG'): {failing} = fail\n"
+    )
+    own = environment(PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert run("--", "sh", "-c", "exit 4", env=own).returncode == 4
+    process = subprocess.Popen(
+        [*PROBE, "--", "sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=own,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait() == 5
 
 
 def test_the_parent_imports_neither_a_framework_nor_pydantic() -> None:

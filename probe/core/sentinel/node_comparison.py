@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.checks.check import CheckFinding
-from probe.core.launch import WATCHED
 from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison, RankGroup
 from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
 from probe.core.sentinel.run_account import of_check
@@ -37,7 +35,7 @@ class NodeComparison:
         identity: identity of the program, for the lines of the file.
     """
 
-    def __init__(self, folder: Path, identity: str = os.environ.get(WATCHED, "")) -> None:
+    def __init__(self, folder: Path, identity: str) -> None:
         self._folder, self._identity = folder, identity
         self._files: dict[Path, _Lines | None] = {}
         self._groups: dict[tuple[object, ...], GroupComparison] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probe.core.messages import complain
-from probe.launch.environment import is_watched
+from probe.launch.environment import WATCHED, is_watched
 from probe.launch.parent.board_folder import BoardFolder, board_for, local_ranks
 from probe.launch.parent.program import END_SECONDS, Program, end_as, end_within, inherited_descriptors
 from probe.launch.parent.vigil import Vigil
@@ -22,7 +22,7 @@ def follow(command: Sequence[str], environ: dict[str, str]) -> None:
     if started is None:
         return
     program, board = started
-    vigil = Vigil(board.path, local_ranks(environ))
+    vigil = Vigil(board.path, environ[WATCHED], local_ranks(environ))
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status)

@@ -54,11 +54,18 @@ class Program:
         try:
             return self._accompany(look)
         except Exception:  # noqa: BLE001 - no memory, no descriptors: the program goes on, and so does the wait for it
-            for number in set(RELAYED) - {*FROM_TERMINAL}:
-                signal.signal(number, lambda received, _: os.kill(self.pid, received))
-            while (status := self._status(0)) is None:
-                pass
-            return status
+            return self._wait_alone()
+
+    def _wait_alone(self) -> int:
+        """Wait without a look at anything else; pass on signals that do not come from the terminal."""
+        for number in RELAYED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                passes = number not in FROM_TERMINAL
+                signal.signal(number, (lambda received, _: os.kill(self.pid, received)) if passes else lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        while (status := self._status(0)) is None:
+            pass
+        return status
 
     def _accompany(self, look: Callable[[], object]) -> int:
         _let_go(self._inherited)

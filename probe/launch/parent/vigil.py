@@ -26,11 +26,12 @@ class Vigil:
 
     Args:
         folder: the board.
+        identity: identity of the program.
         ranks: processes that a launcher has started beside this one, which are waited for at the end.
     """
 
-    def __init__(self, folder: Path, ranks: int = 1) -> None:
-        self._folder, self._ranks = folder, ranks
+    def __init__(self, folder: Path, identity: str, ranks: int = 1) -> None:
+        self._folder, self._identity, self._ranks = folder, identity, ranks
         self._comparison: NodeComparison | None = None
         self._failure = ""
 
@@ -44,7 +45,7 @@ class Vigil:
                     return
                 from probe.core.sentinel.node_comparison import NodeComparison  # NumPy: only where there are ranks
 
-                self._comparison = NodeComparison(self._folder)
+                self._comparison = NodeComparison(self._folder, self._identity)
             self._comparison.look()
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
