@@ -30,6 +30,7 @@ from probe.core.instrumentation.step_boundary import ForwardMarks, StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
+from probe.core.monitor.run_closing import RunClosing
 from probe.core.monitor.run_end import RunEnd
 from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, warnings_for
@@ -39,7 +40,9 @@ from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Finding
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
 from probe.core.storage.run_directory import time_text
 
@@ -120,6 +123,8 @@ class Collector:
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
         self._end = RunEnd()
+        self.closing = self._new_closing(configuration.settings)
+        """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
             undo.callback(self._reporting.close, 0.0)
@@ -153,7 +158,7 @@ class Collector:
             session.inform(self.numbers)
         self._endings = Endings(self._process_ends, self._terminated)
         self._reporting.metrics.client_began = self._endings.renew
-        self._reporting.begun()
+        self._report_beginning()
         if not self._planner.dynamic:
             session.retire(self._retire)
 
@@ -166,6 +171,18 @@ class Collector:
     def step(self) -> int:
         """Number of the training step in progress, or of the one in which the collector ended."""
         return self.run.clock.step if self._ended_at is None else self._ended_at
+
+    def _new_closing(self, settings: Settings) -> RunClosing:
+        account = RunAccount(settings, self._subject.framework.groups.rank(), self.number, self.first)
+        return RunClosing(account, self.faults, weakref.WeakMethod(self._state))
+
+    def _report_beginning(self) -> None:
+        self._reporting.begun()
+        self.closing.begin()
+
+    def _state(self) -> tuple[int, str | None]:
+        directory = self.output.directory if self.output is not None else None
+        return self.step, str(directory) if directory is not None else None
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
@@ -199,6 +216,8 @@ class Collector:
 
         numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks, forwards)
         self._reporting.follow(numbers)
+        numbers.on_findings(self.closing.account.run_found)
+        numbers.listeners.append(self.closing.account.run_step)  # not listen(), which begins the numbers
         return numbers
 
     def _directory_of_checks(self) -> Path | None:
@@ -313,7 +332,12 @@ class Collector:
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
         folder = self._made_folder(first)
-        judged, metrics = self._reporting.found, self._reporting.metrics
+        reporting, account, metrics = self._reporting, self.closing.account, self._reporting.metrics
+
+        def judged(step: int, findings: Sequence[Finding]) -> None:
+            reporting.found(step, findings)
+            account.rows(step, findings)
+
         return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners, metrics)
 
     def _made_folder(self, first: int) -> OutputFolder:
@@ -371,6 +395,7 @@ class Collector:
             partial(self._close_numbers, well),
             partial(self._close_output, partial_step),
             self._close_reporting,
+            self.closing.close,
             self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
         ]
         return [partial(attempt, self.faults, WHERE, part) for part in parts]
