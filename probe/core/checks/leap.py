@@ -25,8 +25,6 @@ RETURN = 0.2
 """Share of the leap within which the series has come back."""
 PATIENCE = 6
 """Values after a leap in which it must come back or go on."""
-IMMENSE = 30.0
-"""Factor beyond what makes a leap from which on nothing is waited for."""
 MAD_TO_SIGMA = 1.4826
 MOST_SERIES = 16
 """Series that are remembered."""
@@ -85,16 +83,13 @@ class LeapSeries:
         if self._pending is not None:
             return self._follow(self._pending, value)
         if value > highest and self.ready:
-            leap = self._leap(value, highest, step)
-            if leap is not None:
-                return leap
-            if self._pending is not None:
-                return None
-        self._values.append(value)
+            self._pending = self._begun(value, highest, step)
+        if self._pending is None:
+            self._values.append(value)
         return None
 
-    def _leap(self, value: float, highest: float, step: int) -> Leap | None:
-        """Begin to follow a leap; return it if it is immense."""
+    def _begun(self, value: float, highest: float, step: int) -> _Pending | None:
+        """Return the leap that begins with this value; None if it is no leap."""
         values = np.array(self._values)
         middle = float(np.median(values))
         deviation = np.abs(values - middle)
@@ -102,14 +97,9 @@ class LeapSeries:
         sigma = max(MAD_TO_SIGMA * float(np.median(deviation)), floor)
         limit = max(DEVIATIONS * sigma, TAIL * float(deviation.max()), log(4.0) if self._logarithmic else 0.0)
         rise, scale = value - middle, 1.0 if self._logarithmic else abs(middle)
-        immense = rise > (limit if float(values.min()) > 0 else IMMENSE * limit) and value > 10 * abs(highest)
-        if self._logarithmic:
-            immense = rise > IMMENSE * limit
-        uneven = sigma > UNEVEN[self._logarithmic] * scale and not immense
-        if rise <= limit or uneven or value - highest < 2 * sigma:
+        if rise <= limit or sigma > UNEVEN[self._logarithmic] * scale or value - highest < 2 * sigma:
             return None
-        self._pending = _Pending(step, value, middle, rise / sigma, [])
-        return self._end(self._pending, "rising") if immense else None
+        return _Pending(step, value, middle, rise / sigma, [])
 
     def _follow(self, pending: _Pending, value: float) -> Leap | None:
         rise = pending.value - pending.median

@@ -7,7 +7,7 @@ from math import isfinite
 
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.leap import Leap, LeapMemory
-from probe.core.checks.loop_check import ChangeCheck, norms_of
+from probe.core.checks.loop_check import ChangeCheck, norms_of, total_norm
 
 
 def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
@@ -18,12 +18,19 @@ def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
     return facts.backwards, pattern.tobytes()
 
 
+IMMENSE = 10.0
+"""Factor above all that the run has had, of the loss and of the norm of all gradients, that is reported at once."""
+LEAST = 20
+"""Updates before that."""
+
+
 class LossLeap(ChangeCheck):
     """Report that the loss leaps above all that the run has had, and comes back at once or goes on rising.
 
     Compared with the median of the latest 50 losses of updates with the same parameters and backwards, a leap is eight
     robust standard deviations and three times the largest deviation among them. Losses that are uneven, as in
     reinforcement learning, are not judged; a loss that stays where it has leapt to, or falls from there, is a note.
+    A loss and a norm of all gradients that are both ten times what the run has had are reported at once.
     """
 
     name = "loss-leap"
@@ -36,6 +43,9 @@ class LossLeap(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._memory = LeapMemory(logarithmic=False)
+        self._updates, self._loss, self._norm = 0, 0.0, 0.0
+        """Number of updates, largest loss, and largest norm so far."""
+        self._immense = -1
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -44,8 +54,26 @@ class LossLeap(ChangeCheck):
             return
         leap = self._memory.judge(series_of(update), facts.loss, facts.step)
         self.judged = self.judged or self._memory.ready
-        if leap is not None:
+        if self._is_immense(update):
+            self._immense = facts.step
+            text = (
+                f"the loss has leapt to {facts.loss:.5g} and the gradients with it; it was never above {self._loss:.5g}"
+            )
+            yield self.finding(facts, facts.step, text, {"loss": facts.loss, "highest": self._loss})
+        elif leap is not None and not leap.since <= self._immense <= facts.step:
             yield self._leap(update, leap)
+        self._loss = max(self._loss, abs(facts.loss))
+
+    def _is_immense(self, update: JudgedUpdate) -> bool:
+        """Return whether loss and gradients are far beyond all before; count the update."""
+        norms = norms_of(update)
+        total = 0.0 if norms is None else total_norm(norms)
+        immense = update.facts.loss > IMMENSE * self._loss and total > IMMENSE * self._norm
+        self._updates += 1
+        ready = self._updates > LEAST and self._norm > 0
+        if isfinite(total):
+            self._norm = max(self._norm, total)
+        return immense and ready
 
     def _leap(self, update: JudgedUpdate, leap: Leap) -> CheckFinding:
         course = {"returned": "and has come back", "rising": "and goes on rising", "stayed": "and is at a new level"}

@@ -40,7 +40,6 @@ from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
-from probe.core.records import Finding
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
@@ -111,7 +110,7 @@ class Collector:
         listeners: Listeners[SnapshotListener] | None = None,
     ) -> None:
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
-        self._listeners = listeners
+        self._listeners: Listeners[SnapshotListener] = Listeners() if listeners is None else listeners
         self.faults, self.number, self._began = subject.faults, next(_runs), time.time()
         self._inbox: CommandInbox | None = None
         self._warned_of_commands = False
@@ -126,6 +125,7 @@ class Collector:
         self.closing = self._new_closing(configuration.settings)
         """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
+            undo.enter_context(self._listeners.added(self.closing.account.rows))
             self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
             undo.callback(self._reporting.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self.first)
@@ -143,7 +143,9 @@ class Collector:
             session.attach(plan.sources)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
-            self.judge = attached(session, configuration.settings, self.numbers, self._directory_of_checks, self.faults)
+            self.judge = attached(
+                session, configuration.settings, self.numbers, self._directory_of_checks, self.closing, self.faults
+            )
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
         if plan.listens:
@@ -332,12 +334,7 @@ class Collector:
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
         folder = self._made_folder(first)
-        reporting, account, metrics = self._reporting, self.closing.account, self._reporting.metrics
-
-        def judged(step: int, findings: Sequence[Finding]) -> None:
-            reporting.found(step, findings)
-            account.rows(step, findings)
-
+        judged, metrics = self._reporting.found, self._reporting.metrics
         return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners, metrics)
 
     def _made_folder(self, first: int) -> OutputFolder:
@@ -396,6 +393,7 @@ class Collector:
             partial(self._close_output, partial_step),
             self._close_reporting,
             self.closing.close,
+            partial(self._listeners.remove, self.closing.account.rows),
             self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
         ]
         return [partial(attempt, self.faults, WHERE, part) for part in parts]

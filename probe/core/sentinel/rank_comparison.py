@@ -38,7 +38,7 @@ second times as much later."""
 FIRST_UPDATES = 5
 UNLIKE_TIMES = 3.0
 """Ratio to the median of its peers from which on a rank is unlike them; healthy runs have reached 1.19."""
-STEPS_DIFFER, STEPS_SAME, STEPS_SAME_LOSS, STEPS_UNLIKE, STEPS_UNLIKE_LOSS = 3, 5, 10, 3, 10
+STEPS_DIFFER, STEPS_SAME, STEPS_SAME_LOSS, STEPS_UNLIKE, STEPS_UNLIKE_LOSS = 1, 5, 10, 3, 10
 """Updates in a row after which each is found. Losses of small batches scatter more than norms of gradients do."""
 MOST_PENDING = 256
 """Updates that wait for the lines of other ranks; of more, the oldest are dropped."""

@@ -33,7 +33,7 @@ PLACES = struct.Struct("<QQQ")
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
 """Step, number of the optimizer, loss, number of tables: one of reduced gradients, perhaps one of unreduced ones."""
-MOST_LINES = 64
+MOST_LINES = 4096
 MOST_BYTES = 4 << 20
 """Bytes of a ring."""
 FEWEST_LINES = 4

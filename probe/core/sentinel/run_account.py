@@ -11,7 +11,7 @@ from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
-from probe.core.records import Finding
+from probe.core.records import Finding, Snapshot
 from probe.core.rules.evaluate import explain, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
 from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
@@ -49,8 +49,8 @@ class RunAccount:
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
         self._looked: list[str] = []
-        self.preflight = ""
-        """Line about checks before training."""
+        self.preflight: Callable[[], str] = str
+        """Function that returns a line about the checks."""
         self.changed: Callable[[bool], object] = lambda _: None
         """Function that is called when more is known, with whether it is the first finding of its kind."""
 
@@ -71,10 +71,11 @@ class RunAccount:
         if what not in self._looked:
             self._looked.append(what)
 
-    def rows(self, step: int, findings: Sequence[Finding]) -> None:
-        """Take the findings in the rows of a sampled step, in causal order; called with every sampled step."""
-        after, self._last_recorded, self._recorded = self._last_recorded, step, self._recorded + 1
-        self._add(_of_row(finding, after, self._settings) for finding in findings)
+    def rows(self, snapshot: Snapshot) -> None:
+        """Take a sampled step with its findings, in causal order."""
+        after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
+        if snapshot.findings:
+            self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
         self.changed(False)
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
@@ -124,7 +125,7 @@ class RunAccount:
             loss=self._loss,
             findings=tuple(self._findings),
             looked=self._looked_at(steps, recorded),
-            preflight=self.preflight,
+            preflight=self.preflight(),
             directory=directory or "",
             faults=faults,
             ended=ended,

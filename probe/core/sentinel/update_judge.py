@@ -11,12 +11,15 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.panel import CheckPanel
+from probe.core.checks.update_facts import UpdateFacts
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
 from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.run_account import RunAccount
 from probe.core.sentinel.sentinel import ReadUpdate
 from probe.core.storage.check_lines import CheckLines
 
@@ -31,15 +34,25 @@ class UpdateJudge:
 
     Args:
         directory: returns the directory of this rank's files; None where nothing is written.
+        lines: returns a writer of lines of an optimizer for the parent process; None without one.
     """
 
-    def __init__(self, numbers: RunNumbers, directory: Callable[[], Path | None], faults: Faults) -> None:
-        self._numbers, self._directory, self._faults = numbers, directory, faults
+    def __init__(
+        self,
+        numbers: RunNumbers,
+        directory: Callable[[], Path | None],
+        account: RunAccount,
+        lines: Callable[[UpdateFacts], RankLines] | None,
+        faults: Faults,
+    ) -> None:
+        self._numbers, self._directory, self._account, self._faults = numbers, directory, account, faults
+        self._new_lines, self._ranks = lines, dict[int, tuple[tuple[str, ...], RankLines | None]]()
+        """The writer of lines of each optimizer, with the names for which it was made."""
         self.panel = CheckPanel(faults)
         self.findings: list[CheckFinding] = []
         self._lines: CheckLines | None = None
-        self.listeners: list[Callable[[JudgedUpdate], None]] = []
-        """Functions that receive every update, on the thread."""
+        account.preflight = self.panel.preflight
+        account.look("the gradients and the loop at every step")
 
     def receive(self, update: ReadUpdate) -> None:
         """Have an update judged on the thread, before the end of its step is processed there."""
@@ -50,12 +63,29 @@ class UpdateJudge:
         found = self.panel.judge(update)
         if found:
             self._keep(found)
-        for listener in self.listeners:
-            attempt(self._faults, "sentinel", listener, update)
+        facts = update.facts
+        if facts.loss_seen and not facts.optimizer:
+            self._account.loss(facts.step, facts.loss)
+        if self._new_lines is not None:
+            attempt(self._faults, "sentinel: lines", self._write_line, update)
         return numbers_of(update)
+
+    def _write_line(self, update: JudgedUpdate) -> None:
+        """Write the numbers of an update for the parent process, which compares ranks."""
+        facts = update.facts
+        if facts.outcome == "skipped" or not len(update.gradients):
+            return
+        names, lines = self._ranks.get(facts.optimizer, ((), None))
+        if names is not facts.names and self._new_lines is not None:
+            self._ranks[facts.optimizer] = facts.names, None  # made once, even if that fails
+            lines = self._new_lines(facts)
+            self._ranks[facts.optimizer] = facts.names, lines
+        if lines is not None:
+            lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
 
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
+        self._account.checked(found)
         attempt(self._faults, "sentinel: file", self._write, found)
         self._numbers.found([as_run_finding(each) for each in found])
 
