@@ -122,10 +122,8 @@ class Collector:
         self._end = RunEnd()
         with ExitStack() as undo:
             groups = subject.framework.groups
-            root = output_root(os.environ).absolute()
-            self._program_number = ProgramNumber(root, groups, os.environ, subject.faults)
+            self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
             undo.callback(self._program_number.release)
-            self._rank = groups.rank() + self._program_number.number
             self._reporting = Reporting(
                 configuration.settings, groups, self.first, subject.faults, self._program_number.number
             )
@@ -161,6 +159,11 @@ class Collector:
         self._reporting.begun()
         if not self._planner.dynamic:
             session.retire(self._retire)
+
+    @property
+    def _rank(self) -> int:
+        """Rank in names, findings and reports: without a launcher the number in the program."""
+        return self._subject.framework.groups.rank() + self._program_number.number
 
     @property
     def collecting(self) -> bool:
