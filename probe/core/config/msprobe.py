@@ -15,7 +15,7 @@ _TOP_KEYS = (
     *("format", "ops", "eps", "ndigits", "step_count_per_record", "append_output", "squash_name", "stack_info"),
     *("recording_l2_features", "l2_targets", "sa_order"),
 )
-_RULE_KEYS = {"AnomalyTurbulence": ("threshold",), "AnomalyNan": ("threshold",)}
+_RULE_KEYS = ("threshold",)
 MSPROBE = Dialect(
     "msprobe's Monitor",
     (
@@ -24,7 +24,7 @@ MSPROBE = Dialect(
         *keys_of(CcDistribution, "cc_distribution"),
         *keys_of(AlertSettings, "alert", ("rules", "dump")),
         *keys_of(RuleSettings, "alert.rules"),
-        *(key for rule, names in _RULE_KEYS.items() for key in keys_of(RULES[rule].Args, "alert.rules.args", names)),
+        *(key for rule in RULES.values() for key in keys_of(rule.Args, "alert.rules.args", _RULE_KEYS)),
         *keys_of(L2Targets, "l2_targets"),
     ),
 )

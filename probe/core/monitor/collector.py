@@ -37,13 +37,14 @@ from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import SnapshotListener
+from probe.core.output.program_number import ProgramNumber
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
-from probe.core.storage.run_directory import time_text
+from probe.core.storage.run_directory import output_root, time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -126,14 +127,18 @@ class Collector:
         """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
             undo.enter_context(self._listeners.added(self.closing.account.rows))
-            self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
+            groups = subject.framework.groups
+            self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
+            undo.callback(self._program_number.release)
+            self._reporting = Reporting(
+                configuration.settings, groups, self.first, subject.faults, self._program_number.number
+            )
             undo.callback(self._reporting.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self.first)
             self._planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
             undo.callback(self._planner.close)
             plan = self._planner.plan
-            ranks = subject.framework.groups.world_size()
-            self._planner.warn(warnings_for(configuration.settings, ranks, os.environ))
+            self._planner.warn(warnings_for(configuration.settings, groups.world_size(), os.environ))
             if plan.takes_part and not plan.settings.print_struct:
                 self.output = self._new_output(self.run, plan, self.first)
                 undo.callback(self.output.discard)
@@ -163,6 +168,11 @@ class Collector:
         self._report_beginning()
         if not self._planner.dynamic:
             session.retire(self._retire)
+
+    @property
+    def _rank(self) -> int:
+        """Rank in names, findings and reports: without a launcher the number in the program."""
+        return self._subject.framework.groups.rank() + self._program_number.number
 
     @property
     def collecting(self) -> bool:
@@ -341,13 +351,13 @@ class Collector:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
         with self._folding:
             if self._folder is None:
-                self._folder = OutputFolder(self.run.settings, self.run.framework.groups.rank(), first)
+                self._folder = OutputFolder(self.run.settings, self._rank, first)
             return self._folder
 
     def _attached(self, first: int | None = None) -> Attached:
         groups, first = self.run.framework.groups, self.first if first is None else first
-        mates = tuple(groups.ranks_of(self._process_group))
-        return Attached(self.number, first, groups.rank(), mates, time_text(time.localtime()))
+        mates = tuple(groups.ranks_of(self._process_group)) if self._rank == groups.rank() else (self._rank,)
+        return Attached(self.number, first, self._rank, mates, time_text(time.localtime()))
 
     # The end.
 
@@ -394,6 +404,7 @@ class Collector:
             self._close_reporting,
             self.closing.close,
             partial(self._listeners.remove, self.closing.account.rows),
+            self._program_number.release,
             self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
         ]
         return [partial(attempt, self.faults, WHERE, part) for part in parts]
