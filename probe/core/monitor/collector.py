@@ -126,7 +126,8 @@ class Collector:
         self.closing = self._new_closing(configuration.settings)
         """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
-            undo.enter_context(self._listeners.added(self.closing.account.rows))
+            self._listeners.add(self.closing.account.rows)
+            undo.callback(self._listeners.remove, self.closing.account.rows)
             groups = subject.framework.groups
             self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
             undo.callback(self._program_number.release)

@@ -14,10 +14,10 @@ from probe.core.checks.update_facts import Values
 
 COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
-LEAST, MOST, FIRST = 1 << 12, 1 << 24, 1 << 16
-"""Elements that are read at a time: at least, at most, and in the first update."""
-SHARE, BRIEF = 0.005, 1.5e-4
-"""Part of the time of training that the rota may take, and seconds that it may take in any step."""
+LEAST, MOST = 1 << 17, 1 << 24
+"""Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
+SHARE = 0.005
+"""Part of the time of training that the rota may take, beyond what the least takes."""
 
 Wait = Callable[[], npt.NDArray[np.float64]]
 
@@ -72,7 +72,7 @@ class Rota:
         self._loop, self._parameters, self._sizes = loop, parameters, sizes
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
-        self._room, self._next = FIRST, 0
+        self._room, self._next = LEAST, 0
         self._before: _Reading | None = None
         self._last: _Reading | None = None
         self._again: _Reading | None = None
@@ -118,7 +118,7 @@ class Rota:
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
-        allowed = max(SHARE * passed, BRIEF)
+        allowed = SHARE * passed
         if spent > allowed:
             self._room = max(LEAST, min(self._room, self._elements) // 2)
         elif 4 * spent < allowed:
