@@ -84,8 +84,35 @@ def test_gradients_that_come_and_go_are_none() -> None:
         "gradient-gone", experts.updates(30), experts.updates(15, norms={"experts.3": 0.0}), experts.updates(9)
     )
     assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
-    assert not findings("gradient-gone", training.updates(30), training.updates(60, there=NAMES[:6]))
     assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
+
+
+def test_a_module_whose_gradient_is_no_longer_computed_is_found() -> None:
+    """The encoder runs without gradients from one step on, and still requires them."""
+    training = Training()
+    detached = training.updates(20, there=["head"])
+    (finding,) = findings("gradient-gone", training.updates(30), detached)
+    assert (finding.step, finding.since, finding.where) == (37, 30, ("embed", "layers.0", "layers.1"))
+    assert "not computed" in finding.text
+
+
+def test_all_gradients_that_fall_to_zero_are_found_if_the_loss_does_not() -> None:
+    """Half precision without the scaler's factor."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(30), training.updates(20, norms=0.0))
+    assert (finding.step, finding.since) == (37, 30)
+    assert not findings("gradient-gone", training.updates(30), training.updates(20, norms=0.0, loss_seen=False))
+
+
+def test_frozen_modules_and_heads_that_take_turns_are_none() -> None:
+    """Stages that freeze what was trained, and tasks that follow each other."""
+    training = Training()
+    frozen = training.updates(40, there=["head"], trainable=["head"])
+    assert not findings("gradient-gone", training.updates(30), frozen)
+    names = (*NAMES, "second.weight")
+    tasks = Training(names)
+    first, second = (lambda: tasks.updates(30, there=NAMES)), (lambda: tasks.updates(30, there=[*NAMES[:6], "second"]))
+    assert not findings("gradient-gone", first(), second(), first(), second())
 
 
 def losses(values: list[float], training: Training) -> list[JudgedUpdate]:

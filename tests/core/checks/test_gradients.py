@@ -141,6 +141,9 @@ def test_missing_gradients_are_one_note() -> None:
     training = Training(there=[name for name in NAMES if not name.startswith("head")])
     (finding,) = findings("no-gradient", training.updates(9))
     assert (finding.step, finding.where, finding.grade) == (2, ("head",), "note")
+    (finding,) = findings("no-gradient", Training(there=["head"], frozen=True).updates(9))
+    assert (finding.where, finding.grade) == (("embed", "layers.0", "layers.1"), "warning")
+    assert [finding.grade for finding in findings("no-gradient", Training(there=["head"]).updates(9))] == ["note"]
     used = ["embed", "layers.0"]
     assert not findings("no-gradient", Training(there=used, trainable=used).updates(5))
     assert not findings(

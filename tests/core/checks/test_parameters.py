@@ -134,8 +134,26 @@ def test_what_programs_write_is_no_flipped_bit() -> None:
     )
 
 
+def test_an_average_that_is_left_in_the_model_is_found() -> None:
+    """All parameters are written for the first time after many updates."""
+    training = Training()
+    rows = [*training.updates(60), training.update(written=True, seen_write=True), *training.updates(9)]
+    (finding,) = findings("written-between-updates", rows)
+    assert (finding.step, finding.where, finding.grade) == (60, (), "warning")
+
+
+def test_a_loaded_checkpoint_and_repeated_averaging_are_notes() -> None:
+    """The optimizer's count of steps goes back with a checkpoint; averages come again and again."""
+    training = Training()
+    written = {"written": True, "seen_write": True}
+    loaded = [*training.updates(60), training.update(**written, state_steps=40)]
+    assert [finding.grade for finding in findings("written-between-updates", loaded)] == ["note"]
+    again = (training.update(**written) if step % 20 == 19 else training.update() for step in range(200))
+    assert [finding.grade for finding in findings("written-between-updates", again)] == ["note"]
+
+
 def test_writes_by_operations_are_one_note() -> None:
-    """An exponential average that is swapped in, or weights that are loaded."""
+    """A part that is clamped, from some update on."""
     training = Training()
     rows = [*training.updates(12), *training.updates(9, written=["head"], seen_write=["head"])]
     (finding,) = findings("written-between-updates", rows)
@@ -167,12 +185,30 @@ def test_strangers_for_a_moment_are_none() -> None:
     assert not findings("unfrozen-not-held", rows)
 
 
-def test_an_output_of_another_dtype_is_a_note() -> None:
-    """One of several at the same place, or one in float32 of two."""
+BLOCKS = tuple(f"layers.{block}.{part}.weight" for block in range(4) for part in ("norm", "up"))
+
+
+def test_an_output_in_float32_where_others_are_in_half_precision_is_found() -> None:
+    """One of several at the same place, or one of two."""
     several = {f"layers.{block}.up": "torch.bfloat16" for block in range(4)}
-    (finding,) = findings("dtype-unlike", Training(dtypes=several | {"layers.2.up": "torch.float32"}).updates(3))
-    assert (finding.where, finding.grade) == (("layers.2.up",), "note")
-    pair = {"layers.0.up": "torch.bfloat16", "layers.1.up": "torch.float32", "norm": "torch.float32"}
-    (finding,) = findings("dtype-unlike", Training(dtypes=pair).updates(3))
+    (finding,) = findings(
+        "dtype-unlike", Training(BLOCKS, dtypes=several | {"layers.2.up": "torch.float32"}).updates(3)
+    )
+    assert (finding.where, finding.grade, finding.step) == (("layers.2.up",), "warning", 0)
+    pair = {"layers.0.up": "BFloat16", "layers.1.up": "Float32", "layers.1.norm": "Float32"}
+    (finding,) = findings("dtype-unlike", Training(BLOCKS, dtypes=pair).updates(3))
     assert finding.where == ("layers.1.up",)
-    assert not findings("dtype-unlike", Training(dtypes=several | {"head": "torch.float32"}).updates(3))
+
+
+def test_dtypes_that_differ_for_a_reason_are_none() -> None:
+    """Norms, modules without parameters, unlike modules in one list, half of the blocks, and one in half precision."""
+    usual = {f"layers.{block}.up": "torch.bfloat16" for block in range(4)}
+    norms = {f"layers.{block}.norm": "torch.float32" for block in range(4)}
+    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=usual | norms).updates(3))
+    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=usual | {"layers.2.act": "torch.float32"}).updates(3))
+    mixed = {"net.0": "torch.bfloat16", "net.1": "torch.bfloat16", "net.2": "torch.float32"}
+    names = tuple(f"{module}.weight" for module in mixed)
+    assert not findings("dtype-unlike", Training(names, dtypes=mixed).updates(3))
+    half = usual | {"layers.0.up": "torch.float32", "layers.1.up": "torch.float32"}
+    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=half).updates(3))
+    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=norms | {"layers.0.up": "torch.float16"}).updates(3))

@@ -18,8 +18,19 @@ MARKS = {
     **dict.fromkeys(("again", "untouched", "written", "seen_write"), False),
 }
 USUAL = {
-    **{"optimizer": 0, "outcome": "applied", "rates": (1e-3,), "backwards": 1, "training": True, "scaled": False},
-    **{"reduced": None, "around": False, "clip": 1.0, "strangers": (), "replaced": (), "ties": (), "dtypes": {}},
+    "optimizer": 0,
+    "outcome": "applied",
+    "rates": (1e-3,),
+    "backwards": 1,
+    "training": True,
+    "scaled": False,
+    "reduced": None,
+    "around": False,
+    "clip": 1.0,
+    "strangers": (),
+    "replaced": (),
+    "ties": (),
+    "dtypes": {},
     "loss_seen": True,
 }
 """Fields of every update, unless a test has others."""
