@@ -39,8 +39,8 @@ class WrittenBetweenUpdates(ChangeCheck):
     sees = "numbers of a part of the parameters after one update and before the next, and their versions"
     remedy = (
         "If the program wrote them, put the weights of before back after an evaluation. If nothing did, compare the "
-        "rank's memory and its device's error counters with others, go back to a checkpoint of before, and take the node "
-        "out if it happens again."
+        "rank's memory and its device's error counters with others, go back to a checkpoint of before, and take the "
+        "node out if it happens again."
     )
     lacks = "no parameter's numbers were known from one update to the next"
 
