@@ -26,7 +26,9 @@ from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db  # noqa: E40
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step  # noqa: E402
 from probe.core.analysis.report.findings import Diagnosis, Mark  # noqa: E402
 from probe.core.analysis.report.write import write_report  # noqa: E402
+from probe.core.config.dialect import Dialect  # noqa: E402
 from probe.core.config.errors import ConfigError  # noqa: E402
+from probe.core.config.msprobe import MSPROBE  # noqa: E402
 from probe.core.control.command_requests import (  # noqa: E402
     EnableGradientAccumulation,
     ReduceBatchSize,
@@ -36,10 +38,12 @@ from probe.core.control.command_requests import (  # noqa: E402
 )
 from probe.core.errors import TrainingStopped  # noqa: E402
 from probe.core.fields import describe  # noqa: E402
+from probe.core.internevo.configuration import INTERNEVO  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
 from probe.core.rules.replica import odd_ones  # noqa: E402
+from probe.core.transformers.dialect import TRANSFORMERS  # noqa: E402
 from probe.core.transformers_monitor import (  # noqa: E402
     LossMonitoring,
     Presentation,
@@ -123,6 +127,29 @@ PYTHON_HEAD = """\
 Names that programs may import. `probe.mindspore` has `TrainerMon`, `TrainingStopped`, `ConfigError`, `csv2tb` and the
 callbacks of MindSpore Transformers as `probe.pytorch` has them. This page is made by `make reference`.
 """
+DIALECTS_HEAD = """\
+# Configurations of other monitors
+
+Every key that is read of the configuration of another monitor, with the section that it stands in and its effect here.
+A known key that stands elsewhere is an error in a section whose keys are checked, and else a warning; both name its
+path and the section where it belongs. Keys without an effect are named in a warning, with what does the same. How to
+change over: [coming from another monitor](../guides/coming_from.md). This page is made by `make reference`.
+"""
+DIALECTS: tuple[Dialect, ...] = (MSPROBE, TRANSFORMERS, INTERNEVO)
+
+
+def dialects() -> str:
+    """The page of the configurations of other monitors."""
+    parts = [DIALECTS_HEAD]
+    for dialect in DIALECTS:
+        parts.append(f"## {dialect.title}\n\n| section | key | effect |\n| --- | --- | --- |")
+        for key in dict.fromkeys(dialect.keys):
+            section = f"`{key.section}`" if key.section else "top of the file"
+            effect = inline(" ".join(key.effect.split()))
+            words = effect if key.supported else f"*None.* Here, {effect}"
+            parts.append(f"| {section} | `{key.name}` | {words.replace('|', chr(92) + '|')} |")
+        parts.append("")
+    return _joined(parts)
 
 
 def commands() -> str:
@@ -315,7 +342,12 @@ def _item(text: str) -> str:
     return f"- {textwrap.fill(' '.join(text.split()), WIDE, subsequent_indent='  ', break_on_hyphens=False)}\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": full_markdown, "commands.md": commands, "python.md": python}
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": full_markdown,
+    "commands.md": commands,
+    "python.md": python,
+    "dialects.md": dialects,
+}
 """The text of each page, by its file beside this one."""
 
 

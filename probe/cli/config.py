@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple, get_args, get_origin
+from typing import Annotated, NamedTuple
 
 import typer
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ from probe.core.config.errors import ConfigError, nearest
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.schema import Settings
-from probe.core.fields import Variants, describe, peel
+from probe.core.fields import describe, inner_sections
 from probe.core.language import message
 from probe.core.messages import complain, plural, printable_lines
 
@@ -70,7 +70,7 @@ def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") 
         form = describe(field.annotation, field.metadata)
         meaning = " ".join((field.description or "").split())
         yield KeyReference(key, rule, form.type, _default(field), form.range, meaning)
-        for inner, inner_rule in _inside(field):
+        for inner, inner_rule in inner_sections(field):
             yield from entries(inner, key, inner_rule or rule)
 
 
@@ -81,17 +81,6 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, BaseModel):
         return "{}"
     return "none" if value is None else json.dumps(value, default=lambda rule: rule.rule_name)
-
-
-def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
-    """Mappings of known keys that a field holds, each with the rule or channel that it belongs to."""
-    bare, metadata = peel(field.annotation, field.metadata)
-    for variants in metadata:
-        if isinstance(variants, Variants):
-            yield from ((model, rule) for rule, model in variants.models.items())
-    for candidate in (bare, *get_args(bare)) if get_origin(bare) in (tuple, dict) else (bare,):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            yield candidate, ""
 
 
 def full_markdown() -> str:

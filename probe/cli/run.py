@@ -14,6 +14,7 @@ import typer
 from probe.core.language import message
 from probe.core.messages import complain
 from probe.launch.environment import flags, watched
+from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 """Exit codes of shells for a program that cannot be run, and for one that is not there."""
@@ -91,12 +92,14 @@ def _check(config: Path) -> None:
 
 
 def start(command: list[str], config: Path | None) -> None:
-    """Replace this process by the program."""
+    """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same
             stream.flush()
+    environment = watched(os.environ, config)
+    follow(command, environment)
     try:
-        os.execvpe(command[0], command, watched(os.environ, config))  # noqa: S606 - a shell would need quotes
+        os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
         complain(message("{program}: expected a program; there is none of this name", program=command[0]))
         raise typer.Exit(NOT_FOUND) from None

@@ -258,8 +258,12 @@ class StepHook(Placed):
 
     @entrance
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if _compiling():
-            return
+        if not _compiling():
+            self.enter(*args, **kwargs)
+
+    @entrance
+    def enter(self, *args: Any, **kwargs: Any) -> None:
+        """Do what a call does where no compiler traces."""
         room = self._room
         try:
             if room.look is not None and self._process == _process:
@@ -322,7 +326,7 @@ class _Weak(Placed):
     @entrance
     def __call__(self, *args: Any) -> None:
         if not _compiling() and (hook := self._hook()) is not None:
-            hook(*args)
+            (hook.enter if type(hook) is StepHook else hook)(*args)
 
 
 class Around:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -199,6 +199,17 @@ def peel(annotation: Any, metadata: Sequence[object] = ()) -> tuple[Any, list[ob
             bare, inside = peel(members[0])
             return bare, found + inside
     return annotation, found
+
+
+def inner_sections(field: FieldInfo) -> Iterator[tuple[type[Section], str]]:
+    """Yield the mappings of known keys that a field holds, each with the rule or channel that it belongs to."""
+    bare, metadata = peel(field.annotation, field.metadata)
+    for variants in metadata:
+        if isinstance(variants, Variants):
+            yield from ((model, rule) for rule, model in variants.models.items())
+    for candidate in (bare, *get_args(bare)) if get_origin(bare) in (tuple, dict) else (bare,):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            yield candidate, ""
 
 
 _NOUNS = {bool: "boolean", int: "integer", float: "number", str: "string"}

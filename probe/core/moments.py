@@ -120,6 +120,11 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     return values
 
 
+def derive_all(ops: Iterable[str], columns: Mapping[str, Array], shapes: Shapes) -> list[Array]:
+    """Derive each of ``ops``, as :func:`derive` does."""
+    return [derive(op, columns, shapes) for op in ops]
+
+
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
     """Moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of :func:`derive`.
 

@@ -25,6 +25,13 @@ OUTSIDE_SECONDS = "outside_seconds"
 """Seconds of a step in which a rank was not inside a collective."""
 SKIPPED_UPDATE = "skipped"
 """1 if a gradient scaler has skipped the update, else 0."""
+LOSS_ROOT, BACKWARDS = "loss_root", "backwards"
+"""The sum of the losses whose backwards have reached the parameters of an update, as the sentinel sees them, and the
+number of these backwards."""
+GRADIENT_NORM, APPLIED_NORM = "gradient_norm", "gradient_norm_applied"
+"""Norm of all gradients of an update together, as far as this rank holds them: before they are clipped, and after."""
+SENTINEL = (LOSS_ROOT, BACKWARDS, GRADIENT_NORM, APPLIED_NORM)
+"""Numbers of the sentinel; those of a second optimizer end in ``/1``."""
 CLOCKS = (STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND, MODEL_TFLOPS, OUTSIDE_SECONDS)
 """Numbers of the run that follow from clocks, as those of phases do: another run has others."""
 

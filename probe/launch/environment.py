@@ -20,8 +20,9 @@ DEFAULTS: Mapping[str, object] = {
     "ops": ["norm", "min", "max", "nans"],
     "max_overhead": 0.01,
     "format": ["csv"],
+    "sentinel": {"enable": True},
 }
-"""Configuration without a file: gradients and alerts, within a hundredth of the time of training."""
+"""Configuration without a file: gradients and alerts, within a hundredth of the time of training, and the sentinel."""
 SITE = Path(__file__).resolve().parent / "site"
 """Folder of the ``sitecustomize`` that prepares each process."""
 _PATH = "PYTHONPATH"

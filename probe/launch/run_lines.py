@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.core.messages import plural
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
 
 
@@ -34,13 +33,6 @@ def check_attached(monitor: Monitor, models: Sequence[Any]) -> None:
     """
     if watcher_of(models) is not monitor:
         raise RuntimeError(f"the machine failed while a monitor attached ({', '.join(monitor.faults)})")
-
-
-def ended(monitor: Monitor, begun: int) -> str:
-    """Return the line that is written when a run ends."""
-    steps, where, number = monitor.step - begun, monitor.output_directory, len(monitor.findings)
-    text = f"{steps} {plural(steps, 'step')} watched, {number} {plural(number, 'finding')}"
-    return f"{text}; files in {where}" if where else text
 
 
 def watched_by(monitor: Monitor) -> str:

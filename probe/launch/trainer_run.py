@@ -11,7 +11,7 @@ from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
-from probe.launch.run_lines import attached, check_attached, ended
+from probe.launch.run_lines import attached, check_attached
 from probe.launch.sources import Source, configured
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -53,7 +53,7 @@ class TrainerRun:
             and alerts. A monitor of the program: then numbers go there, and nothing is attached or stopped.
         overrides: keys of the configuration, which replace those of ``config``.
         automatic: whether nobody has written the callback into the program: then the program's own monitors come first,
-            failures leave training alone, and a line is written where it begins and ends.
+            failures leave training alone, and a line is written where it begins.
 
     Raises:
         ConfigError: naming every problem of the configuration.
@@ -78,7 +78,6 @@ class TrainerRun:
         self.monitor: Monitor | None = None
         """The monitor that watches the training in progress, or has watched the last one."""
         self._owned = False
-        self._begun = 0
 
     @property
     def receiver(self) -> NumberReceiver | None:
@@ -134,7 +133,7 @@ class TrainerRun:
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
         check_attached(monitor, watched)
         monitor.log()  # numbers of every step from the first on
-        self._owned, self._begun = True, begun
+        self._owned = True
         if self._automatic:
             line = attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer")
             complain(line, "info")
@@ -157,12 +156,7 @@ class TrainerRun:
         """Stop the monitor if it was attached here."""
         if self._owned and self.monitor is not None:
             self._owned = False
-            attempt(self.faults, "end of the training", self._end, self.monitor)
-
-    def _end(self, monitor: Monitor) -> None:
-        monitor.stop()
-        if self._automatic:
-            complain(ended(monitor, self._begun), "info")
+            attempt(self.faults, "end of the training", self.monitor.stop)
 
 
 def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:

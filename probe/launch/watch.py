@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 from probe.core.backend.patch import Undo
 from probe.core.door import attempt, compiling, passage, replace
 from probe.core.messages import complain
-from probe.core.monitor.trainer_mon import watcher_of
+from probe.core.monitor.trainer_mon import close_report, watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
-from probe.launch.run_lines import attached, check_attached, ended, watched_by
+from probe.launch.run_lines import attached, check_attached, watched_by
 from probe.launch.step_notes import StepNotes
 
 EXIT_SECONDS = 2.0
@@ -309,7 +309,7 @@ class ScriptWatch:
 
     def _report(self) -> None:
         for run in self._runs:
-            complain(ended(run.monitor, run.begun), "info")
+            close_report(run.monitor)
         if not self._runs and not self._reason and (self._new or self._paired):
             reason = "an optimizer was made, and no model with its parameters was called for training"
             complain(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}", "warning")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -51,6 +52,11 @@ def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: A
         return _applied[id(parameter)]
     held = getattr(parameter, "main_grad", None) if main_grad else None
     return getattr(parameter, "grad", None) if held is None else held
+
+
+def gradients_of(optimizer: Any, main_grad: bool) -> Callable[[Any], Any]:
+    """Return :func:`gradient` as a function of the parameter alone."""
+    return partial(gradient, optimizer, main_grad=main_grad)
 
 
 def holds(optimizer: Any, parameter: Any, main_grad: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from probe.mindspore import loss_scale as scaling
 from probe.mindspore.optimizers import table
 
 adam, owned, state, state_names = table.adam, table.owned, table.state, table.state_names
-gradient, holds, on_gradient = gradients.gradient, gradients.holds, gradients.on_gradient
+gradients_of, holds, on_gradient = gradients.gradients_of, gradients.holds, gradients.on_gradient
 learning_rate = table.learning_rate
 found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
@@ -131,9 +131,9 @@ def structure(model: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def token(parameter: Any) -> int:
-    """Return the identity of ``parameter``, whose tensor cannot be exchanged."""
-    return id(parameter)
+def tokens(parameters: Sequence[Any]) -> list[int]:
+    """Return the identities of ``parameters``, whose tensors cannot be exchanged."""
+    return [*map(id, parameters)]
 
 
 def runs(module: Any) -> bool:

@@ -6,7 +6,17 @@ import torch
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
-from probe.pytorch import collectives, compiled, device_clock, groups, hooks, parallel, tensor_ops, tensors
+from probe.pytorch import (
+    collectives,
+    compiled,
+    device_clock,
+    groups,
+    hooks,
+    parallel,
+    tensor_ops,
+    tensors,
+    training_loop,
+)
 from probe.pytorch.engines.steps import on_every_step
 
 ADAPTER = FrameworkAdapter(
@@ -18,6 +28,7 @@ ADAPTER = FrameworkAdapter(
     collectives=collectives,
     parallel=parallel,
     arrays=tensor_ops,
+    loop=training_loop,
     prepare=compiled.prepare,
     capturing=device_clock.capturing if torch.backends.cuda.is_built() else None,
     clock=device_clock if torch.backends.cuda.is_built() else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import CodeType
 from typing import Any
@@ -24,12 +24,12 @@ from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, Hook
 from probe.pytorch import compiled, input_gradients
 from probe.pytorch import loss_scale as scaling
-from probe.pytorch.engines import names, native, pipelining, steps, table
-from probe.pytorch.engines.homes import home, ready, wrapped
+from probe.pytorch.engines import fsdp1, names, native, pipelining, steps, table
+from probe.pytorch.engines.homes import HOMES, hidden, home, ready
 from probe.pytorch.hook_handles import PlacedHook, PlacedHooks
 from probe.pytorch.input_gradients import edge_of, some
 
-adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
+adam, gradients_of, holds, on_step, owned = steps.adam, steps.gradients_of, steps.holds, steps.on_step, steps.owned
 check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
 found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
@@ -60,23 +60,27 @@ def runs(module: torch.nn.Module) -> bool:
 
 def structure(model: torch.nn.Module) -> tuple[int, ...]:
     """Return the identities of the modules of ``model`` and, unless a wrapper exchanges them at each forward, of their
-    parameters. No code of the user's runs."""
-    found, waiting, whole = dict[int, None](), [model], not wrapped()
+    parameters; last the number of those that FSDP has hidden since. No code of the user's runs."""
+    found, waiting, whole = dict[int, None](), [model], not HOMES
+    may_hide, gone = fsdp1.may_be_used(), 0
     while waiting:
         inside = vars(module := waiting.pop())
         if id(module) in found:
             continue
         found[id(module)] = None
+        parameters = inside.get("_parameters", {}).values()
         if whole:
-            found.update(dict.fromkeys(map(id, inside.get("_parameters", {}).values())))
+            found.update(dict.fromkeys(map(id, parameters)))
+        if may_hide:
+            gone += hidden(parameters)
         waiting.extend(child for child in inside.get("_modules", {}).values() if child is not None)
-    return tuple(found)
+    return (*found, gone)
 
 
-def token(parameter: torch.nn.Parameter) -> int:
-    """Return the address of the tensor behind ``parameter``, which ``torch.utils.swap_tensors`` exchanges."""
+def tokens(parameters: Sequence[torch.nn.Parameter]) -> list[int]:
+    """Return the addresses of the tensors behind ``parameters``, which ``torch.utils.swap_tensors`` exchanges."""
     with torch._C.DisableTorchFunctionSubclass():
-        return int(parameter._cdata)
+        return [parameter._cdata for parameter in parameters]
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
@@ -123,18 +127,10 @@ def _compiled(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def backward_id() -> int:
-    """Return the identity of the running backward pass; -1 if none is running."""
-    return torch._C._current_graph_task_id()
-
-
-_sequence: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
-"""Number of the next node that this thread makes (torch 2.4 to 2.13)."""
-
-
-def graph_size() -> int | None:
-    """Return the number of nodes that this thread has made."""
-    return None if _sequence is None else _sequence()
+backward_id: Callable[[], int] = torch._C._current_graph_task_id
+"""Function that returns the identity of the running backward pass; -1 if none is running."""
+graph_size: Callable[[], int | None] = getattr(torch.autograd, "_get_sequence_nr", lambda: None)
+"""Function that returns the number of nodes that this thread has made (torch 2.4 to 2.13)."""
 
 
 def differentiates() -> bool:

@@ -84,7 +84,7 @@ def _counts(tensor: torch.Tensor) -> Array:
     else:
         values = tensor.to_sparse_coo().coalesce().values()
         tensor, absent = values, tensor.numel() - values.numel()
-    row = times * sum((counts(_as_float(piece).numpy()) for piece in _pieces(tensor)), np.zeros(BINS))
+    row = times * sum((counts(_as_float(piece).numpy()) for piece in pieces(tensor)), np.zeros(BINS))
     row[ZERO] += absent
     return row
 
@@ -116,8 +116,8 @@ def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> list[float
         row = _sparse(tensor, wanted, eps)
     else:
         tensor, times = distinct(tensor)
-        pieces = list(_each(tensor, wanted, eps))
-        rows, counts = [row for row, _ in pieces], [count for _, count in pieces]
+        parts = list(_each(tensor, wanted, eps))
+        rows, counts = [row for row, _ in parts], [count for _, count in parts]
         row = rows[0] if len(rows) == 1 else merge(rows, counts)
         row = row if times == 1 else repeated(row, times)
     return [row[name] for name in columns]
@@ -135,12 +135,12 @@ def _sparse(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
 
 
 def _each(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Iterator[tuple[Row, int]]:
-    for piece in _pieces(tensor):
+    for piece in pieces(tensor):
         row = _piece(_as_float(piece), wanted, eps)
         yield {name: row[name] for name in wanted}, piece.numel()
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield flat contiguous pieces that together hold every element once; no copy exceeds ``PIECE`` elements."""
     if not tensor.is_contiguous():
         dims = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
@@ -152,7 +152,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     else:
         longest = max(range(tensor.dim()), key=tensor.size)
         for half in tensor.tensor_split(2, dim=longest):
-            yield from _pieces(half)
+            yield from pieces(half)
 
 
 def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -54,6 +55,8 @@ _steps: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictio
 """The scaler of each optimizer that has stepped by one."""
 _others: list[_Own] = []
 """Optimizers that scale gradients themselves."""
+_losses: deque[tuple[weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=8)
+"""The latest losses that scalers have multiplied, each with its scaler."""
 
 
 class _Own:
@@ -75,13 +78,23 @@ def loss_scale(parameters: Parameters = tuple) -> Scale:
     that on the latest loss. None if no watched scaler or optimizer scales it."""
     scaler = _current() if _current is not None else None
     if torch._C._current_graph_task_id() != -1 and not _unplaced:
-        scaler = scaled_graphs.scaler_of(parameters)
+        scaler = scaled_graphs.scaler_of(parameters) if scaled_graphs.BACKWARDS else None
     if scaler is not None:
         return getattr(scaler, "_scale", None)
     if len(_others) > 1:
         mine = [*parameters()]
         return next((own.scale() for own in _others if own.updates(mine)), None)
     return _others[0].scale() if _others else None
+
+
+def scale_of(root: torch.Tensor) -> Scale:
+    """Return the factor by which a watched scaler has multiplied ``root``; if none has, that of the latest loss."""
+    scaler = next((held() for loss, held in reversed(_losses) if loss() is root), None)
+    if scaler is None and _current is not None:
+        scaler = _current()
+    if scaler is None and len(_others) == 1:
+        return _others[0].scale()
+    return getattr(scaler, "_scale", None)
 
 
 def on_own_scale(
@@ -101,7 +114,7 @@ def on_own_scale(
     """
 
     def before(*_: Any) -> None:
-        listener.before(optimizer, attempt(listener.faults, "loss scale", scale) if listener.sampled else None)
+        listener.before(optimizer, attempt(listener.faults, "loss scale", scale) if listener.reads_gradients else None)
 
     def after(result: Any) -> None:
         listener.after(optimizer, outcome(result))
@@ -179,6 +192,7 @@ def _scaled(scaler: Any, losses: Any, sampled: bool, faults: FaultCounter) -> No
     _forget()
     if scaler.is_enabled():
         _current = weakref.ref(scaler)
+        _losses.extend((weakref.ref(loss), _current) for loss in leaves(losses) if isinstance(loss, torch.Tensor))
         placed = {scaled_graphs.place(loss, scaler, faults) for loss in (leaves(losses) if sampled else ())}
         _unplaced = placed != {True}
 

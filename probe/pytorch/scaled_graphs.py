@@ -44,11 +44,11 @@ class _Waiting:
     def reached(self, _: torch.Tensor) -> None:
         """Note that the running backward passes this loss."""
         identity, thread = torch._C._current_graph_task_id(), threading.get_ident()
-        passed = _backwards.setdefault(identity, [])
+        passed = BACKWARDS.setdefault(identity, [])
         if not passed:
             Variable._execution_engine.queue_callback(partial(_forget, thread))
-            while len(_backwards) > MOST_BACKWARDS:
-                _backwards.popitem(last=False)
+            while len(BACKWARDS) > MOST_BACKWARDS:
+                BACKWARDS.popitem(last=False)
         _running[thread] = identity
         _waiting.discard(self)
         losses: list[_Passed | _Waiting] = [*passed, *_waiting]
@@ -57,7 +57,7 @@ class _Waiting:
 
 
 _waiting: weakref.WeakSet[_Waiting] = weakref.WeakSet()
-_backwards: OrderedDict[int, list[_Passed]] = OrderedDict()
+BACKWARDS: OrderedDict[int, list[_Passed]] = OrderedDict()
 """The losses that each backward has passed, by its identity."""
 _running: dict[int, int] = {}
 """The backward that runs on each thread."""
@@ -81,9 +81,9 @@ def place(loss: Any, scaler: Any, faults: FaultCounter) -> bool:
 def scaler_of(parameters: Parameters) -> Any:
     """Return the scaler of the backward that runs, as its gradients reach ``parameters``; None if no scaled loss was
     passed."""
-    passed = _backwards.get(torch._C._current_graph_task_id())
+    passed = BACKWARDS.get(torch._C._current_graph_task_id())
     if passed is None and (around := _running.get(threading.get_ident())) is not None and _within_backward():
-        passed = _backwards.get(around)
+        passed = BACKWARDS.get(around)
     if not passed:
         return None
     scalers = {id(each.scaler()): each for each in passed}

@@ -142,7 +142,7 @@ class ViewEndpoints:
         findings, cause = summary.findings, summary.first_cause
         if analysis is not None and analysis.answer is not None:
             answer = analysis.answer
-            findings = answer["findings"] + len(answer["run_numbers"]) or findings
+            findings = answer["number"] + len(answer["run_numbers"]) or findings
             cause = short_text(answer["diagnosis"]) if answer["diagnosis"] else None
         return {
             **fields,

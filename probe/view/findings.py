@@ -103,7 +103,7 @@ def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
     """Return the diagnosis of an analysis, from its JSON."""
     findings = [_finding(each, label) for each in answer["kept"]]
     findings += [_run_finding(each) for each in answer["run_numbers"]]
-    number = answer["findings"] + len(answer["run_numbers"])
+    number = answer["number"] + len(answer["run_numbers"])
     main = answer["diagnosis"]
     if main is None:
         return RunDiagnosis(findings, number, None, None)

@@ -266,7 +266,6 @@ def test_a_key_that_is_not_supported_is_named(
 ON = {"monitor_config": {"monitor_on": True}, "tensorboard": {"tensorboard_dir": "curves"}}
 PLACED = [
     *(("monitor_config", key, ["log"]) for key in StateSection().formats),
-    ("monitor_config", "dump_path", "./elsewhere"),
     ("monitor_config", "throughput_baseline", 100),
     ("monitor_config", "print_struct", True),
     ("monitor_config", "check_for_global_norm", True),
@@ -298,6 +297,52 @@ def test_a_documented_key_has_an_effect_in_its_section_and_is_named_elsewhere(
     assert effective(read_configuration(ON | {"runner_wrapper": {key: value}}, environ={})) == plain
     where = f"in the section {section}" if section else "at the top of the file"
     assert f"runner_wrapper.{key} has no effect: it belongs {where}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"step_interval": 3}, "step_interval has no effect: it belongs in the section monitor_config"),
+        ({"per_print_times": 3}, "per_print_times has no effect: it belongs in the section callbacks"),
+        ({"device_norm": True}, "device_norm has no effect: it belongs in the section monitor.train_state"),
+        (
+            {"trainer": {"monitor_config": {}}},
+            "trainer.monitor_config has no effect: it belongs at the top of the file",
+        ),
+        (
+            {"monitor_config": {"tensorboard_dir": "a"}},
+            "monitor_config.tensorboard_dir has no effect: it belongs in the section tensorboard",
+        ),
+        (
+            {"callbacks": [{"type": "TrainingStateMonitor", "target": ["a"]}]},
+            "callbacks[0].target has no effect: it belongs in the section monitor_config",
+        ),
+        (
+            {"callbacks": [{"type": "LossCallback", "per_print_times": 3}]},
+            "callbacks[0].per_print_times has no effect: of a LossCallback, log_interval is read",
+        ),
+        (
+            {"tensorboard": {"log_timers_to_tensorboard": True}},
+            "tensorboard has no effect without tensorboard.tensorbo",
+        ),
+        ({"model": {"seed": 1, "tensorboard": {}, "callbacks": [], "target": 1, "type": "a"}}, ""),
+    ],
+)
+def test_a_key_that_is_not_read_where_it_stands_is_named(
+    values: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any depth; names that sections of the program have for things of their own are passed over."""
+    read_configuration(values, environ={})
+    assert words in caplog.text
+    assert bool(words) == bool(caplog.records)
+
+
+def test_a_key_of_another_checked_section_is_an_error_with_its_place() -> None:
+    """Where unknown keys are errors, a known one is an error that says where it belongs."""
+    with pytest.raises(
+        TransformersConfigError, match=r"monitor_config\.tensorboard_dir: unknown key; it belongs in the"
+    ):
+        state_of(tensorboard_dir="a")
 
 
 def test_a_key_that_needs_the_monitor_is_named_without_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import nullcontext
 from typing import Any
 
@@ -236,3 +238,59 @@ def test_the_second_replica_repeats_what_the_first_has(four_ranks: Ranks) -> Non
     first, second, *others = four_ranks.run(with_group)
     assert first == second != set()
     assert others == [set(), set()]
+
+
+def objects_of(model: Any) -> list[Any]:
+    """``fully_shard``'s own objects of a model: a state, a group and one for each parameter."""
+    groups = [part._get_fsdp_state()._fsdp_param_group for part in (model.norm, model)]
+    return [*groups, *(stored for group in groups for stored in group.fsdp_params)]
+
+
+def copied() -> tuple[list[str], set[int], list[bool]]:
+    """What lies in the objects of a watched model before its first forward that did not, the steps with unreduced
+    gradients, and whether copies and pickles of them and their methods are as without a monitor."""
+    model = sharded(Net())
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    held = [set(vars(each)) for each in objects_of(model)]
+    plain = pickle.dumps([each.mp_policy for each in objects_of(model)[:2]])
+    monitor = watch(model, optimizer)
+    foreign = [name for each, names in zip(objects_of(model), held, strict=True) for name in set(vars(each)) - names]
+    alike = [pickle.dumps([each.mp_policy for each in objects_of(model)[:2]]) == plain]
+    for each in objects_of(model)[2:]:
+        twin = copy.copy(each)
+        alike += [twin.to_unsharded.__self__ is twin, vars(twin).keys() == vars(each).keys()]
+        method = pickle.loads(pickle.dumps(type(each).to_unsharded))
+        alike += [method is type(each).to_unsharded, copy.deepcopy(method) is method]
+        alike += [copy.deepcopy(each._sharding_spec) == each._sharding_spec]
+    train(model, optimizer, 1)
+    foreign += [name for each in objects_of(model)[2:] for name in vars(each) if name == "to_unsharded"]
+    monitor.stop()
+    return foreign, {row.step for row in parts(monitor.output_directory)}, alike
+
+
+def test_copies_of_what_fully_shard_has_are_as_without_a_monitor(two_ranks: Ranks) -> None:
+    """Nothing of this package lies in ``fully_shard``'s objects, before the first forward either."""
+    for foreign, steps, alike in two_ranks.run(copied):
+        assert foreign == []
+        assert 0 in steps
+        assert all(alike)
+
+
+def replaced() -> bool:
+    """Whether the method of the class is torch's own again after each stand-in is made."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    own = FSDPParam.to_unsharded
+    model = sharded(Net())
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = watch(model, optimizer)
+    watched = FSDPParam.to_unsharded is not own
+    train(model, optimizer, 1)
+    again = FSDPParam.to_unsharded is own
+    monitor.stop()
+    return watched and again
+
+
+def test_the_class_has_its_method_again_when_every_stand_in_is_there(two_ranks: Ranks) -> None:
+    """From the first step on nothing of torch's is replaced."""
+    assert two_ranks.run(replaced) == [True, True]

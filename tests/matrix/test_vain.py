@@ -76,6 +76,8 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
         WG | {"step_count_per_record": 5, "format": "sqlite"},
         "step_count_per_record has no effect without the format csv or parquet",
     ),
+    "eps": (WG | {"eps": 0.5}, "eps has no effect without the op zeros"),
+    "sa_order": (WG | {"sa_order": "b,s,h,d"}, "sa_order has no effect without l2_targets.attention_hook"),
     "parameters alone": (
         WG | {"xy_distribution": True, "targets": {"fc.weight": {}}},
         "xy_distribution has no effect: targets name parameters alone; name the modules, or set all_xy to true",

@@ -18,8 +18,11 @@ from tests.required import require
 torch = require("torch")
 
 PACKAGE = f"{Path(probe.__file__).parent}/"
-MOST_FILES = 20
+MOST_FILES = 14
 MOST_RETURNS = 2
+STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 26, 67, 27
+"""Most files of a whole sampled step of one weight, calls from one of them into another, and those of them into a file
+that the same part of the step has entered before."""
 SAMPLED = 2
 """Number of the step that is followed: earlier ones lay out the files."""
 
@@ -28,25 +31,17 @@ Place = tuple[str, str]
 PARTS: tuple[Place, ...] = (
     ("pytorch/engines/native.py", "accumulated"),  # a gradient has been accumulated
     ("core/instrumentation/session.py", "_hand_over"),  # the step has ended
-    ("core/output/run_output.py", "<lambda>"),  # the delivery thread takes it
+    ("core/output/run_output.py", "_deliver"),  # the delivery thread takes it
 )
 """Functions with which the parts of the walk begin."""
-AROUND: dict[Place, str] = {
-    ("core/door.py", "attempt"): "the guard of all that others call",
-    ("core/output/global_exchange.py", "write"): "the order of the steps",
-}
-"""Functions that only call the next one: their files are no part of the walk."""
 APART: dict[Place, str] = {
     ("core/instrumentation/context.py", "backward_began"): "the number of the micro batch",
-    ("core/instrumentation/context.py", "__iter__"): "listeners",
     ("core/instrumentation/overhead.py", "take"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "part"): "the monitor's own time",
     ("core/instrumentation/session.py", "_drop"): "the beginning of the next step",
     ("core/output/sinks/anomaly.py", "write"): "another sink",
     ("core/output/sinks/overhead.py", "write"): "another sink",
-    ("core/monitor/reporting.py", "found"): "alerts and heartbeats",
     ("core/rules/evaluate.py", "find"): "rules, which change no row",
-    ("pytorch/hooks.py", "backward_id"): "the number of the micro batch",
 }
 """Functions that are not about the gradient: neither they nor the functions that they call are followed."""
 
@@ -91,7 +86,7 @@ class Walk:
         file, _ = place
         if place in APART:
             return None
-        if place in AROUND or file == here.file:
+        if file == here.file:
             return here
         if file not in here.entered:
             self.files.append(file)
@@ -99,8 +94,44 @@ class Walk:
         return here.entered[file]
 
 
+class Crossings:
+    """Record of a whole step: files, calls from one into another, and those into a file that was entered before.
+
+    Its parts are the gradients and the update on the training thread, and its delivery.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.crossings = self.returns = 0
+        self.following = False
+        self.part = ""
+        """Part of the step on the training thread."""
+        self._stacks: dict[str, list[str]] = {}
+        """Files of the calls in progress, by part."""
+        self._entered: dict[str, set[str]] = {}
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
+        """Follow calls and returns of functions of the package; for :func:`sys.setprofile`."""
+        file = frame.f_code.co_filename
+        if not self.following or event not in ("call", "return") or not file.startswith(PACKAGE):
+            return
+        part = self.part if threading.current_thread() is threading.main_thread() else "delivery"
+        stack, entered = self._stacks.setdefault(part, []), self._entered.setdefault(part, set())
+        if event == "return":
+            del stack[-1:]
+            return
+        if part == "flush" or (part == "delivery" and not stack and frame.f_code.co_name != "_deliver"):
+            return
+        if not stack or stack[-1] != file:
+            self.crossings += 1
+            self.returns += file in entered
+        entered.add(file)
+        self.files.add(file)
+        stack.append(file)
+
+
 @contextmanager
-def profiling(walk: Walk) -> Iterator[None]:
+def profiling(walk: Walk | Crossings) -> Iterator[None]:
     """Pass ``walk`` the calls on this thread and on threads that start within the context."""
     before = sys.getprofile()
     threading.setprofile(walk.profile)
@@ -134,7 +165,7 @@ def walked() -> Walk:
 
 
 def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> None:
-    """From hook to CSV row a gradient enters at most twenty files, and none more than twice again."""
+    """From hook to CSV row a gradient enters at most fourteen files, and none more than twice again."""
     files = walked().files
     (path,) = output_dir.rglob(f"grad_unreduced_{SAMPLED}-{SAMPLED}.csv")
     row = next(csv.DictReader(path.open(encoding="utf-8")))
@@ -147,4 +178,37 @@ def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> 
 
 def test_the_walk_meets_every_function_that_it_leaves_out() -> None:
     """What is counted apart is called on the way: nothing else is excused."""
-    assert {*AROUND, *APART} <= walked().places
+    assert {*APART} <= walked().places
+
+
+def crossings() -> Crossings:
+    """Those of a sampled step of one weight, of which only the gradient is collected."""
+    model = torch.nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"wg_distribution": True, "format": "csv", "ops": ["norm"], "alert": {"rules": []}}
+    monitor = probe.pytorch.TrainerMon(settings)
+    step = Crossings()
+    with profiling(step):
+        monitor.set_monitor(model, 1, optimizer)
+        for number in range(SAMPLED + 1):
+            assert monitor.flush()
+            step.following = number == SAMPLED
+            step.part = "gradients"
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            step.part = "update"
+            optimizer.step()
+            step.part = "flush"
+        assert monitor.flush()
+        step.following = False
+    monitor.stop()
+    return step
+
+
+def test_a_step_crosses_few_files() -> None:
+    """A sampled step of one weight enters a limited number of files, with a limited number of calls between them."""
+    step = crossings()
+    assert {"core/instrumentation/session.py", "core/output/sinks/csv.py"} <= {f[len(PACKAGE) :] for f in step.files}
+    assert len(step.files) <= STEP_FILES, step.files
+    assert step.crossings <= STEP_CROSSINGS
+    assert step.returns <= STEP_RETURNS

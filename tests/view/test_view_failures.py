@@ -56,7 +56,7 @@ def test_a_task_that_cannot_be_started_leaves_the_others(tmp_path: Path, monkeyp
     assert first.error.startswith("it could not be run: FileNotFoundError")
     second = tasks.ask("second", arguments, "1")
     wait_for(lambda: second.state != "running")
-    assert (second.state, second.answer["findings"]) == ("done", 0)
+    assert (second.state, second.answer["number"]) == ("done", 0)
     first.ended = float("-inf")  # as if a while had passed
     assert tasks.ask("first", arguments, "1") is first
     wait_for(lambda: first.state == "done")

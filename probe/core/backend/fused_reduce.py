@@ -65,6 +65,8 @@ _library = _compiled()
 _results = _Results()
 available = _library is not None
 """True if the functions were compiled, and are to be used."""
+BRIEF_ROWS, LONG_ROWS = ({}, {}) if _library is None else (_library.brief, _library.long)
+"""The compiled functions of :func:`write` by kind: for up to ``BRIEF`` elements, and for more."""
 
 
 def needed(columns: Collection[str]) -> int:
@@ -98,7 +100,7 @@ def one(address: int, size: int, kind: str = "float32", eps: float = 0.0, more: 
 def write(address: int, size: int, kind: str, eps: float, more: int, row: int) -> bool:
     """Write the moments that :func:`one` returns to the address ``row``; return false if they are not valid."""
     assert _library is not None, "not compiled: see `available`"
-    return bool((_library.brief if size <= BRIEF else _library.long)[kind](address, size, eps, more, row))
+    return bool((BRIEF_ROWS if size <= BRIEF else LONG_ROWS)[kind](address, size, eps, more, row))
 
 
 def each(

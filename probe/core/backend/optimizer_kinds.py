@@ -59,6 +59,25 @@ def dispatched(choose: Callable[[Optimizer], OptimizerKind], name: str) -> Calla
     return call
 
 
+class GradientKind(Protocol):
+    """Kind of optimizer that has the gradients which it applies."""
+
+    def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
+        """Return the gradient that ``optimizer`` will apply: ``main_grad`` if requested and present, else ``grad``."""
+
+
+def bound_gradient(
+    choose: Callable[[Optimizer], GradientKind],
+) -> Callable[[Optimizer, bool], Callable[[Parameter], Tensor | Shard | None]]:
+    """Return a function that binds ``gradient`` of the kind of an optimizer to that optimizer: the kind is chosen once
+    for all parameters, each of which then costs one call."""
+
+    def bind(optimizer: Optimizer, main_grad: bool) -> Callable[[Parameter], Tensor | Shard | None]:
+        return functools.partial(choose(optimizer).gradient, optimizer, main_grad=main_grad)
+
+    return bind
+
+
 def evaluating(
     closure: Callable[[], Any], begun: Callable[[], bool], begin: Callable[[], object], listener: StepListener
 ) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ core depends on a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -171,6 +171,10 @@ class StepListener(Listener, Protocol):
     def sampled(self) -> bool:
         """True if the step in progress is sampled."""
 
+    @property
+    def reads_gradients(self) -> bool:
+        """True if gradients are read in the step in progress, sampled or not."""
+
 
 class Hooks(Protocol):
     """Names and hooks of models and optimizers. Every ``on_...`` whose hook lasts returns a function that removes it.
@@ -196,11 +200,11 @@ class Hooks(Protocol):
         """Return every parameter once, with its name, as in :meth:`modules`."""
 
     def structure(self, model: Module) -> tuple[int, ...]:
-        """Return the identities of the modules and parameters of ``model``, in any constant order; cheaply, since it
-        is called in every sampled step."""
+        """Return numbers that are others if modules or parameters of ``model`` are, or if one has been wrapped in a way
+        that hides its numbers; cheaply, since it is called in every sampled step."""
 
-    def token(self, parameter: Parameter) -> int:
-        """Return the identity of what hooks of ``parameter`` are placed on."""
+    def tokens(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Return the identities of what hooks of ``parameters`` are placed on; cheaply, as :meth:`structure`."""
 
     def trainable(self, parameter: Parameter) -> bool:
         """Return whether a gradient hook can be placed now."""
@@ -208,11 +212,12 @@ class Hooks(Protocol):
     def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard | None:
         """Return the part of ``parameter`` that this process holds between steps, if any."""
 
-    def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
-        """Return the gradient that ``optimizer`` will apply: ``main_grad`` if requested and present, else ``grad``."""
+    def gradients_of(self, optimizer: Optimizer, main_grad: bool) -> Callable[[Parameter], Tensor | Shard | None]:
+        """Return a function from a parameter to the gradient that ``optimizer`` will apply: ``main_grad`` if requested
+        and present, else ``grad``. It is valid until the update."""
 
     def holds(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> bool:
-        """Return whether training or a user has set :meth:`gradient` to be applied; False for a buffer that always
+        """Return whether training or a user has set the gradient to be applied; False for a buffer that always
         exists, and may hold an earlier step's gradient."""
 
     def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
@@ -371,7 +376,8 @@ class Parallel(Protocol):
         """Return the object that takes the training steps of ``optimizer``: itself, one inside it, or one around it."""
 
     def check_again(self, parameter: Parameter) -> None:
-        """Raise ValueError, with the remedy, if ``parameter`` has been wrapped in a way that hides its numbers."""
+        """Raise ValueError, with the remedy, if ``parameter`` has been wrapped in a way that hides its numbers. Called
+        when :meth:`Hooks.structure` has changed."""
 
     def pipelined(self, model: Module) -> bool:
         """Return whether the forward of ``model`` that begins now belongs to a pipeline's schedule, which runs several
@@ -500,6 +506,89 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+class ParameterReader(Protocol):
+    """Reader of the moments of some parameters."""
+
+    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
+        for their moments, a row each."""
+
+
+class TrainingLoop(Protocol):
+    """What a training loop does between two updates. All of it is called in steps that are not sampled, too; nothing
+    waits for a device, and nothing is kept alive."""
+
+    def on_backward(
+        self,
+        began: Callable[[Tensor | None, Collection[int]], None],
+        ended: Callable[[], None],
+        faults: FaultCounter,
+    ) -> Remove:
+        """Call ``began`` before each backward that runs in no other, with its root if that is a loss (one element, no
+        gradient passed in) and the identities of the inputs that were asked for; ``ended`` after it."""
+
+    def on_total_norm(
+        self, measured: Callable[[Sequence[Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+    ) -> Remove:
+        """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the
+        factor by which gradients are then multiplied, NaN if only a device knows it."""
+
+    def on_cut(self, cut: Callable[[], None], faults: FaultCounter) -> Remove:
+        """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
+        between."""
+
+    def scale_of(self, root: Tensor) -> Tensor | None:
+        """Return the factor by which a scaler has multiplied a loss, if one has."""
+
+    def first_not_finite(self, root: Tensor, names: Mapping[int, str]) -> Any:
+        """Return where the numbers that are not finite begin in the graph of a root whose backward has not begun, as a
+        :class:`probe.core.checks.beginning.Beginning`; None if that cannot be seen. Takes up to 200 ms.
+
+        Args:
+            names: names of the parameters, by identity.
+        """
+
+    def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
+        """Return the gradient that each parameter holds now."""
+
+    def versions(self, tensors: Sequence[Tensor | None]) -> Sequence[int]:
+        """Return a number for each tensor that every write by an operation changes; -1 for None."""
+
+    def reference(self, tensor: Tensor) -> Callable[[], object]:
+        """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""
+
+    def reader(self, parameters: Sequence[Parameter], columns: tuple[str, ...]) -> ParameterReader:
+        """Return a reader of moments of ``parameters``."""
+
+    def sizes(self, parameters: Sequence[Parameter]) -> tuple[int, ...]:
+        """Return the number of elements of each parameter that this process holds."""
+
+    def dtypes(self, parameters: Sequence[Parameter]) -> tuple[str, ...]:
+        """Return the dtype of each parameter."""
+
+    def groups(self, optimizer: Optimizer) -> tuple[int, ...]:
+        """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
+        empty if it is not known."""
+
+    def requires(self, parameters: Sequence[Parameter]) -> Sequence[bool]:
+        """Return which parameters require a gradient."""
+
+    def training(self, models: Sequence[Module]) -> bool:
+        """Return whether any of ``models`` is in training mode."""
+
+    def rates(self, optimizer: Optimizer) -> tuple[float, ...]:
+        """Return the learning rate of each group; NaN where only a device knows it."""
+
+    def counted(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> int | None:
+        """Return the number of steps in the optimizer's state; None if none is counted."""
+
+    def ties(self, model: Module) -> tuple[tuple[str, ...], ...]:
+        """Return the names that stand for one parameter, for each parameter with several."""
+
+    def reduces(self, models: Sequence[Module]) -> bool | None:
+        """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without one."""
+
+
 def _no_step(_began: Callable[..., None], _ended: Callable[..., None], _faults: FaultCounter) -> Remove:
     """Listen to nothing: no optimizer of the process is visible."""
     return lambda: None
@@ -518,6 +607,8 @@ class FrameworkAdapter(NamedTuple):
     parallel: Parallel = single_process
     arrays: Arrays | None = None
     """None if only moments can be computed."""
+    loop: TrainingLoop | None = None
+    """None if what happens between updates cannot be seen in steps that are not sampled."""
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
     """Function that is called once with the settings when a monitor attaches; the function it returns is called at
     stop."""

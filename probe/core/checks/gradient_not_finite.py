@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from probe.core.checks.beginning import UsedParameter, frontier
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck, norms_of
 
@@ -49,4 +50,15 @@ class GradientNotFinite(FactCheck):
             f"{number} of {total} gradients that this update applied are not finite: {', '.join(where)}"
             f"{' and more' if number > MOST else ''}"
         )
+        if (beginning := facts.beginning) is not None:
+            where, text = beginning.where(), f"{text}; {beginning.text().rstrip('.')}"
+        elif number < total and (edge := frontier(_used(update))) is not None:
+            where, text = edge.where(), f"{text}; {edge.text().rstrip('.')}, by the order in which the model names them"
         yield self.finding(facts, facts.step, text, {"gradients": total, "not_finite": number}, where)
+
+
+def _used(update: JudgedUpdate) -> Iterator[UsedParameter]:
+    """Yield the parameters with gradients, in the order of their names in the model: the last are used last."""
+    facts, norms = update.facts, update.gradients[:, 0]
+    for position in np.flatnonzero(facts.gradients.there):
+        yield UsedParameter(facts.names[position], int(position), bool(np.isfinite(norms[position])))

@@ -33,5 +33,7 @@ class LossNotFinite(FactCheck):
         finite, before = isfinite(facts.loss), self._finite
         self._finite = finite
         if not finite and before:
-            text = f"the loss is {facts.loss}"
-            yield self.finding(facts, facts.step, text, {"loss": facts.loss})
+            text, where = f"the loss is {facts.loss}", tuple[str, ...]()
+            if (beginning := facts.beginning) is not None:
+                text, where = f"{text}: {beginning.text().rstrip('.')}", beginning.where()
+            yield self.finding(facts, facts.step, text, {"loss": facts.loss}, where)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.checks.beginning import Beginning
 from probe.core.records import Outcome
 
 Array = npt.NDArray[np.float64]
@@ -102,3 +103,8 @@ class UpdateFacts(NamedTuple):
     intention."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
+    cut: bool = False
+    """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
+    that requires a gradient."""
+    beginning: Beginning | None = None
+    """Where the numbers of a root that is not finite begin, if its graph was walked."""

@@ -17,6 +17,8 @@ from probe.core.fields import describe, peel
 from probe.core.language import Message, joined, message
 
 Path = tuple[int | str, ...]
+Belonging = Callable[[object], Message | None]
+"""Function that returns words about the section in which a key of this name has an effect, if there is one."""
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = 100
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_REPR.repr)
@@ -87,21 +89,26 @@ def nearest(name: object, names: Sequence[str]) -> str | None:
 
 
 def problems(
-    error: ValidationError, model: type[BaseModel], lead: Callable[[Path], str], at: Path = ()
+    error: ValidationError,
+    model: type[BaseModel],
+    lead: Callable[[Path], str],
+    at: Path = (),
+    place: Belonging = lambda _: None,
 ) -> Iterator[str]:
     """Yield every problem of ``error``, raised by ``model``, which is at the path ``at``.
 
     Args:
         lead: returns the beginning of a problem's line from the path of its key.
+        place: names the section of a key that is unknown where it stands.
     """
     for entry in error.errors(include_url=False):
         context: Mapping[str, Any] = entry.get("ctx", {})
         path = (*at, *entry["loc"])
         if entry["type"] == "inside":
-            yield from problems(context["error"], context["model"], lead, path)
+            yield from problems(context["error"], context["model"], lead, path, place)
         else:
             path = path[:-1] if path[-1:] == (_KEY,) else path
-            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model)
+            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model, place)
             yield joined("", (lead(path), _cut(path_text(path), LONGEST_NAME), ": ", sentence))
 
 
@@ -109,19 +116,27 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> Message:
+def _sentence(
+    kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel], place: Belonging
+) -> Message:
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
         shown = _shown(loc[-1] if kind == "invalid_key" else value)
         return message("expected a string as key, got {value}; put it in quotes", value=shown)
     if kind == "extra_forbidden":
-        known = list(peel(_resolve(model, loc[:-1])[0])[0].model_fields)
-        return joined("", (message("unknown key"), _hint(loc[-1], known) or _expected_key(known)))
+        return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place)
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
     shown = context["shown"] if "shown" in context else _shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
+
+
+def unknown_key(name: object, known: Sequence[str], place: Belonging) -> Message:
+    """Return a sentence about a key that a section does not have: where it belongs, or the nearest of ``known``."""
+    if (belonging := place(name)) is not None:
+        return joined("", (message("unknown key"), "; ", belonging))
+    return joined("", (message("unknown key"), _hint(name, known) or _expected_key(known)))
 
 
 def _expected_key(known: Sequence[str]) -> Message:

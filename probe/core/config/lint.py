@@ -55,6 +55,10 @@ def without_effect(settings: Settings) -> Iterator[str]:
         yield "ndigits has no effect without the format csv"
     if settings.step_count_per_record != 1 and {"csv", "parquet"}.isdisjoint(settings.formats):
         yield "step_count_per_record has no effect without the format csv or parquet"
+    if "eps" in settings.model_fields_set and "zeros" not in settings.statistics:
+        yield "eps has no effect without the op zeros"
+    if "sa_order" in settings.model_fields_set and not settings.l2_targets.attention_hook:
+        yield "sa_order has no effect without l2_targets.attention_hook"
 
 
 MOST_FILES = 1_000_000

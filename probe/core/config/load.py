@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.config.lint import contradictions, in_vain
+from probe.core.config.msprobe import EVERYTHING
 from probe.core.config.parse import read
 from probe.core.config.schema import Settings
 from probe.core.language import joined, message
@@ -64,7 +65,7 @@ def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the
         settings = Settings.model_validate(dict(values))
     except ValidationError as error:
         count = len(found) + error.error_count()
-        found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
+        found += islice(problems(error, Settings, lead, place=EVERYTHING.place), max(MOST_SHOWN - len(found), 0))
         raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
     found += [joined("", (lead(path), path_text(path), ": ", each)) for path, each in contradictions(settings)]
     if found:

@@ -328,6 +328,14 @@ class RunSettings(Section):
     """Detection of a run that stands still."""
 
 
+class SentinelSettings(Section):
+    """The sentinel: the loss, the norms of all gradients and the facts of the training loop, at every step, regardless
+    of the steps that are collected. Its checks warn of what cannot be in a meaningful loop."""
+
+    enable: Flag = False
+    """Watch at every step."""
+
+
 class Settings(Section):
     """Everything a user can configure."""
 
@@ -429,6 +437,8 @@ class Settings(Section):
     """Monitoring of collective communication."""
     alert: AlertSettings = AlertSettings()
     """Rules that report suspicious values while training runs, and channels to which alerts are sent."""
+    sentinel: SentinelSettings = SentinelSettings()
+    """The sentinel, at every step."""
     run: RunSettings = RunSettings()
     """Numbers of the run, and detection of a run that stands still."""
     on_anomaly: OnAnomaly | None = None

@@ -61,18 +61,17 @@ class Clock:
     """The micro step of the forward whose outputs each backward has reached; under None, that of the latest."""
     _passed: dict[int, int] = field(default_factory=dict)
     """Number of micro batches forwarded through each chunk of a pipeline."""
+    backward: int | None = None
+    """Identity of the backward of the latest gradient since the last forward; None before the first."""
     _forward: bool = False
     _whole: bool = False
-    _backward: bool = False
-    _backward_id: int | None = None
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def begin(self, step: int, sampled: bool) -> None:
         """Begin the next training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
-        self._forward = self._whole = self._backward = False
-        self._backward_id, self._reached = None, {}
-        self._passed = {}
+        self._forward = self._whole = False
+        self.backward, self._reached, self._passed = None, {}, {}
 
     def backward_step(self, identity: int) -> int:
         """Return the micro step of gradients that the backward with this identity computes: that of the forward whose
@@ -103,9 +102,9 @@ class Clock:
         if pipeline is not None:
             self.micro_step = self._passed.get(pipeline, 0)
             self._passed[pipeline] = self.micro_step + 1
-        elif self._backward:
+        elif self.backward is not None:
             self.micro_step += 1
-        self._backward = False
+        self.backward = None
         self._forward = True
         return self.micro_step
 
@@ -114,10 +113,10 @@ class Clock:
         self._reached[identity] = self._reached[None] = micro_step
 
     def backward_began(self, identity: int) -> None:
-        """Note a gradient; if no forward was noted, count each backward as a micro batch."""
-        if not self._forward and self._backward_id not in (None, identity):
+        """Note the first gradient of a backward; if no forward was noted, count each backward as a micro batch."""
+        if not self._forward and self.backward not in (None, identity):
             self.micro_step += 1
-        self._backward_id, self._backward = identity, True
+        self.backward = identity
 
 
 class PendingRows(Protocol):
@@ -302,7 +301,7 @@ class Run:
         identity, known = self.framework.hooks.backward_id(), self._backward
         if identity != known[0]:  # of another thread, perhaps
             known = self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
-        if known[1]:
+        if known[1] and self.clock.backward != identity:
             self.clock.backward_began(identity)
         return known[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -81,6 +82,15 @@ class Cost:
             return None
 
 
+@dataclass
+class StepTimes:
+    """Durations of all steps so far, in seconds."""
+
+    seconds: float = 0.0
+    own: float = 0.0
+    """The monitor's part of it on the training thread."""
+
+
 class Overhead:
     """The monitor's time as a part of training time.
 
@@ -90,14 +100,9 @@ class Overhead:
 
     def __init__(self, clock: DeviceClock | None) -> None:
         self._clock, self._latest = clock, 0.0
-        self._seconds = self._own = 0.0
+        self.times = StepTimes()
         self.on_device = 0.0
         """Seconds of all sampled steps on the device."""
-
-    def add(self, seconds: float, own: float) -> None:
-        """Count a step that took ``seconds``, of which ``own`` were the monitor's on the training thread."""
-        self._seconds += seconds
-        self._own += own
 
     def add_device(self, spent: Spent) -> float:
         """Return the seconds of a sampled step on the device; if it was not measured, those of the last measured one.
@@ -110,5 +115,6 @@ class Overhead:
     def part(self, beside: float) -> float:
         """The monitor's part, including ``beside`` seconds that it has taken on other threads; 0 before the end of the
         first step."""
-        plain = self._seconds - self._own
-        return (self._own + beside + self.on_device) / plain if plain > 0 else 0.0
+        own = self.times.own
+        plain = self.times.seconds - own
+        return (own + beside + self.on_device) / plain if plain > 0 else 0.0

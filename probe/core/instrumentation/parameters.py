@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from probe.core.backend.protocols import Optimizer, Parameter
+from probe.core.door import count
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.modules import Modules, report_ends
 from probe.core.instrumentation.selection import TargetNames, Watched
@@ -31,6 +32,8 @@ class Parameters:
         """The hooks of each parameter."""
         self._names = TargetNames(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
+        self._every: dict[int, Watched] = {}
+        self._others: tuple[str, ...] = ()
         self._watched: list[Watched] = []
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}
@@ -39,8 +42,10 @@ class Parameters:
         """Result of :meth:`_ends` at the last search."""
         self._structure: list[tuple[int, ...]] = []
         """Identities of what the models consist of, by the last search."""
-        self._tokens: dict[int, int] = {}
-        """Identities of the tensors on which the hooks of each parameter were placed."""
+        self._hooked: list[Watched] = []
+        """The watched parameters with hooks."""
+        self._tokens: list[int] = []
+        """Identities of the tensors on which their hooks were placed."""
         self._strange = False
         """True if the optimizers have no parameter of the models: another may be on its way."""
         self._replaced: dict[int, str] = {}
@@ -65,48 +70,63 @@ class Parameters:
         for attached in self._attached.values():
             attached.close()
         self._attached.clear()
+        self._hooked, self._tokens = [], []
 
     def find(self) -> None:
         """Watch parameters and modules that are new since the last search, and hook those that have become
         trainable."""
-        for parameter in self._watched:
-            self._run.framework.parallel.check_again(parameter.thing)
         owned = [self._hooks.owned(optimizer) for optimizer in self._run.optimizers]
         self._before = [*map(_ends, owned)]
         census = [id(parameter) for each in owned for parameter in each]
         structure = [self._hooks.structure(model) for _, model in self._run.chunks]
         changed = structure != self._structure
         if changed:
-            self._structure = structure
+            for parameter in self._watched:
+                self._run.framework.parallel.check_again(parameter.thing)
             self._modules.find()
         if changed or census != self._census or self._wrapping:
             self._wrapping = self._census != census
             self._census = census
             self._watch_new()
+            self._structure = structure  # only now: after a refusal the search is made again
             self._share_out()
             self._strange = False
             if not self._wrapping and census and self._known and not self._known.keys() & set(census):
                 self._strange = True
-        self._unhook_swapped()
+        if self._hooked and (tokens := self._hooks.tokens(self._hooked_things())) != self._tokens:
+            self._unhook_swapped(tokens)
+        if self._waiting:
+            self._hook_trainable()
+
+    def _hooked_things(self) -> list[Parameter]:
+        return [parameter.thing for parameter in self._hooked]
+
+    def _unhook_swapped(self, tokens: list[int]) -> None:
+        """Let hooks be placed again on parameters whose tensors, now ``tokens``, the program has exchanged
+        (``torch.utils.swap_tensors``): they have stayed on the old ones."""
+        swapped = [p for p, before, now in zip(self._hooked, self._tokens, tokens, strict=True) if before != now]
+        for parameter in swapped:
+            self._attached.pop(id(parameter.thing), ExitStack()).close()
+        self._waiting.extend(swapped)
+        self._note_hooked()
+
+    def _hook_trainable(self) -> None:
+        """Place the hooks of waiting parameters that can have them."""
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
-                self._tokens[id(parameter.thing)] = self._hooks.token(parameter.thing)
                 for attach in self._run.each_parameter:
                     remove = self._run.idle.keep(attach(parameter))
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
                 still.append(parameter)
         self._waiting = still
+        self._note_hooked()
 
-    def _unhook_swapped(self) -> None:
-        """Let hooks be placed again on parameters whose tensors the program has exchanged
-        (``torch.utils.swap_tensors``): they have stayed on the old ones."""
-        for parameter in self._watched:
-            identity = id(parameter.thing)
-            if identity in self._attached and self._tokens[identity] != self._hooks.token(parameter.thing):
-                self._attached.pop(identity).close()
-                self._waiting.append(parameter)
+    def _note_hooked(self) -> None:
+        """Note which parameters have hooks, and on which tensors."""
+        self._hooked = [parameter for parameter in self._watched if id(parameter.thing) in self._attached]
+        self._tokens = self._hooks.tokens(self._hooked_things())
 
     def _watch_new(self) -> None:
         there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
@@ -116,10 +136,13 @@ class Parameters:
             for full, thing in named:
                 if id(thing) in self._known:
                     continue
-                watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
+                watched = self._names.watch(stage, full, thing)
                 if self._run.selection.watches(watched):
+                    self._run.framework.parallel.check_again(thing)
                     self._watched.append(watched)
                     self._waiting.append(watched)
+                self._known[id(thing)] = watched
+        self._every = dict(self._known)
 
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
         """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced
@@ -131,6 +154,7 @@ class Parameters:
                 continue
             if identity in owned:
                 self._replaced[identity] = known.full
+                self._others = (*self._others, known.full)
             if not replaced:
                 ended.append(known.name)
             self._names.release(self._known.pop(identity))
@@ -138,6 +162,23 @@ class Parameters:
         report_ends(self._run, "parameters", ended)
         self._watched = [each for each in self._watched if id(each.thing) in self._known]
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
+        self._note_hooked()
+
+    @property
+    def every(self) -> Mapping[int, Watched]:
+        """Every parameter of the models as of the last search, watched or not, by identity; the same object until a
+        search finds others."""
+        return self._every
+
+    @property
+    def structure(self) -> object:
+        """What the models consist of, as of the last search; the same object until a search finds something else."""
+        return self._structure
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Parameters of the optimizers in whose place the models have others."""
+        return self._others
 
     def hand_over(self, optimizer: Optimizer) -> None:
         """Stop watching ``optimizer``; the next search assigns the parameters again."""
@@ -145,6 +186,7 @@ class Parameters:
         self._census, self.looked = [], False
         self._strange = False
         self._replaced.clear()
+        self._others = ()
 
     def _share_out(self) -> None:
         """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""
@@ -154,6 +196,14 @@ class Parameters:
         self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
         for parameter in self._watched:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)
+
+    def updated_by(self, optimizer: Optimizer) -> list[Watched]:
+        """:meth:`of` this optimizer, after another :meth:`look`, a failure of which is counted."""
+        try:
+            self.look()
+        except Exception as error:  # noqa: BLE001 - those that were found before can still be read
+            count(self._run.faults, "parameters", error)
+        return self.of(optimizer)
 
     def of(self, optimizer: Optimizer) -> list[Watched]:
         """The watched parameters that ``optimizer`` updates; note those that the model no longer has."""

@@ -177,7 +177,7 @@ class Recorder:
         columns: Sequence[str],
         eps: float,
         failed: Failed,
-        before: Callable[[], int] = lambda: 0,
+        before: Callable[[], int] | None = None,
         distribution: bool = False,
     ) -> None:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
@@ -188,13 +188,17 @@ class Recorder:
 
     def clear(self) -> None:
         """Drop the step, except for the tensors that may be unchanged in the next one."""
+        self._slab.clear()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin another step."""
         self._known_before, self._known = self._known, {}
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
         self._rows = 0
         self._held: list[Tensor] = []
         self._held_rows: list[int] = []
-        self._slab.clear()
         self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
         self._scales: dict[object, tuple[Tensor, Reference]] = {}
         self._calls = 0
@@ -204,7 +208,7 @@ class Recorder:
 
     @property
     def _order(self) -> int:
-        return self._before() + self._calls
+        return self._calls if self._before is None else self._before() + self._calls
 
     def record(
         self,
@@ -261,7 +265,7 @@ class Recorder:
         if not shared or size <= SHARED:
             if (number := self._slab.read(address, size, kind)) is None:
                 return None
-            return described, self._before() + self._calls, SLAB + number, -1 if scale is None else self._scale(scale)
+            return described, self._order, SLAB + number, -1 if scale is None else self._scale(scale)
         identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
         reference = self._seen_before(identity)
         if reference is None:
@@ -395,24 +399,24 @@ class Recorder:
 
     def drain(self) -> Pending:
         """Return the step and begin another; start the one copy to the host."""
-        pending = self.peek(None)
-        self.clear()
+        pending = self._pending(self._readings, self._slab.drain)
+        self._begin()
         return pending
 
     def peek(self, signals: Iterable[str] | None) -> Pending:
         """Return the rows of ``signals`` (all if None) so far, and keep collecting."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
-        self._settle()
-        wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
-        held, slab = list(self._held_rows), self._slab.rows()
-        return Pending(dict(chosen), self.columns, wait, self._rows, held, slab, self._nothing, self._distribution)
+        return self._pending(dict(chosen), self._slab.rows)
 
-    def _settle(self) -> None:
-        """Reduce the held tensors together."""
+    def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array]) -> Pending:
+        """Return ``readings``, with the ``rows`` of the slab, after the held tensors have been reduced together."""
         if self._held:
             first = len(self._held_rows)
             self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
             self._held = []
+        wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
+        held = list(self._held_rows)
+        return Pending(readings, self.columns, wait, self._rows, held, rows(), self._nothing, self._distribution)
 
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
-from probe.core.backend.protocols import Optimizer, Remove, Tensor
-from probe.core.door import attempt
+from probe.core.backend.protocols import Module, Optimizer, Remove, Tensor, unheard
+from probe.core.door import attempt, count
 from probe.core.faults import Faults
+from probe.core.instrumentation.compiled_updates import CompiledUpdates
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.forward_marks import ForwardMarks
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
-from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns, UpdateReading, Updates
+from probe.core.instrumentation.step_boundary import (
+    FinishedStep,
+    ForwardMarks,
+    StepConsumer,
+    Turns,
+    UpdateReading,
+    Updates,
+)
 from probe.core.instrumentation.succession import Succession
-from probe.core.records import Outcome, TextFile
+from probe.core.records import Outcome
 
 Between = Callable[[int], None]
-COMPILED = "optimizer: updates that were compiled, in which no hook runs"
-"""Kind of loss, counted for each such update."""
-_log = logging.getLogger("probe")
 
 
 class RunListener(Protocol):
@@ -38,6 +42,16 @@ class RunListener(Protocol):
 
     def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
         """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
+
+
+class UpdateListener(Protocol):
+    """Listener to every update of the watched optimizers, sampled or not."""
+
+    def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
+
+    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
+        """Receive the outcome of its update."""
 
 
 class Session:
@@ -55,14 +69,13 @@ class Session:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
         """All hooks except those that count steps."""
-        self._unseen: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
-        """Optimizers whose updates are compiled, each with a function whose result changes with each update, and its
-        result in the latest hook."""
+        self._compiled_updates = CompiledUpdates(self._ended_unseen)
         self._take(run, schedule, output)
         self._between = between
         self.settled = False
         """True if ``between`` need not be called: nothing can change what is collected."""
         self._run_state: RunListener | None = None
+        self._sentinel: UpdateListener | None = None
         self._turns = Turns(run.optimizers)
         self.forwards = ForwardMarks(self._hooks.graph_size)
         self._listens = False
@@ -79,6 +92,7 @@ class Session:
         self._updates = Updates(run.framework.tensors)
         self._update = UpdateReading()
         """The update of the step that ended last."""
+        self._process = os.getpid()
         self._thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
@@ -95,8 +109,7 @@ class Session:
     def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
         """Begin watching ``run``."""
         self._run, self._schedule, self._output = run, schedule, output
-        if self._unseen:
-            run.look_first(self._find_updates)
+        self._compiled_updates.look_in(run)
         self._parameters = Parameters(run)
 
     def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
@@ -136,18 +149,22 @@ class Session:
             for source in sources:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
-            if sources:
-                for _, model in self._run.chunks:
-                    self._sources.callback(self._run.on_forward(model, model, self._forward_began, None, "parameters"))
+            for _, model in self._run.chunks if sources else ():
+                began, guard = partial(self._forward_began, model), partial(self._run.guard, "parameters")
+                hook = self._hooks.on_forward(model, began, unheard, guard)
+                self._sources.callback(self._run.idle.keep(hook))
         except BaseException:
             self._sources.close()
             raise
 
-    def _forward_began(self, *_: object) -> None:
+    def _forward_began(self, model: Module, *_: object) -> None:
         """Look for new parameters at the first forward of a sampled step."""
+        if self._hooks.forward_kind(model) is None:
+            return
         self._thread = threading.current_thread()
-        self.forwards.began()
-        self._succession.forward_began()
+        self.forwards.noted = True
+        if self._run.clock.micro_step > self._succession.limit:
+            self._succession.give_up()
         self._parameters.look()
 
     def attach(self, sources: Sequence[Source]) -> None:
@@ -177,8 +194,8 @@ class Session:
         Returns:
             True if the hooks are removed.
         """
-        if self._unseen and not self._detached:
-            attempt(self.faults, "compiled update", self._find_updates)
+        if self._compiled_updates and not self._detached:
+            attempt(self.faults, "compiled update", self._compiled_updates.find, self._run)
         self._rest()
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
@@ -222,6 +239,20 @@ class Session:
         """Call ``listener`` at every step from now on."""
         self._run_state = listener
 
+    def show_updates(self, listener: UpdateListener) -> None:
+        """Call ``listener`` at every update from now on."""
+        self._sentinel = listener
+
+    @property
+    def run(self) -> Run:
+        """The run in progress."""
+        return self._run
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the run."""
+        return self._parameters
+
     # Called by the optimizer's hooks.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -231,19 +262,26 @@ class Session:
             attempt(self.faults, "end of the run", self._leave)
             return
         self._succession.updating = True
-        with self._at_work():
-            attempt(self.faults, "before the update", self._before, optimizer, scale)
+        before, self._working = self._working, True
+        try:
+            self._before(optimizer, scale)
+        except Exception as error:  # noqa: BLE001 - training goes on after any error
+            count(self._run.faults, "before the update", error)
+        finally:
+            self._working = before
 
     def _before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         if not self._watches(optimizer):
             attempt(self.faults, "optimizer", self._come_back, optimizer)
             if not self._watches(optimizer):
                 return
-        if self._turns.ends_by(optimizer):
-            attempt(self.faults, "end of step", self._end)
+        if self._turns.updated and self._turns.ends_by(optimizer):
+            self._end()
         if self._run_state is not None:
             attempt(self.faults, "run state", self._run_state.updating, optimizer)
         run = self._run
+        if self._sentinel is not None and not (run.capturing is not None and run.captured()):
+            attempt(self.faults, "sentinel", self._sentinel.updating, optimizer, scale)
         for every in run.every_update.all:
             attempt(self.faults, "collectives", every, run.clock.step)
         if run.clock.sampled and not (run.capturing is not None and run.captured()):
@@ -252,17 +290,24 @@ class Session:
     def _read(self, run: Run, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Call the listeners of a sampled step before the update of ``optimizer``."""
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
-        attempt(self.faults, "learning rate", self._read_rate, optimizer)
-        attempt(self.faults, "parameters", self._parameters.look)
-        owned = self._parameters.of(optimizer)
+        try:
+            if self._updates.rate is None:
+                rate = self._hooks.learning_rate(optimizer)
+                if type(rate) is float:
+                    self._updates.rate = rate
+                else:
+                    self._updates.updating(rate)
+        except Exception as error:  # noqa: BLE001 - training goes on after any error
+            count(run.faults, "learning rate", error)
+        owned = self._parameters.updated_by(optimizer)
         for listen in run.before_update.all:
-            attempt(self.faults, "before the update", listen, optimizer, owned, scale)
+            try:
+                listen(optimizer, owned, scale)
+            except Exception as error:  # noqa: BLE001 - the other listeners are still called
+                count(run.faults, "before the update", error)
         if len(run.optimizers) > 1:
             run.clock.updated.update(id(parameter.thing) for parameter in owned)
         run.cost.end(begun)
-
-    def _read_rate(self, optimizer: Optimizer) -> None:
-        self._updates.updating(self._hooks.learning_rate(optimizer))
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
@@ -271,17 +316,24 @@ class Session:
         self._succession.updates, self._succession.updating = self._succession.updates + 1, False
         if not self._watches(optimizer):
             return
-        with self._at_work():
+        before, self._working = self._working, True
+        try:
+            if self._sentinel is not None:
+                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome)
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
-            known = outcome != "unknown" or not self._run.clock.sampled
-            self._updates.take(outcome, None if known else attempt(self.faults, "outcome", self._found, optimizer))
+            if outcome != "applied":
+                self._take_outcome(optimizer, outcome)
             if self._turns.take(optimizer):
-                attempt(self.faults, "end of step", self._end)
+                self._end()
+        finally:
+            self._working = before
 
-    def _found(self, optimizer: Optimizer) -> Tensor | None:
-        """Return the number on a device that alone has the outcome."""
-        return self._hooks.found_inf(optimizer)
+    def _take_outcome(self, optimizer: Optimizer, outcome: Outcome) -> None:
+        """Note an update that was skipped, or perhaps: in a sampled step with the number on a device that shows it."""
+        known = outcome != "unknown" or not self._run.clock.sampled
+        found = None if known else attempt(self.faults, "outcome", lambda: self._hooks.found_inf(optimizer))
+        self._updates.take(outcome, found)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self._run
@@ -292,15 +344,6 @@ class Session:
         for listen in run.after_update.all:
             attempt(self.faults, "after the update", listen, optimizer, owned)
         run.cost.end(begun)
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Mark an optimizer's hook as running within the context."""
-        before, self._working = self._working, True
-        try:
-            yield
-        finally:
-            self._working = before
 
     def follow(self, number: int, optimizer: Optimizer) -> None:
         """Put ``optimizer``, whose update has just ended a step, in the place of the watched one with this number."""
@@ -325,7 +368,10 @@ class Session:
         self._run.adopt([each for each in self._run.optimizers if id(each) not in identities])
 
     def _watches(self, optimizer: Optimizer) -> bool:
-        return any(optimizer is watched for watched in self._run.optimizers)
+        for watched in self._run.optimizers:  # noqa: SIM110 - in each step; a generator takes longer
+            if watched is optimizer:
+                return True
+        return False
 
     def _exchange(self, number: int, optimizer: Optimizer) -> None:
         optimizers = [*self._run.optimizers]
@@ -346,28 +392,14 @@ class Session:
         attempt(self.faults, "compiled update", self._compiled, optimizer, updates)
 
     def _compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
-        if self._detached:
-            return
-        if not self._unseen:
-            _log.warning(
-                "the update of %s is compiled by torch.compile, where no hook runs: its steps are counted at the next "
-                "forward or backward that a hook sees, and gradients after reduction, parameters and state are not "
-                "recorded; to record them call optimizer.step() outside of what is compiled",
-                type(optimizer).__name__,
-            )
-        if id(optimizer) not in self._unseen:
-            self._unseen[id(optimizer)] = (optimizer, updates, updates())
-        self._run.look_first(self._find_updates)
+        if not self._detached:
+            self._compiled_updates.add(self._run, optimizer, updates)
 
-    def _find_updates(self) -> None:
-        """End the step of each compiled update since the last hook."""
-        for identity, (optimizer, updates, before) in [*self._unseen.items()]:
-            if (now := updates()) != before:
-                self._unseen[identity] = (optimizer, updates, now)
-                self.faults.lost(COMPILED, 1)
-                self._updates.take("unknown")
-                if self._watches(optimizer) and self._turns.take(optimizer):
-                    attempt(self.faults, "end of step", self._end)
+    def _ended_unseen(self, optimizer: Optimizer) -> None:
+        """Note a compiled update, which ends its step."""
+        self._updates.take("unknown")
+        if self._watches(optimizer) and self._turns.take(optimizer):
+            self._end()
 
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
@@ -383,34 +415,51 @@ class Session:
         """True if the step in progress is sampled."""
         return self._run.clock.sampled
 
+    @property
+    def reads_gradients(self) -> bool:
+        """True if gradients are read in the step in progress, sampled or not."""
+        return self._sentinel is not None or self._run.clock.sampled
+
     def gradients_now(self, into: Recorder) -> None:
         """Record the present gradients of the optimizers that have not updated in this step."""
         for optimizer in self._run.optimizers:
-            if not self._turns.taken(optimizer):
+            if id(optimizer) not in self._turns.updated:
                 for record in self._run.gradients_now:
                     record(into, optimizer, self._parameters.of(optimizer), self._hooks.held_scale(optimizer))
 
     def _end(self) -> None:
-        """Hand a sampled step over and begin the next."""
+        """Hand a sampled step over and begin the next; a failure is counted."""
+        faults = self._run.faults
+        try:
+            self._end_step()
+        except Exception as error:  # noqa: BLE001 - training goes on after any error
+            count(faults, "end of step", error)
+
+    def _end_step(self) -> None:
         run, step = self._run, self._run.clock.step
         self.last, self._update = None, self._updates.end()
         if self._run_state is not None:
             attempt(self.faults, "run state", self._tell, self._run_state, step)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
-            attempt(self.faults, "end of step", self._finish)
+            self._finish()
         try:
-            self._schedule.ended(step, sampled)
+            if sampled or self._schedule.pace is not None:
+                self._schedule.ended(step, sampled)
             self._time(sampled, hooks, handing)
-            self._turns.clear()
-            self._succession.step_ended()
+            self._turns.updated.clear()
+            if run.clock.micro_step > self._succession.micro_steps:
+                self._succession.step_ended(run.clock.micro_step)
             self._parameters.looked = False
             if self._between is not None and not self.settled:
                 run.clock.begin(step + 1, False)
                 attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
-            attempt(self.faults, "forwards", self.forwards.step_ended, run.clock.sampled and self._listens)
+            try:
+                self.forwards.step_ended(self._run.clock.sampled and self._listens)
+            except Exception as error:  # noqa: BLE001 - training goes on after any error
+                count(run.faults, "forwards", error)
             self._own = time.perf_counter() - self._ended
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
@@ -421,15 +470,18 @@ class Session:
         listener.ended(step, self._update.update.outcome, sum(known) if known else None)
 
     def _finish(self) -> None:
-        """Hand the step over, or drop it if nothing can be read."""
-        captured = self._run.capturing is not None
+        """Hand the step over, or drop it if nothing can be read; a failure is counted."""
+        run, captured = self._run, self._run.capturing is not None
         try:
-            captured = captured and self._run.captured()
-        finally:
-            if captured:
-                self._drop()
-        if not captured:
-            self._hand_over(self._update)
+            try:
+                captured = captured and run.captured()
+            finally:
+                if captured:
+                    self._drop()
+            if not captured:
+                self._hand_over(self._update)
+        except Exception as error:  # noqa: BLE001 - the next step begins
+            count(run.faults, "end of step", error)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
         """Count the time of the step and the monitor's part of it: ``hooks``, the time since ``handing``, and the work
@@ -437,7 +489,8 @@ class Session:
         now = time.perf_counter()
         took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
         if self._output is not None:
-            self._output.timed(took, own)
+            times = self._output.times
+            times.seconds, times.own = times.seconds + took, times.own + own
         if (pace := self._schedule.pace) is not None:
             pace.step(took, own, sampled)
             if sampled and self._output is not None:
@@ -449,7 +502,10 @@ class Session:
     def _begin(self, step: int) -> None:
         """Begin ``step``, with the hooks that it needs."""
         sampled = self._samples(step)
-        attempt(self.faults, "hooks", self._move_hooks, step, sampled)
+        try:
+            self._move_hooks(step, sampled)
+        except Exception as error:  # noqa: BLE001 - training goes on after any error
+            count(self._run.faults, "hooks", error)
         if sampled and self._run.idle.resting:
             sampled = False
             self._run.faults.lost(UNPLACED, 1)
@@ -459,20 +515,18 @@ class Session:
         """Put the hooks back if ``step`` is sampled, and take them out if neither it nor the next one is, except in a
         backward, where frameworks iterate over them."""
         idle = self._run.idle
-        if self._hooks.backward_id() != -1:
+        if sampled != idle.resting or self._hooks.backward_id() != -1:
             return
-        if sampled and idle.resting:
+        if sampled:
             idle.wake()
-        elif not (sampled or idle.resting or self._detached or self._samples(step + 1)) and self._hooks.may_rest():
+        elif not (self._detached or self._samples(step + 1)) and self._hooks.may_rest():
             begun = time.perf_counter()
             idle.rest()
             self._rested += time.perf_counter() - begun
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
-        if self._detached:
-            return False
-        return self._schedule.samples(step) and (self._output is None or self._output.delivers)
+        return not self._detached and self._schedule.samples(step) and os.getpid() == self._process
 
     def flush_partial(self) -> None:
         """Deliver the rows of a step that will not end."""
@@ -500,15 +554,15 @@ class Session:
     def _drop(self, drained: bool = False) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""
         for listen in self._run.step_ended.all:
-            attempt(self.faults, "end of step", self._forget, listen)
+            try:
+                file = listen()
+                if file is not None and self._output is not None:
+                    self._output.write(file)
+            except Exception as error:  # noqa: BLE001 - the other listeners are still called
+                count(self._run.faults, "end of step", error)
         self._run.clock.updated.clear()
         if not drained:
             self._run.recorder.clear()
-
-    def _forget(self, listen: Callable[[], TextFile | None]) -> None:
-        file = listen()
-        if file is not None and self._output is not None:
-            self._output.write(file)
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import BRIEF, BRIEF_ROWS, LONG_ROWS
 from probe.core.histogram import width
 from probe.core.records import Array
 
@@ -50,8 +51,8 @@ class Slab:
             self._grow(1)
         place = self._used
         self._used += 1
-        to = self._address + place * ROW_BYTES
-        return self._before + place if fused_reduce.write(address, size, kind, self._eps, self._more, to) else None
+        to, write = self._address + place * ROW_BYTES, (BRIEF_ROWS if size <= BRIEF else LONG_ROWS)[kind]
+        return self._before + place if write(address, size, self._eps, self._more, to) else None
 
     def read_each(
         self, addresses: Sequence[int], sizes: Sequence[int], kind: str
@@ -73,6 +74,12 @@ class Slab:
         self._before += self._used
         self._room = max(2 * self._room, number)
         self._begin()
+
+    def drain(self) -> Array:
+        """Return a copy of all rows, and drop them."""
+        rows = self.rows()
+        self.clear()
+        return rows
 
     def rows(self) -> Array:
         """Return a copy of all rows, with the columns."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import NamedTuple, Protocol
 
 from probe.core.backend.protocols import Optimizer, Tensor, Tensors
 from probe.core.instrumentation.context import PendingRows, Run
-from probe.core.instrumentation.overhead import Spent
+from probe.core.instrumentation.overhead import Spent, StepTimes
 from probe.core.records import Outcome, TextFile, Update
 
 
@@ -18,39 +20,32 @@ class Turns:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._expected = {id(optimizer) for optimizer in optimizers}
         self._first: int | None = None
-        self._taken: set[int] = set()
+        self.updated: set[int] = set()
+        """Identities of the optimizers that have updated in this step; cleared when another begins."""
 
     def ends_by(self, optimizer: Optimizer) -> bool:
         """True if an update by ``optimizer`` now belongs to the next step: it has already updated in this one, or it is
         the first in each step and others have updated."""
-        again, leads = id(optimizer) in self._taken, id(optimizer) == self._first and bool(self._taken)
+        again, leads = id(optimizer) in self.updated, id(optimizer) == self._first and bool(self.updated)
         if again or leads:
-            self._expected = self._taken | {id(optimizer)}
+            self._expected = self.updated | {id(optimizer)}
         return again or leads
 
     def take(self, optimizer: Optimizer) -> bool:
         """Note the update of ``optimizer``; return true if it was the last of the step."""
         if self._first is None:
             self._first = id(optimizer)
-        self._taken.add(id(optimizer))
-        complete = self._expected <= self._taken
+        self.updated.add(id(optimizer))
+        complete = self._expected <= self.updated
         if complete:
-            self._expected = set(self._taken)
+            self._expected = set(self.updated)
         return complete
-
-    def taken(self, optimizer: Optimizer) -> bool:
-        """True if ``optimizer`` has updated in this step."""
-        return id(optimizer) in self._taken
 
     def hand_over(self, optimizer: Optimizer, successor: Optimizer) -> None:
         """Put ``successor`` in the place of ``optimizer``."""
         old, new = id(optimizer), id(successor)
         self._first = new if self._first == old else self._first
-        self._expected, self._taken = ({new if x == old else x for x in y} for y in (self._expected, self._taken))
-
-    def clear(self) -> None:
-        """Begin another step."""
-        self._taken.clear()
+        self._expected, self.updated = ({new if x == old else x for x in y} for y in (self._expected, self.updated))
 
 
 class UpdateReading(NamedTuple):
@@ -58,59 +53,62 @@ class UpdateReading(NamedTuple):
 
     update: Update = Update()
     rate: Callable[[], float] | None = None
-    """Function that waits for the learning rate; None if it is unknown."""
+    """Function that waits for the learning rate; None if it is known, or never will be."""
     found: Callable[[], float] | None = None
     """Function that waits for a number that is not 0 if the update was skipped; None if the outcome is known."""
 
 
 class Updates:
-    """The outcomes of the updates, step by step, and the learning rate of the step in progress. Nothing here waits."""
+    """The outcomes of the updates, step by step. Nothing here waits."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self._outcomes: set[Outcome] = set()
         self._skips, self._begun = 0, False
-        self._rate: Callable[[], float] | None = None
+        self.rate: float | Callable[[], float] | None = None
+        """The learning rate with which the first update of the step in progress is made, or a function that waits for
+        it; None if it is unknown."""
         self._found: Callable[[], float] | None = None
 
     def updating(self, rate: object) -> None:
-        """Keep the learning rate, a number or a tensor, with which the step's first update is made."""
-        self._rate = self._rate or self._reading(rate)
+        """Keep the learning rate, a number or a tensor."""
+        self.rate = self._reading(rate)
 
     def take(self, outcome: Outcome, found: Tensor | None = None) -> None:
-        """Note the outcome of one update of the step.
+        """Note the outcome of one update of the step that was not simply applied.
 
         Args:
             found: a number on a device that is not 0 if the update was skipped, where only the device knows.
         """
         self._outcomes.add(outcome)
         if outcome == "unknown" and found is not None:
-            self._found = self._reading(found)
+            number = self._reading(found)
+            self._found = (lambda: number) if isinstance(number, float) else number
 
     def end(self) -> UpdateReading:
         """Return the update of the step, skipped if that of any optimizer was, and begin another."""
-        worst: Outcome = next((each for each in _WORST_FIRST if each in self._outcomes), "applied")
+        worst: Outcome = "applied"
+        if self._outcomes:
+            worst = next((outcome for outcome in _WORST_FIRST if outcome in self._outcomes), worst)
         self._skips = self._skips + 1 if worst == "skipped" else 0
         found = self._found if worst == "unknown" else None
-        reading = UpdateReading(Update(worst, self._skips, self._begun), self._rate, found)
+        rate, wait = (self.rate, None) if isinstance(self.rate, float) else (nan, self.rate)
+        reading = UpdateReading(Update(worst, self._skips, self._begun, rate), wait, found)
         self._begun |= worst == "applied"
-        self._outcomes, self._rate, self._found = set(), None, None
+        self._outcomes, self.rate, self._found = set(), None, None
         return reading
 
-    def _reading(self, value: object) -> Callable[[], float] | None:
-        """Return a function to the number, of which a copy is made at once: a scheduler changes tensors in place."""
-        number: float | None = None
+    def _reading(self, value: object) -> float | Callable[[], float] | None:
+        """Return the number, or a function that waits for it; None if there is none. A copy is made at once: a
+        scheduler changes tensors in place."""
         if isinstance(value, int | float):
-            number = float(value)
-        elif self._tensors.is_tensor(value):
-            number = self._tensors.number(value)
-            if number is None:
-                wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
-                return lambda: float(wait()[0, 0])
-        else:
+            return float(value)
+        if not self._tensors.is_tensor(value):
             return None
-        known = float(number)
-        return lambda: known
+        if (number := self._tensors.number(value)) is not None:
+            return float(number)
+        wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
+        return lambda: float(wait()[0, 0])
 
 
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
@@ -133,6 +131,46 @@ class UpdateReader:
         return update._replace(outcome="skipped" if skipped else "applied", skips=self._skips, begun=begun)
 
 
+LEAST = 3
+"""Operations in a graph from which on they are taken for a forward: a layer and its loss make as many, and a loss that
+is averaged or multiplied after the update fewer."""
+
+
+class ForwardMarks:
+    """Marks of the forwards since the last step ended, which show whether a number that is logged now belongs to the
+    step in progress: by hooks in steps that have them, else by operations that have become part of a graph. Used on the
+    training thread.
+
+    Args:
+        graph_size: see :meth:`probe.core.backend.protocols.Hooks.graph_size`.
+    """
+
+    def __init__(self, graph_size: Callable[[], int | None]) -> None:
+        self._graph_size = graph_size
+        self.noted = False
+        """True once a hook has seen a forward in training."""
+        self.step_ended(listening=False)
+
+    def step_ended(self, listening: bool) -> None:
+        """Begin the next step.
+
+        Args:
+            listening: whether hooks see its forwards.
+        """
+        self._size, self._thread = self._graph_size(), threading.get_ident()
+        self.noted, self._listening = False, listening
+
+    @property
+    def begun(self) -> bool | None:
+        """True if a forward in training has begun since the last step ended; None if nothing shows that."""
+        if self.noted:
+            return True
+        size = self._graph_size() if self._thread == threading.get_ident() else None
+        if size is None or self._size is None:
+            return False if self._listening else None
+        return size - self._size >= LEAST
+
+
 class FinishedStep(NamedTuple):
     """A sampled step that has ended, with moments that may still be on their way to the host."""
 
@@ -151,8 +189,8 @@ class StepConsumer(Protocol):
     """Receiver of the steps of a session."""
 
     @property
-    def delivers(self) -> bool:
-        """True if steps that are submitted in this process are processed."""
+    def times(self) -> StepTimes:
+        """Durations of the steps so far, to which the session adds each."""
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -171,9 +209,6 @@ class StepConsumer(Protocol):
 
     def write(self, file: TextFile) -> None:
         """Write ``file`` on another thread."""
-
-    def timed(self, seconds: float, own: float) -> None:
-        """Count a step that took ``seconds``, of which ``own`` were the monitor's."""
 
     def succeed(self, run: Run) -> None:
         """Note that another optimizer has replaced one of ``run``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet, ref
@@ -43,8 +44,10 @@ class Succession:
         """For each running update, the number of updates of watched optimizers before it began."""
         self._alone: tuple[int, int] = (0, 0)
         """The latest update of some of the parameters, counted likewise, and the number of such updates in a row."""
-        self._most: int | None = None
-        """The most micro batches in any step so far; None before the end of the first."""
+        self.micro_steps = -1
+        """The most micro batches in any step so far; -1 before the end of the first."""
+        self.limit = math.inf
+        """Largest plausible number of micro batches in a step."""
         self._warned = False
 
     def listeners(self) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -116,11 +119,9 @@ class Succession:
                 type(optimizer).__name__,
             )
 
-    def forward_began(self) -> None:
-        """Note a forward of a model in a sampled step; if the step has too many micro batches, stop collecting."""
+    def give_up(self) -> None:
+        """Stop collecting in a sampled step that has more micro batches than :attr:`limit`."""
         run = self.run
-        if self._most is None or run.clock.micro_step <= max(MICRO_STEPS, TIMES * self._most):
-            return
         run.faults.lost(ENDLESS, 1)
         _log.warning(
             "step %d: %d micro batches without an update by the optimizer that is watched: nothing more is recorded "
@@ -130,6 +131,6 @@ class Succession:
         )
         self._suspend()
 
-    def step_ended(self) -> None:
-        """Note the end of a training step."""
-        self._most = max(self._most or 0, self.run.clock.micro_step)
+    def step_ended(self, micro_steps: int) -> None:
+        """Note the end of the step with the most micro batches so far."""
+        self.micro_steps, self.limit = micro_steps, max(MICRO_STEPS, TIMES * micro_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from os import PathLike, fspath
 from typing import Annotated, Any
@@ -11,18 +11,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ValidationError
 
 from probe.core.alerting.channels.address import Url
-from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems
+from probe.core.config.dialect import Dialect, keys_of, not_here
+from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
 from probe.core.config.parse import read
 from probe.core.fields import Flag, Section, Text, not_blank
 from probe.core.language import message
 
 ROOT, ALERT = "monitor", "alert"
 Path = tuple[int | str, ...]
-ELSEWHERE = {
-    (ROOT,): {"tensorboard": "TrainerMon writes event files with the format tensorboard"},
-    (ROOT, ALERT): {"alert_file_path": "all ranks send an alert once, by the folder alerts of the output directory"},
-}
-"""Keys that InternEvo has and that have no effect, with the feature that does the same."""
 _log = logging.getLogger("probe.settings")
 
 
@@ -50,10 +46,30 @@ class MonitorAlertSection(Section):
 
 class _Block(Section):
     alert: MonitorAlertSection = MonitorAlertSection()
+    """Alerts and heartbeats."""
 
 
 class _Whole(Section):
     monitor: _Block = _Block()
+    """The block; a mapping may also be the block itself."""
+
+
+INTERNEVO = Dialect(
+    "InternEvo's monitor",
+    (
+        *keys_of(_Whole),
+        *keys_of(_Block, ROOT),
+        *keys_of(MonitorAlertSection, f"{ROOT}.{ALERT}"),
+        *not_here(ROOT, {"tensorboard": "TrainerMon writes event files with the format tensorboard"}),
+        *not_here(
+            f"{ROOT}.{ALERT}",
+            {"alert_file_path": "all ranks send an alert once, by the folder alerts of the output directory"},
+        ),
+    ),
+    ambiguous=(ROOT, ALERT, "tensorboard"),
+    sections=(),
+)
+"""Keys of the block, each with its section and its effect."""
 
 
 def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> MonitorAlertSection:
@@ -73,19 +89,30 @@ def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> Moni
         values, found, lines = read(source)
         lead = lines.lead
     block = _block(values, found, lead)
-    whole = {ROOT: _without_elsewhere(block) if isinstance(block, Mapping) else block}
+    at = (ROOT,) if ROOT not in values and ALERT in values else ()
+    for sentence in INTERNEVO.misplaced(values, (ROOT, f"{ROOT}.{ALERT}"), at):
+        _log.warning("%s: %s", name, sentence)
     try:
-        config = _Whole.model_validate(whole)
+        config = _Whole.model_validate({ROOT: _without_unsupported(block)})
     except ValidationError as error:
         count = len(found) + error.error_count()
-        found += islice(problems(error, _Whole, lead), max(MOST_SHOWN - len(found), 0))
+        place = INTERNEVO.place
+        found += islice(problems(error, _Whole, lead, place=place), max(MOST_SHOWN - len(found), 0))
         raise InternEvoConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
     if found:
         raise InternEvoConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
     alert = config.monitor.alert
-    if alert.enable_feishu_alert and alert.feishu_alert_address is None:
-        _log.warning("%s: monitor.alert.enable_feishu_alert has no effect without feishu_alert_address", name)
+    for sentence in _in_vain(alert):
+        _log.warning("%s: %s", name, sentence)
     return alert
+
+
+def _in_vain(alert: MonitorAlertSection) -> Iterator[str]:
+    """Yield a sentence for each key without an effect beside the other."""
+    if alert.enable_feishu_alert and alert.feishu_alert_address is None:
+        yield "monitor.alert.enable_feishu_alert has no effect without feishu_alert_address"
+    if alert.feishu_alert_address is not None and not alert.enable_feishu_alert:
+        yield "monitor.alert.feishu_alert_address has no effect: enable_feishu_alert is false; set it to true"
 
 
 def _block(values: Mapping[str, Any], found: list[str], lead: Callable[[Path], str]) -> Any:
@@ -99,12 +126,15 @@ def _block(values: Mapping[str, Any], found: list[str], lead: Callable[[Path], s
     return {}
 
 
-def _without_elsewhere(block: Mapping[str, Any], at: tuple[str, ...] = (ROOT,)) -> dict[str, Any]:
-    """Return ``block`` without the keys of :data:`ELSEWHERE`; those with a value are logged."""
-    kept = dict(block)
-    for key in kept.keys() & ELSEWHERE.get(at, {}).keys():
-        if kept.pop(key):
-            _log.warning("%s is not supported; here, %s", path_text((*at, key)), ELSEWHERE[at][key])
-    if isinstance(kept.get(ALERT), Mapping) and at == (ROOT,):
-        kept[ALERT] = _without_elsewhere(kept[ALERT], (*at, ALERT))
-    return kept
+def _without_unsupported(block: Any, at: tuple[str, ...] = (ROOT,)) -> Any:
+    """Return ``block`` without the keys that are not supported; those with a value are logged."""
+    if not isinstance(block, Mapping):
+        return block
+    rest = dict(block)
+    section = ".".join(at)
+    for key in INTERNEVO.unsupported.keys() & rest.keys():
+        if section in INTERNEVO.places[key] and rest.pop(key):
+            _log.warning("%s", INTERNEVO.not_supported(key, (*at, key)))
+    if at == (ROOT,) and ALERT in rest:
+        rest[ALERT] = _without_unsupported(rest[ALERT], (*at, ALERT))
+    return rest

@@ -52,7 +52,8 @@ class Alarms:
         self._send("begin", "begin", "info", "training has begun", f"at step {self._first}")
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
-        """Send the first finding of an incident, and that an incident has ended; called with every sampled step."""
+        """Send the first finding of an incident, and that an incident has ended; called with every sampled step
+        from the first finding on."""
         if findings:
             self._quiet = 0
             if self._incident is None:

@@ -7,10 +7,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
@@ -20,27 +21,30 @@ from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.forward_marks import ForwardMarks
+from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
-from probe.core.instrumentation.step_boundary import StepConsumer
+from probe.core.instrumentation.step_boundary import ForwardMarks, StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.reporting import Reporting
+from probe.core.monitor.run_closing import RunClosing
 from probe.core.monitor.run_end import RunEnd
+from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import SnapshotListener
+from probe.core.output.program_number import ProgramNumber
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
-from probe.core.output.sinks import Sink
+from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
-from probe.core.storage.run_directory import time_text
+from probe.core.storage.run_directory import output_root, time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -104,10 +108,10 @@ class Collector:
         subject: Subject,
         collectives: CollectiveWatch,
         process_group: Any,
-        listeners: Iterable[SnapshotListener] = (),
+        listeners: Listeners[SnapshotListener] | None = None,
     ) -> None:
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
-        self._listeners = listeners
+        self._listeners: Listeners[SnapshotListener] = Listeners() if listeners is None else listeners
         self.faults, self.number, self._began = subject.faults, next(_runs), time.time()
         self._inbox: CommandInbox | None = None
         self._warned_of_commands = False
@@ -119,15 +123,22 @@ class Collector:
         self._narrowed: Subject | None = None
         """Subject from the next step on."""
         self._end = RunEnd()
+        self.closing = self._new_closing(configuration.settings)
+        """The account of the run, its summary and the board of the node."""
         with ExitStack() as undo:
-            self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
+            undo.enter_context(self._listeners.added(self.closing.account.rows))
+            groups = subject.framework.groups
+            self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
+            undo.callback(self._program_number.release)
+            self._reporting = Reporting(
+                configuration.settings, groups, self.first, subject.faults, self._program_number.number
+            )
             undo.callback(self._reporting.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self.first)
             self._planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
             undo.callback(self._planner.close)
             plan = self._planner.plan
-            ranks = subject.framework.groups.world_size()
-            self._planner.warn(warnings_for(configuration.settings, ranks, os.environ))
+            self._planner.warn(warnings_for(configuration.settings, groups.world_size(), os.environ))
             if plan.takes_part and not plan.settings.print_struct:
                 self.output = self._new_output(self.run, plan, self.first)
                 undo.callback(self.output.discard)
@@ -137,6 +148,9 @@ class Collector:
             session.attach(plan.sources)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
+            self.judge = attached(
+                session, configuration.settings, self.numbers, self._directory_of_checks, self.closing, self.faults
+            )
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
         if plan.listens:
@@ -151,9 +165,14 @@ class Collector:
             session.inform(self.numbers)
         self._endings = Endings(self._process_ends, self._terminated)
         self._reporting.metrics.client_began = self._endings.renew
-        self._reporting.begun()
+        self._report_beginning()
         if not self._planner.dynamic:
             session.retire(self._retire)
+
+    @property
+    def _rank(self) -> int:
+        """Rank in names, findings and reports: without a launcher the number in the program."""
+        return self._subject.framework.groups.rank() + self._program_number.number
 
     @property
     def collecting(self) -> bool:
@@ -164,6 +183,18 @@ class Collector:
     def step(self) -> int:
         """Number of the training step in progress, or of the one in which the collector ended."""
         return self.run.clock.step if self._ended_at is None else self._ended_at
+
+    def _new_closing(self, settings: Settings) -> RunClosing:
+        account = RunAccount(settings, self._subject.framework.groups.rank(), self.number, self.first)
+        return RunClosing(account, self.faults, weakref.WeakMethod(self._state))
+
+    def _report_beginning(self) -> None:
+        self._reporting.begun()
+        self.closing.begin()
+
+    def _state(self) -> tuple[int, str | None]:
+        directory = self.output.directory if self.output is not None else None
+        return self.step, str(directory) if directory is not None else None
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
@@ -197,7 +228,13 @@ class Collector:
 
         numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks, forwards)
         self._reporting.follow(numbers)
+        numbers.on_findings(self.closing.account.run_found)
+        numbers.listeners.append(self.closing.account.run_step)  # not listen(), which begins the numbers
         return numbers
+
+    def _directory_of_checks(self) -> Path | None:
+        """Return the directory of this rank's files; None if nothing is written. Called on the numbers' thread."""
+        return self._made_folder(self.first).make() if set(self.run.settings.formats) - {KEPT} else None
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
         """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
@@ -314,13 +351,13 @@ class Collector:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
         with self._folding:
             if self._folder is None:
-                self._folder = OutputFolder(self.run.settings, self.run.framework.groups.rank(), first)
+                self._folder = OutputFolder(self.run.settings, self._rank, first)
             return self._folder
 
     def _attached(self, first: int | None = None) -> Attached:
         groups, first = self.run.framework.groups, self.first if first is None else first
-        mates = tuple(groups.ranks_of(self._process_group))
-        return Attached(self.number, first, groups.rank(), mates, time_text(time.localtime()))
+        mates = tuple(groups.ranks_of(self._process_group)) if self._rank == groups.rank() else (self._rank,)
+        return Attached(self.number, first, self._rank, mates, time_text(time.localtime()))
 
     # The end.
 
@@ -365,6 +402,9 @@ class Collector:
             partial(self._close_numbers, well),
             partial(self._close_output, partial_step),
             self._close_reporting,
+            self.closing.close,
+            partial(self._listeners.remove, self.closing.account.rows),
+            self._program_number.release,
             self._endings.forget,  # last: the end of the process goes on with an end that was interrupted
         ]
         return [partial(attempt, self.faults, WHERE, part) for part in parts]

@@ -36,16 +36,19 @@ class Reporting:
 
     Args:
         first: number of the first step.
+        number: number of the run among those that live side by side in a program without a launcher; it takes the
+            place of the rank.
 
     Raises:
         ValueError: if an address cannot be used.
         OSError: if the folder of the progress cannot be used.
     """
 
-    def __init__(self, settings: Settings, groups: Groups, first: int, faults: Faults) -> None:
+    def __init__(self, settings: Settings, groups: Groups, first: int, faults: Faults, number: int = 0) -> None:
         self._settings, self._faults = settings, faults
         self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
-        self._rank, self._ranks = groups.rank(), groups.world_size()
+        self._rank, self._launched = groups.rank() + number, groups.world_size()
+        self._ranks = max(self._launched, self._rank + 1)
         self._watcher: WatcherProcess | None = None
         rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
         name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
@@ -85,7 +88,8 @@ class Reporting:
             attempt(self._faults, WHERE, self._alarms.begun)
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
-        """Report the findings of a sampled step; called with every such step, on the delivery thread."""
+        """Report the findings of a sampled step; called with every such step from the first finding on, on the delivery
+        thread."""
         self.metrics.found([finding.rule for finding in findings])
         for receiver in (self._alarms, self._feed):
             if receiver is not None:
@@ -128,10 +132,10 @@ class Reporting:
         marks = Progress(folder, self._rank, self._ranks, self._job, watched)
         if not watched:
             return marks
-        first = os.environ.get("LOCAL_RANK", str(self._rank)) == "0"
+        first = os.environ.get("LOCAL_RANK", "0" if self._launched == 1 else str(self._rank)) == "0"
         settings = WatcherSettings.of(self._settings, self._job, self._root)
         self._watcher = ensure_watcher(folder, settings, first, self._faults)
         return marks
 
     def _folder(self) -> Path:
-        return progress_folder(self._job, self._root, self._ranks)
+        return progress_folder(self._job, self._root, self._launched)

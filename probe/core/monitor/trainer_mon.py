@@ -403,3 +403,9 @@ def watcher_of(models: Sequence[Any]) -> Monitor | None:
 def narrow(monitor: Monitor, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
     """Watch these alone of the models and optimizers that were passed to ``monitor``, from the next step on."""
     monitor._narrow(models, optimizers)
+
+
+def close_report(monitor: Monitor) -> None:
+    """Write the summary of a run, or its line, before the process ends without an end of the run."""
+    if monitor._collector is not None:
+        monitor._collector.closing.close()

@@ -29,6 +29,8 @@ class GlobalExchange:
         self.seconds = 0.0
         """Processor time of the exchange."""
         self._wholes = self._exchange_of(run)
+        self.begun = self._wholes is not None
+        """True once ranks have exchanged numbers: until then each step is written at once."""
 
     @property
     def active(self) -> bool:
@@ -56,6 +58,7 @@ class GlobalExchange:
 
         def act() -> None:
             before, self._wholes = self._wholes, wholes
+            self.begun |= wholes is not None
             self._line.add(None, lambda _: finish(before))
 
         def finish(before: Wholes | None) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from probe.core.config.schema import Settings
-from probe.core.door import attempt, succeeds
+from probe.core.door import attempt, count, succeeds
 from probe.core.faults import Faults
+from probe.core.instrumentation.context import Listeners
 from probe.core.output.history_buffer import Past
 from probe.core.output.resume import Resumed
 from probe.core.output.sinks import Sink, factory, written_beside
@@ -25,14 +26,14 @@ NEWS_KEPT = 100
 SnapshotListener = Callable[[Snapshot], None]
 """Function that receives every step with its findings, on the delivery thread."""
 Judged = Callable[[int, Sequence[Finding]], None]
-"""Function that receives the number of every sampled step and its findings."""
+"""Function that receives the number and the findings of every sampled step from the first finding on."""
 
 
 class Writer:
     """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot.
 
     Args:
-        judged: called with the findings of every step, before the step is written.
+        judged: called with the findings of every step from the first finding on, before the step is written.
         listeners: receive every step, before it is written.
     """
 
@@ -43,7 +44,7 @@ class Writer:
         faults: Faults,
         past: Past | None = None,
         judged: Judged | None = None,
-        listeners: Iterable[SnapshotListener] = (),
+        listeners: Listeners[SnapshotListener] | None = None,
     ) -> None:
         self._rules, self._sinks, self._faults, self._judged = rules, sinks, faults, judged
         self._listeners = listeners
@@ -89,11 +90,11 @@ class Writer:
         self._news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
-        if self._judged is not None:
+        if self.found and self._judged is not None:
             attempt(self._faults, "alerts", self._judged, snapshot.step, found)
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
-        for listener in self._listeners:
+        for listener in self._listeners.all if self._listeners is not None else ():
             attempt(self._faults, "snapshot listener", listener, snapshot)
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
@@ -107,7 +108,10 @@ class Writer:
 
     def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:
-            attempt(self._faults, _place(sink), sink.write, snapshot)
+            try:
+                sink.write(snapshot)
+            except Exception as error:  # noqa: BLE001 - the other sinks still write
+                count(self._faults, _place(sink), error)
 
     def close(self, incident: bool = False) -> None:
         """Close every sink; if training ends by an ``incident``, first write the steps held back."""

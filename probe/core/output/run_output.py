@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.faults import Faults
-from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.overhead import Overhead
+from probe.core.instrumentation.context import Listeners, Run
+from probe.core.instrumentation.overhead import Overhead, StepTimes
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
@@ -30,7 +30,7 @@ from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
-from probe.core.storage.files import replacing
+from probe.core.storage.files import replace_text
 from probe.core.storage.manifest import identity
 from probe.core.worker import EXIT_SECONDS, LAST_SECONDS, Worker
 
@@ -63,7 +63,7 @@ class Output:
         folder: the directory, made here if anything is written.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
-        judged: receives the findings of every sampled step, on the delivery thread.
+        judged: receives the findings of every sampled step from the first finding on, on the delivery thread.
         listeners: receive each step, beside the sinks.
         metrics: ways out for metrics of this rank.
     """
@@ -76,7 +76,7 @@ class Output:
         pace: Pace | None,
         follows: Path | None,
         judged: Judged | None = None,
-        listeners: Iterable[SnapshotListener] = (),
+        listeners: Listeners[SnapshotListener] | None = None,
         metrics: MetricsHub | None = None,
     ) -> None:
         self._run, self._pace, self._metrics = run, pace, metrics
@@ -155,15 +155,25 @@ class Output:
 
     def submit(self, step: FinishedStep) -> None:
         """Hand ``step`` to the delivery thread."""
-        self._delivery.submit(lambda: self._exchange.write(self._snapshot(step), self._writer.write))
+        self._delivery.submit(partial(self._deliver, step))
 
     def write(self, file: TextFile) -> None:
         """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
         self._delivery.submit(partial(write_text, file, self._run.faults), must=True)
 
+    def _deliver(self, step: FinishedStep) -> None:
+        """Write ``step``, once all steps before it are written. Call on the delivery thread."""
+        snapshot = self._snapshot(step)
+        if self._exchange.begun:
+            self._exchange.write(snapshot, self._writer.write)
+        else:
+            self._writer.write(snapshot)
+
     def _snapshot(self, step: FinishedStep) -> Snapshot:
-        """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
-        update, spent = self._updates.read(step.update), step.spent
+        """Return the snapshot of ``step``; wait for the device."""
+        spent, reading = step.spent, step.update
+        waits = reading.rate is not None or reading.found is not None or reading.update.outcome == "unknown"
+        update = self._updates.read(reading) if waits else reading.update
         batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
         device = self._overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
@@ -190,11 +200,12 @@ class Output:
             time.sleep(0.001)
         return True
 
-    def timed(self, seconds: float, own: float) -> None:
-        """Count a step that took ``seconds``, of which ``own`` were the monitor's."""
-        self._overhead.add(seconds, own)
-
     # State.
+
+    @property
+    def times(self) -> StepTimes:
+        """Durations of the steps so far, to which the session adds each."""
+        return self._overhead.times
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -390,8 +401,7 @@ def write_text(file: TextFile, faults: Faults) -> None:
     """Write ``file`` atomically; count a failure under the file's ``where``."""
     try:
         if file.replaces or not file.path.is_file():
-            with replacing(file.path) as text:
-                text.write(file.text)
+            replace_text(file.path, file.text)
     except Exception as error:  # noqa: BLE001 - training goes on after any error
         faults.note(file.where, error)
 
@@ -403,12 +413,11 @@ class StructureOutput:
     until the file is written, or for at most ``EXIT_SECONDS``.
     """
 
-    delivers = True
     waits_for_ranks = False
     beside = on_device = 0.0
 
     def __init__(self, faults: Faults) -> None:
-        self._faults = faults
+        self._faults, self.times = faults, StepTimes()
 
     def submit(self, step: FinishedStep) -> None:
         """Do nothing: the step has no rows."""
@@ -420,9 +429,6 @@ class StructureOutput:
         if not worker.flush(EXIT_SECONDS):
             self._faults.note(file.where, TimeoutError(f"not written within {EXIT_SECONDS:g} seconds"))
         worker.close(LAST_SECONDS)
-
-    def timed(self, seconds: float, own: float) -> None:
-        """Do nothing: the cost is not written."""
 
     def succeed(self, run: Run) -> None:
         """Do nothing: no manifest names the optimizer."""

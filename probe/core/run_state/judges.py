@@ -29,12 +29,16 @@ class RunJudges:
                 found.extend(rule.judge(step))
             except Exception as error:  # noqa: BLE001 - the other rules judge all the same
                 self._faults.note(f"rule {name}", error)
+        self.pass_on(found)
+        return found
+
+    def pass_on(self, found: Sequence[RunFinding]) -> None:
+        """Pass findings to every receiver."""
         for receive in self.receivers if found else ():
             try:
                 receive(found)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - the other receivers get them all the same
                 self._faults.note("findings of the run", error)
-        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of each rule, by its name and place."""

@@ -6,14 +6,11 @@ The training thread stores a few numbers in memory: no lock, no system call, no 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import mmap
 import os
-import stat
 import struct
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,10 +50,12 @@ from probe.core.run_state.progress_file import (
     started,
 )
 from probe.core.run_state.stack_signal import StackSignal
+from probe.core.storage.shared_folders import digest, private, shared_folder
 
 FOLDER = "PROBE_PROGRESS_DIR"
 """Environment variable of the directory that replaces the usual one."""
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is checked to be ours
+REMEDY = f", or name another in {FOLDER}"
+"""End of the sentence about a folder that is another user's."""
 
 _store = ROW.pack_into
 _live: weakref.WeakSet[Progress] = weakref.WeakSet()
@@ -70,31 +69,12 @@ def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str]
         OSError: if it cannot be made, or if it belongs to another user.
     """
     launch = [*launch_names(environ).values()] if ranks > 1 else [str(os.getpid())]
-    # Containers may share this memory, and with it names of files, though neither sees the processes of the other.
-    with suppress(OSError):
-        launch.append(str(Path("/proc/self/ns/pid").readlink()))
-    digest = hashlib.sha256("\0".join([job, str(root.resolve()), *launch]).encode("utf-8", "replace")).hexdigest()[:16]
+    name = digest([job, str(root.resolve()), *launch])
     chosen = environ.get(FOLDER)
     if chosen:
         Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _private(Path(chosen).resolve() / digest)
-    # In memory if possible: a page of a disk's file blocks the thread that stores into it while the disk writes it.
-    above = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    return _private(_private(above / f"probe-{os.getuid()}") / digest)
-
-
-def _private(folder: Path) -> Path:
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder}: expected a directory of the user {os.getuid()}, got one of {found.st_uid} or no directory: "
-            f"remove it, or name another in {FOLDER}"
-        )
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        folder.chmod(0o700)
-    return folder
+        return private(Path(chosen).resolve() / name, REMEDY)
+    return private(shared_folder(REMEDY) / name, REMEDY)
 
 
 class Progress:

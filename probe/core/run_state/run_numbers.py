@@ -18,7 +18,7 @@ from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.instrumentation.forward_marks import ForwardMarks
+from probe.core.instrumentation.step_boundary import ForwardMarks
 from probe.core.messages import writable
 from probe.core.naming import (
     BATCH_SIZE,
@@ -76,6 +76,8 @@ class EndedStep(NamedTuple):
     """Numbers of the step before, logged after its end."""
     waits: bool
     """True if more numbers of this step may be logged after its end."""
+    seen: tuple[Callable[[], Mapping[str, float]], ...] = ()
+    """Functions that return numbers which the monitor itself has seen in the step, and may wait for a device."""
 
 
 class ProgressMarks(PhaseMarks, Protocol):
@@ -127,6 +129,7 @@ class RunNumbers:
         self._phases = Phases(marks)
         self._read: dict[str, object] = {}
         """Numbers that the optimizers have, of the step in progress."""
+        self._seen: list[Callable[[], Mapping[str, float]]] = []
         self._ended_at = math.nan
         self._operations: float | None = settings.run.flops_per_step
         """Floating-point operations of a step."""
@@ -139,7 +142,7 @@ class RunNumbers:
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
         shown = settings.run.enable is not False and shows_numbers(settings.formats)
-        if settings.run.enable or marks is not None or shown:
+        if settings.run.enable or settings.sentinel.enable or marks is not None or shown:
             self.begin()
 
     @property
@@ -227,6 +230,11 @@ class RunNumbers:
 
         return remove
 
+    def see(self, numbers: Callable[[], Mapping[str, float]]) -> None:
+        """Record what ``numbers`` returns for the step in progress; it is called on the thread, in order."""
+        self.begin()
+        self._seen.append(numbers)
+
     # Called by the session, on the training thread.
 
     def updating(self, optimizer: Optimizer) -> None:
@@ -248,7 +256,8 @@ class RunNumbers:
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
         waits = self._has_late
-        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, read, late, waits)
+        seen, self._seen = tuple(self._seen), []
+        ended = EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, read, late, waits, seen)
         self._worker.submit(partial(self._take, ended))
         self._has_late = self._had_late
 
@@ -275,6 +284,8 @@ class RunNumbers:
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
         logged = ended.logged.values()
+        for numbers in ended.seen:
+            logged = {**(attempt(self._faults, "sentinel", numbers) or {}), **logged}
         # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
         kept = ended.read & logged.keys()
         values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
@@ -307,6 +318,10 @@ class RunNumbers:
         return LOOK_SECONDS
 
     # State and the end.
+
+    def found(self, findings: Sequence[RunFinding]) -> None:
+        """Pass on findings of another judge, on the thread."""
+        self._judges.pass_on(findings)
 
     def on_findings(self, receive: Callable[[Sequence[RunFinding]], None]) -> None:
         """Call ``receive`` with the findings of every step that has any, on the thread."""

@@ -219,20 +219,27 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
 def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirectory]]:
     """Return the directories of processes without a launcher, and of further models of a process, that overlap in time
     with one before: by the path of that, each with a rank of its own. What overlaps is no earlier run. A process that
-    has not ended, or was killed, overlaps with later ones of the same program under ``probe run``."""
+    has not ended, or was killed, overlaps with later ones of the same program under ``probe run``; so does one whose
+    own number in the program, which is its rank, is another."""
     found: dict[Place, list[RankDirectory]] = {}
     first, end, open_programs = None, 0.0, set[str]()
-    in_order = sorted(directories, key=_in_time)
-    highest = in_order[-1].rank if in_order else 0
+    numbers = set[tuple[str, int]]()
+    in_order = sorted(directories, key=lambda directory: (directory.began, *_in_time(directory)))
+    highest = max((directory.rank for directory in in_order), default=0)
     for directory in in_order:
-        if directory.rank or directory.manifest.world_size != 1 or directory.packed is not None:
-            continue
         program, ended = directory.manifest.program, directory.manifest.get("end_time") is not None
-        if first is None or (directory.began >= end and program not in open_programs):
+        is_alone = directory.manifest.world_size == 1 and (not directory.rank or bool(program))
+        if not is_alone or directory.packed is not None:
+            continue
+        number = program, directory.rank
+        is_numbered = bool(directory.rank) and number not in numbers and (program, 0) in numbers
+        if first is None or (directory.began >= end and program not in open_programs and not is_numbered):
             first, end, open_programs = directory.path, _end(directory), set() if ended or not program else {program}
+            numbers = {number}
             continue
         others = found.setdefault(first, [])
-        others.append(directory._replace(rank=highest + len(others) + 1))
+        others.append(directory if is_numbered else directory._replace(rank=highest + len(others) + 1))
+        numbers.add(number)
         end = max(end, _end(directory))
         if program and not ended:
             open_programs.add(program)

@@ -203,6 +203,23 @@ def replacing(path: Path) -> Iterator[TextIO]:
         raise
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file in one move, as :func:`replacing` does."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file, whose unfinished last line is removed; file and directory are made if missing.
+
+    Raises:
+        OSError: as :func:`append` does.
+    """
+    with open_for_append(path) as file:
+        cut_torn_line(file, path)
+        append(file, line.encode())
+
+
 def _made(path: Path, mode: str, **options: Any) -> Any:
     """Open ``path`` for writing; its directory is made if missing."""
     try:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from probe.core.histogram import HISTOGRAM
-from probe.core.messages import encodable
 from probe.core.moments import MOMENTS, OPS
 from probe.core.naming import row_name
 from probe.core.records import Array, Batch, Coverage, Key, Update
@@ -20,6 +19,11 @@ from probe.core.storage.manifest import MOST_RANKS
 CSV, PARQUET = FORMATS = ("csv", "parquet")
 """The formats of tables, as their suffixes."""
 _NAME = re.compile(rf"(.+)_(\d+)-(\d+)(?:_part_(\d+))?\.({'|'.join(FORMATS)})")
+
+
+def _quoted(signal: str) -> str:
+    """Return a signal as a part of a file's name; of a lone surrogate, which no encoding holds, the escape."""
+    return quote(signal, safe="", errors="backslashreplace")
 
 
 class TableName(NamedTuple):
@@ -37,7 +41,7 @@ class TableName(NamedTuple):
     def __str__(self) -> str:
         part = f"_part_{self.part}" if self.part else ""
         # a signal may be called anything, a file may not
-        return f"{quote(encodable(self.signal), safe='')}_{self.first}-{self.last}{part}.{self.format}"
+        return f"{_quoted(self.signal)}_{self.first}-{self.last}{part}.{self.format}"
 
 
 EXAMPLE = str(TableName("actv", 0, 0))
@@ -98,13 +102,23 @@ def cost_step(line: str) -> int:
 
 def names_of(signal: str) -> str:
     """Return the pattern, without a suffix, of the names of all files of a signal."""
-    return f"{quote(encodable(signal), safe='')}_*"
+    return f"{_quoted(signal)}_*"
 
 
 def span_of(step: int, steps_per_file: int) -> tuple[int, int]:
     """Return the first and the last step of the file that ``step`` belongs in."""
     first = step // steps_per_file * steps_per_file
     return first, first + steps_per_file - 1
+
+
+def file_of_step(signal: str, step: int, steps_per_file: int, kind: str) -> tuple[range, str]:
+    """Return the steps of the file that ``step`` belongs in, and the file's name.
+
+    Args:
+        kind: the format.
+    """
+    first, last = span_of(step, steps_per_file)
+    return range(first, last + 1), str(TableName(signal, first, last, 0, kind))
 
 
 def candidates(signal: str, first: int, last: int, step: int, kind: str) -> Iterator[TableName]:

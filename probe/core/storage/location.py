@@ -103,6 +103,11 @@ class Location:
         """Return the location of another name in the same folder."""
         return self.parent / name
 
+    def of_size(self, size: int) -> Location:
+        """Return the location of an object whose size is known without a listing, so that none is asked for it."""
+        self.store.learn(self.url, ListedObject(size, 0.0, ""))
+        return self
+
     def is_dir(self) -> bool:
         return self.store.is_folder(self.url)
 

@@ -172,11 +172,11 @@ def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observ
             kept |= {work.path} if sealed.steps else set()
             _count(report, work, sealed)
             observe(work.ranks[1], plan.run.ranks[-1], work.path)
-        side.write(out)
+        sizes = side.write(out)
         _copy_files(plan.base, out)
         report.complete = all(directory.manifest.ended for directory in plan.run.directories)
         complete = not settings.closed_only
-        plan.draft.write(out, plan.found.kept, plan.chosen.kept, complete)
+        plan.draft.write(out, plan.found.kept, plan.chosen.kept, complete, sizes)
     if complete:
         _remove_others(out, kept)
     with Rows(last_run(out, report.problems).directories, report.problems):

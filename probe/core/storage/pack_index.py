@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,20 @@ class IndexDraft:
         """Add problems with the files of a directory."""
         self._problems["opened"] += [(directory, problem) for problem in problems]
 
-    def write(self, out: Path, found: Sequence[Problem], chosen: Sequence[Problem], complete: bool) -> None:
+    def write(
+        self,
+        out: Path,
+        found: Sequence[Problem],
+        chosen: Sequence[Problem],
+        complete: bool,
+        tables: Mapping[str, int],
+    ) -> None:
         """Write the index in one move.
 
         Args:
             found: problems with directories.
             chosen: problems with runs.
+            tables: sizes of the tables besides rows.
         """
         directories = self._directories
         columns: dict[str, list[Any]] = {
@@ -158,6 +166,7 @@ class IndexDraft:
             {"found": found, "chosen": chosen, **problems},
             directories[0].path.parent,
             complete,
+            tables,
         )
         write_whole(out / INDEX, index_bytes(fields))
 

@@ -93,8 +93,9 @@ class SideTables:
                 row = [rank, position, path.name, content]
                 self._connection.execute(f"INSERT INTO {_table(TEXTS_TABLE)} VALUES (?, ?, ?, ?)", row)  # noqa: S608
 
-    def write(self, out: Path) -> None:
-        """Write the tables that have rows, and remove older ones that have none."""
+    def write(self, out: Path) -> dict[str, int]:
+        """Write the tables that have rows, and remove older ones that have none; return their sizes by name."""
+        sizes: dict[str, int] = {}
         for name, (_, order) in _TABLES.items():
             number = self._connection.execute(f"SELECT count(*) FROM {_table(name)}").fetchall()[0][0]  # noqa: S608
             path, temporary = out / name, out / f".{name}.tmp"
@@ -103,7 +104,9 @@ class SideTables:
                 continue
             query = f"SELECT * FROM {_table(name)} ORDER BY {order}"  # noqa: S608 - our own words
             self._connection.execute(f"COPY ({query}) TO {literal(str(temporary))} (FORMAT parquet, COMPRESSION zstd)")
+            sizes[name] = temporary.stat().st_size
             temporary.replace(path)
+        return sizes
 
 
 def _table(name: str) -> str:

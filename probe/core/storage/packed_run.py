@@ -139,6 +139,16 @@ class PackedIndex:
         """Files by signal, in the order of a reader of the run as it was."""
         return {name: _signal(fields) for name, fields in self._fields["signals"].items()}
 
+    def table(self, name: str) -> Place | None:
+        """Return the path of a table besides rows; None if the run has none. Where the index does not list tables, as
+        of runs that were packed earlier, the folder is asked for it."""
+        path, sizes = self.root / name, self._fields.get("tables")
+        if sizes is None:
+            return path if path.is_file() else None
+        if name not in sizes:
+            return None
+        return path if isinstance(path, Path) else path.of_size(int(sizes[name]))
+
     def record_problems(self, stage: str, problems: Problems, directories: Collection[int] | None = None) -> None:
         """Record the problems that a reader of the unpacked run finds at a stage, one of :data:`STAGES`.
 
@@ -386,11 +396,13 @@ def index_fields(
     problems: Mapping[str, Sequence[Problem]],
     base: Place,
     complete: bool,
+    tables: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the fields of an index.
 
     Args:
         base: folder that paths of problems are relative to.
+        tables: sizes in bytes of the tables besides rows, by the names of their files.
     """
     values, shapes = Interned(), Interned()
     held = []
@@ -407,6 +419,7 @@ def index_fields(
         "problems": {stage: [_relative(each, base) for each in problems.get(stage, ())] for stage in STAGES},
         "shapes": shapes.values,
         "values": values.values,
+        "tables": dict(tables),
     }
 
 

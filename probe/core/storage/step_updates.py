@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 from typing import Any
 
 from probe.core.records import Outcome, Update
@@ -86,19 +85,17 @@ def _lines(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]
 
 
 def _packed(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]:
-    root, connection = directory.path.parent, getattr(rows, "connection", None)
-    if connection is None or (isinstance(root, Path) and not (root / PACKED_COSTS).is_file()):
+    index, connection = packed_index(directory.path.parent), getattr(rows, "connection", None)
+    if connection is None or (table := index.table(PACKED_COSTS)) is None:
         return
-    positions = packed_index(root).directories["position"]
-    place = directory.rank, int(positions[0 if directory.packed is None else directory.packed])
-    source = f"read_parquet({literal(pattern_of(root / PACKED_COSTS))})"
+    place = directory.rank, int(index.directories["position"][directory.packed or 0])
+    query = f"SELECT * FROM read_parquet({literal(pattern_of(table))}) WHERE rank = ? AND directory = ? ORDER BY step"  # noqa: S608
     cursor = connection.cursor()
     try:
         try:
-            cursor.execute(f"SELECT * FROM {source} WHERE rank = ? AND directory = ? ORDER BY step", place)  # noqa: S608
-        except Exception:  # in object storage, where asking first would take a request, there may be none
-            if (root / PACKED_COSTS).is_file():
-                raise
+            cursor.execute(query, place)
+        except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
+            rows.problems.add(table, f"{' '.join(str(error).split())}; the updates of steps are unknown")
             return
         names = [column[0] for column in cursor.description]
         while some := cursor.fetchmany(FETCHED):

@@ -13,26 +13,25 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems
+from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
 from probe.core.config.parse import read
 from probe.core.fields import Section
 from probe.core.language import message
+from probe.core.transformers.dialect import CALLBACKS, DYNAMIC, EVENTS, MONITOR, TRANSFORMERS
 from probe.core.transformers.schema import (
-    ELSEWHERE,
     LOG,
-    SECTIONS,
     SWITCHED_BY_MONITOR,
     TENSORBOARD,
-    TOP,
     LossSection,
     StateSection,
     TensorboardSection,
     TrainStateSection,
 )
 
-MONITOR, EVENTS, CALLBACKS, DYNAMIC = "monitor_config", "tensorboard", "callbacks", "monitor"
 LOSS, STATE, PROBE = "MFLossMonitor", "TrainingStateMonitor", "ProbeCallback"
 """Types of callbacks that are read here."""
+DYNAMIC_LOSS = "LossCallback"
+"""Type that the dynamic graph has in place of the first."""
 DIRECTORY_VARIABLE = "MA_SUMMARY_LOG_DIR"
 """Environment variable with the directory of event files; it is used instead of `tensorboard_dir`."""
 _log = logging.getLogger("probe.transformers")
@@ -161,10 +160,10 @@ def pass_over(arguments: Mapping[str, Any], name: str, known: Sequence[str]) -> 
         TypeError: for an argument that the tool does not have either.
     """
     for key, value in arguments.items():
-        if key not in ELSEWHERE and key not in known:
+        if key not in TRANSFORMERS.unsupported and key not in known:
             raise TypeError(f"{name}: unexpected argument {key!r}")
-        if key in ELSEWHERE and _on(value):
-            _log.warning("%s: %s is not supported; here, %s", name, key, ELSEWHERE[key])
+        if key in TRANSFORMERS.unsupported and TRANSFORMERS.asks(value):
+            _log.warning("%s: %s", name, TRANSFORMERS.not_supported(key, (key,)))
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +197,7 @@ class _Reader:
         values = dict(self._values)
         if self._values.get(MONITOR) is not None:
             values[MONITOR] = _plain(state)
-        self._warn_of_misplaced(state)
+        self._warn_of_misplaced(state, events)
         if events is not None:
             values[EVENTS] = _plain(events)
         if not self._found:
@@ -251,12 +250,15 @@ class _Reader:
                 self._problem((CALLBACKS, index), "expected a mapping with the key type, such as {type: MFLossMonitor}")
             elif kind == LOSS:
                 loss = loss or self.section(LossSection, entry, (CALLBACKS, index))
-            elif kind == "LossCallback":  # the dynamic graph's
+            elif kind == DYNAMIC_LOSS:
                 times = entry.get("log_interval", 1)
                 loss = loss or self.section(LossSection, {"per_print_times": times}, (CALLBACKS, index))
+                self._warn_of_unread(kind, entry, index, ("type", "log_interval"))
             elif kind == PROBE:
                 probe = probe or {key: value for key, value in entry.items() if key != "type"}
-            elif kind != STATE:
+            elif kind == STATE:
+                self._warn_of_unread(kind, entry, index, ("type",))
+            else:
                 left.append(kind)
         if left:
             _log.info("callbacks of other types are left to the program: %s", ", ".join(left))
@@ -270,56 +272,47 @@ class _Reader:
         return {}
 
     def section(self, model: type[Kind], section: Mapping[str, Any], at: Path) -> Kind | None:
-        known, unknown = dict[str, Any](), list[str]()
+        known = dict[str, Any]()
         for key, value in section.items():
             if key in model.model_fields:
                 known[key] = value
-            elif key in ELSEWHERE:
-                self._name(key, value, at)
-            else:
-                unknown.append(key)
-        for key in unknown:
-            close = nearest(key, list(model.model_fields))
-            hint = f"did you mean {close}?" if close else f"expected one of {', '.join(model.model_fields)}"
-            self._problem((*at, key), f"unknown key; {hint}")
+            if key in TRANSFORMERS.unsupported:
+                self._warn_of_unsupported(key, value, at)
+            elif key not in model.model_fields:
+                sentence = unknown_key(key, list(model.model_fields), TRANSFORMERS.place)
+                self._problem((*at, key), sentence)
         try:
             return model.model_validate(known)
         except ValidationError as error:
-            self._found += problems(error, model, self._lead, at)
+            self._found += problems(error, model, self._lead, at, TRANSFORMERS.place)
             return None
 
-    def _name(self, key: str, value: object, at: Path) -> None:
+    def _warn_of_unsupported(self, key: str, value: object, at: Path) -> None:
         """Log that ``key`` is not supported, if it would switch anything on."""
-        if _on(value):
-            _log.warning("%s is not supported; here, %s", path_text((*at, key)), ELSEWHERE[key])
+        if TRANSFORMERS.asks(value):
+            _log.warning("%s", TRANSFORMERS.not_supported(key, (*at, key)))
 
-    def _warn_of_misplaced(self, state: StateSection) -> None:
+    def _warn_of_unread(self, kind: str, entry: Mapping[str, Any], index: int, read: Sequence[str]) -> None:
+        """Log each key of a callback that is not read of it."""
+        for key in entry.keys() - set(read):
+            elsewhere = MONITOR in TRANSFORMERS.places.get(key, ())
+            place = TRANSFORMERS.place(key) if elsewhere else f"of a {kind}, {read[-1]} is read; remove it"
+            _log.warning("%s has no effect: %s", path_text((CALLBACKS, index, str(key))), place)
+
+    def _warn_of_misplaced(self, state: StateSection, events: TensorboardSection | None) -> None:
         """Log each key that stands where it has no effect, with the place where it has one."""
-        for key in ELSEWHERE.keys() & self._values.keys():
-            self._name(key, self._values[key], ())
-        sections = {name: part for name, part in self._values.items() if name != DYNAMIC and isinstance(part, Mapping)}
-        for section, part in {TOP: self._values, **sections}.items():
-            for key in part:
-                place = SECTIONS.get(key, section)
-                if place != section and (section not in (MONITOR, EVENTS) or place == TOP):  # others are errors there
-                    where = f"in the section {place}" if place else "at the top of the file"
-                    _log.warning(
-                        "%s has no effect: it belongs %s", path_text((section, key) if section else (key,)), where
-                    )
+        strict = (EVENTS, DYNAMIC, *([MONITOR] if state.monitor_on else []))
+        for sentence in TRANSFORMERS.misplaced(self._values, strict):
+            _log.warning("%s", sentence)
         watches = state.monitor_on or self._values.get("check_for_nan_in_loss_and_grad")
         for key in SWITCHED_BY_MONITOR:
             if self._values.get(key) and not watches:
                 _log.warning("%s has no effect without %s.monitor_on", key, MONITOR)
+        if events is None and _section(self._values, EVENTS):
+            _log.warning("%s has no effect without %s.tensorboard_dir: name a directory", EVENTS, EVENTS)
 
     def _problem(self, path: Path, sentence: str) -> None:
         self._found.append(f"{self._lead(path)}{path_text(path)}: {sentence}")
-
-
-def _on(value: object) -> bool:
-    """Return whether a value of a section that is not supported asks for anything."""
-    if isinstance(value, Mapping):
-        return any(_on(each) for key, each in value.items() if key.endswith(("format", "_on", "threshold")))
-    return bool(value)
 
 
 def _placed(state: StateSection, events: TensorboardSection | None) -> StateSection:

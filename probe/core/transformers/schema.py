@@ -82,7 +82,7 @@ class StateSection(Section):
     monitor_on: Switch = False
     """Switch of the monitor; if it is off, no other key of the section has an effect."""
     dump_path: Annotated[Text, BeforeValidator(lambda value: value or "./dump")] = "./dump"
-    """Directory of intermediate files there. Nothing is written to it here, and nothing in it is removed."""
+    """Directory of intermediate files there. No effect: nothing is written to it, and nothing in it is removed."""
     target: Annotated[tuple[str, ...], PlainValidator(_target), _TARGET] = EVERYTHING
     """Parameters whose `local_norm` and optimizer state are recorded: expressions that are searched in their names."""
     invert: Switch = False
@@ -199,27 +199,52 @@ class TrainStateSection(Section):
     """Event files."""
 
 
-TOP = ""
-"""Section of the keys at the top of the file."""
-SECTIONS: dict[str, str] = {
-    "check_for_nan_in_loss_and_grad": TOP,
-    "use_skip_data_by_global_norm": TOP,
-    **dict.fromkeys(StateSection.model_fields.keys() - {"target", "invert", "step_interval"}, "monitor_config"),
-    **dict.fromkeys(TensorboardSection.model_fields, "tensorboard"),
+TOP_KEYS = {
+    "check_for_nan_in_loss_and_grad": "End training at NaN or infinity in the loss and the global norm.",
+    "use_skip_data_by_global_norm": "End training at the spike `global_norm_spike_count_threshold` in succession; the "
+    "training cell leaves out the updates. It needs `monitor_on`.",
+    "output_dir": "Directory of `abnormal_global_norm.json`; also a tag of the TEXT page.",
+    "micro_batch_interleave_num": "Factor of the number of samples in a step; also a tag of the TEXT page.",
 }
-"""Keys that name one thing wherever they stand, each with the section in which it has an effect."""
+"""Keys at the top of the file that more than the TEXT page reads."""
+OTHER_SECTIONS = {
+    "runner_config": {
+        "epochs": "Number of epochs in log lines.",
+        "origin_epochs": "Number of epochs in log lines, instead of `epochs`.",
+        "sink_mode": "Form of log lines: with a dataset that is sunk to the device, without the mean of the epoch.",
+        "global_batch_size": "Number of samples in a step, over all devices.",
+        "batch_size": "Number of samples in a step, times the numbers of copies, if `global_batch_size` is missing.",
+        "gradient_accumulation_steps": "Factor of the number of samples in a step.",
+    },
+    "parallel_config": {
+        "data_parallel": "Factor of the number of samples in a step.",
+        "micro_batch_num": "Factor of the number of samples in a step, with more than one pipeline stage.",
+        "pipeline_stage": "Number of pipeline stages.",
+    },
+}
+"""Keys that are read of sections which belong to the program."""
+NOT_HERE = {
+    "dump_path": "numbers reach the log and event files without files between them; leave it out",
+    "initial_epoch": "`initial_step` decides where a resumed run continues",
+}
+"""Keys that the sections have and that are without an effect."""
 SWITCHED_BY_MONITOR = ("use_skip_data_by_global_norm",)
 """Keys outside of ``monitor_config`` that have no effect unless its ``monitor_on`` is true."""
-
-ELSEWHERE: dict[str, str] = {
-    "stable_rank_config": "recording_l2_features with l2_targets.linear_hook records `sr` and `kernel_norm`",
-    "use_checkpoint_health_monitor": "check_for_global_norm with global_norm_spike_threshold ends training at a spike",
-    "health_checkpoint": "check_for_global_norm with global_norm_spike_threshold ends training at a spike",
-    "moe_monitor": "l2_targets.moe_router_logit_hook records the load of the experts",
-    "max_attention_logit_format": "l2_targets.attention_hook records `softmax_max` of each layer",
-    "log_expert_load_to_tensorboard": "l2_targets.moe_router_logit_hook records the load of the experts",
-    "print_separate_loss": "monitor.log(lm_loss=..., aux_loss=...) records any number of losses",
-    "is_moe_model": "monitor.log(aux_loss=...) records the losses of a mixture of experts",
-    "is_mtp_model": "monitor.log(mtp_loss=...) records any number of losses",
+_SPIKES = "check_for_global_norm with global_norm_spike_threshold ends training at a spike"
+_EXPERTS = "l2_targets.moe_router_logit_hook records the load of the experts"
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "monitor_config": {
+        "stable_rank_config": "recording_l2_features with l2_targets.linear_hook records `sr` and `kernel_norm`",
+        "use_checkpoint_health_monitor": _SPIKES,
+        "health_checkpoint": _SPIKES,
+        "moe_monitor": _EXPERTS,
+        "max_attention_logit_format": "l2_targets.attention_hook records `softmax_max` of each layer",
+    },
+    "tensorboard": {"log_expert_load_to_tensorboard": _EXPERTS},
+    "callbacks": {
+        "print_separate_loss": "monitor.log(lm_loss=..., aux_loss=...) records any number of losses",
+        "is_moe_model": "monitor.log(aux_loss=...) records the losses of a mixture of experts",
+        "is_mtp_model": "monitor.log(mtp_loss=...) records any number of losses",
+    },
 }
-"""Keys of the tool that are not supported, each with the feature of this package that does the same."""
+"""Keys of the tool that are not supported, by section, each with the feature of this package that does the same."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -40,11 +40,20 @@ def check(model: torch.nn.Module) -> None:
             )
     known = {id(parameter) for unit in units for parameter in _originals(unit._handle.flat_param)}
     for name, parameter in model.named_parameters() if CLASS[0] in sys.modules else ():
-        if getattr(parameter, "_fsdp_flattened", False) and id(parameter) not in known:
+        if is_flat(parameter) and id(parameter) not in known:
             raise ValueError(
                 f"set_monitor: parameter {name!r} belongs to a FullyShardedDataParallel unit around the model that was "
                 "given, where its gradients cannot be seen; give the wrapped model to set_monitor"
             )
+
+
+may_be_used: Callable[[], bool] = getattr(dist, "is_initialized", bool)
+"""Function that returns false as long as there can be no unit, since there is no process group."""
+
+
+def is_flat(parameter: Parameter | None) -> bool:
+    """Return whether a unit has taken over ``parameter``."""
+    return getattr(parameter, "_fsdp_flattened", False)
 
 
 def check_unwrapped(parameter: Parameter) -> None:
@@ -53,7 +62,7 @@ def check_unwrapped(parameter: Parameter) -> None:
     Raises:
         ValueError: with the remedy.
     """
-    if getattr(parameter, "_fsdp_flattened", False):
+    if is_flat(parameter):
         raise ValueError(
             "FullyShardedDataParallel has wrapped the model after set_monitor, so that its gradients cannot be seen; "
             "wrap it first and give the wrapped model to set_monitor"

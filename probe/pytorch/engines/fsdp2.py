@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from probe.core.backend.protocols import Guard, Remove
-from probe.core.door import compiling, passage, replace
+from probe.core.door import Around
 from probe.pytorch.dtensor import add
 from probe.pytorch.engines.engine import Engine, Listen, Parameter
 from probe.pytorch.hook_handles import on_accumulated, on_own
@@ -56,8 +56,21 @@ def _groups(model: torch.nn.Module) -> Iterator[Any]:
                 yield group
 
 
-def _fail(error: Exception) -> None:
-    raise error
+class _GuardedFaults:
+    """Counter of failures that a guard counts."""
+
+    uncounted = 0
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def note(self, where: str, error: BaseException) -> None:  # noqa: ARG002 - the guard has a place of its own
+        """Let the guard count a failure."""
+
+        def fail() -> None:
+            raise error
+
+        self._guard(fail)()
 
 
 class Stored:
@@ -107,30 +120,20 @@ class Stored:
             listen(total, reduced=self._reduces())
 
     def _once_there(self, place: Callable[[], bool], placed: ExitStack, guard: Guard) -> None:
-        """Replace the method that makes the stand-in, since it has no hook (torch 2.13), to call ``place``; then
-        restore it."""
-        original = self._stored.to_unsharded
+        """Call ``place`` after the method that makes the stand-in, since it has no hook (torch 2.13), until that has
+        succeeded. Nothing lies in ``fully_shard``'s object, which users copy with its module."""
 
-        @functools.wraps(original)
-        @passage
-        def to_unsharded() -> None:
-            original()
-            if compiling():
-                return
+        def after(_: object) -> None:
             try:
-                there = bool(waiting) and place()
-            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-                there = True
-                guard(_fail)(error)
-            if there:
-                waiting.clear()
-            if not waiting:
-                restore()
+                done = place()
+            except Exception:
+                remove()
+                raise
+            if done:
+                remove()
 
-        waiting = [True]
-        restore = replace(self._stored, "to_unsharded", to_unsharded)
-        placed.callback(restore)
-        placed.callback(waiting.clear)
+        remove = Around(self._stored, "to_unsharded", _GuardedFaults(guard), lambda *_: None, after).place()
+        placed.callback(remove)
 
     def _unsharded(self) -> Any:
         return getattr(self._stored, "_unsharded_param", None)

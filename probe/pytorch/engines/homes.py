@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ from probe.pytorch.engines import fsdp1
 from probe.pytorch.engines.engine import Home
 
 _homes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+HOMES: dict[Any, Home] = _homes.data
+"""All homes; empty if no wrapper has taken over any parameter."""
+_hidden: WeakIdKeyDictionary = WeakIdKeyDictionary()
+HIDDEN: dict[Any, bool] = _hidden.data
+"""Parameters that were wrapped after attachment in a way that hides them, as the latest searches have found them."""
 
 
 def take_over(parameter: torch.nn.Parameter, home: Home) -> None:
@@ -21,21 +27,24 @@ def take_over(parameter: torch.nn.Parameter, home: Home) -> None:
 
 def home(parameter: torch.nn.Parameter) -> Home | None:
     """Return the home of ``parameter``, if a wrapper has taken it over."""
-    return _homes.get(parameter) if _homes.data else None
+    return _homes.get(parameter) if HOMES else None
 
 
-def wrapped() -> bool:
-    """Return whether a wrapper has taken over any parameter."""
-    return bool(_homes.data)
+def hidden(parameters: Iterable[torch.nn.Parameter | None]) -> int:
+    """Return the number of those that were wrapped after attachment in a way that hides them, and note them."""
+    found = [each for each in parameters if each is not None and fsdp1.is_flat(each) and home(each) is None]
+    for parameter in found:
+        _hidden[parameter] = True
+    return len(found)
 
 
 def check_again(parameter: torch.nn.Parameter) -> None:
-    """Refuse a parameter that was wrapped after attachment in a way that hides it.
+    """Refuse a parameter that is hidden.
 
     Raises:
         ValueError: with the remedy.
     """
-    if getattr(parameter, "_fsdp_flattened", False) and home(parameter) is None:
+    if home(parameter) is None:
         fsdp1.check_unwrapped(parameter)
 
 
@@ -52,9 +61,10 @@ def absent(parameter: torch.nn.Parameter) -> Shard | None:
 
 def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     """Return ``tensor``, which has the layout of ``parameter``, with its coverage; None for None."""
-    found = _homes.get(parameter) if _homes.data else None
+    if not (HOMES or HIDDEN):
+        return tensor
+    found = home(parameter)
     if found is None:
-        if getattr(parameter, "_fsdp_flattened", False):
-            fsdp1.check_unwrapped(parameter)
+        fsdp1.check_unwrapped(parameter)
         return tensor
     return None if tensor is None else found.piece(parameter, tensor)

@@ -16,7 +16,7 @@ from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
 from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt
 from probe.core.records import Outcome
-from probe.pytorch.engines.homes import absent, piece
+from probe.pytorch.engines.homes import HIDDEN, HOMES, absent, piece
 from probe.pytorch.hook_handles import on_accumulated, on_own
 from probe.pytorch.loss_scale import on_scaled_step
 
@@ -39,7 +39,9 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
     """Return the gradient that the parameter holds."""
     found = held(parameter, main_grad)
-    return absent(parameter) if found is None else piece(parameter, found)
+    if HOMES or HIDDEN:
+        return absent(parameter) if found is None else piece(parameter, found)
+    return found
 
 
 def on_gradient(

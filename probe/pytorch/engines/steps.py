@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as base
 
-from probe.core.backend.optimizer_kinds import chooser, dispatched
+from probe.core.backend.optimizer_kinds import bound_gradient, chooser, dispatched
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, Hook
 from probe.pytorch.engines import native
@@ -24,9 +24,10 @@ DIALECTS: tuple[Optimizers, ...] = (
     native,
 )
 _dialect = chooser(DIALECTS)
-adam, gradient, on_step, owned, state, value = (
-    dispatched(_dialect, name) for name in ("adam", "gradient", "on_step", "owned", "state", "value")
+adam, on_step, owned, state, value = (
+    dispatched(_dialect, name) for name in ("adam", "on_step", "owned", "state", "value")
 )
+gradients_of = bound_gradient(_dialect)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -24,7 +24,7 @@ from probe.core.worker import Worker
 from probe.services.watcher.episode import EpisodeFile, HangEpisode
 from probe.services.watcher.processes import Death, RankProcess
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
-from probe.services.watcher.verdict import RankView, Verdict, judge, long_phase, stack_text
+from probe.services.watcher.verdict import RankView, StandstillVerdict, judge, long_phase, stack_text
 
 FILE_SECONDS = 5.0
 """Longest wait for files in the output directory, which may be the very disk that stands still."""
@@ -260,7 +260,7 @@ class NodeWatcher:
             self._end(running)
 
     def _alert(
-        self, hang: HangEpisode, views: Sequence[RankView], verdict: Verdict, longest: _Over, where: Path
+        self, hang: HangEpisode, views: Sequence[RankView], verdict: StandstillVerdict, longest: _Over, where: Path
     ) -> Alert:
         seconds, row = self._seconds(longest.rank), longest.rank.row
         ranks = [
@@ -295,7 +295,7 @@ class NodeWatcher:
         _log.error("%s", title)
         return Alert(key, kind, severity, title[:500], "\n".join(text), labels, time.time())
 
-    def _write(self, views: Sequence[RankView], running: Sequence[WatchedRank], verdict: Verdict) -> Path:
+    def _write(self, views: Sequence[RankView], running: Sequence[WatchedRank], verdict: StandstillVerdict) -> Path:
         """Write the stacks to the output directory or, if that does not answer, to the folder of this node."""
         name = time.strftime("%Y%m%d-%H%M%S")
         pids = {rank.header.rank: rank.header.pid for rank in running}

@@ -48,7 +48,7 @@ class RankView(NamedTuple):
     stacks: RankStacks
 
 
-class Verdict(NamedTuple):
+class StandstillVerdict(NamedTuple):
     """Outcome of a look at the stacks of all ranks of a node."""
 
     line: str
@@ -77,7 +77,7 @@ def long_phase(view: RankView) -> str:
     return ""
 
 
-def judge(views: Sequence[RankView]) -> Verdict:
+def judge(views: Sequence[RankView]) -> StandstillVerdict:
     """Name the call in which most ranks wait and the ranks that are elsewhere: those that are stopped; else those
     outside collectives while others are in one; else those behind by a step; else the fewer in another place or phase.
     """
@@ -94,7 +94,7 @@ def judge(views: Sequence[RankView]) -> Verdict:
     sentences += [_sentence(view, bool(first)) for view in odd[:4]]
     if len(odd) > 4:
         sentences.append(f"{len(odd) - 4} more {plural(len(odd) - 4, 'rank')} as these")
-    return Verdict("; ".join(sentences), tuple(view.rank for view in odd))
+    return StandstillVerdict("; ".join(sentences), tuple(view.rank for view in odd))
 
 
 def _sentence(view: RankView, contrast: bool) -> str:

@@ -359,7 +359,7 @@ def test_dumped_positions_are_kept(tmp_path: Path) -> None:
     dump(tmp_path, 0, tag_name="0:b.output:0/rank0/actv", call_id=4711, message="")
     told = as_json(analyse(tmp_path))
     assert told["diagnosis"]["first"]["call_id"] == 4711
-    assert told["findings"] == 3
+    assert told["number"] == 3
 
 
 def test_without_the_collective_the_same_is_ambiguous(tmp_path: Path) -> None:

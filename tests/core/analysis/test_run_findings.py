@@ -87,3 +87,6 @@ def test_a_nan_in_a_layer_stands_before_the_loss(tmp_path: Path) -> None:
     assert "grad_reduced" not in {each["name"] for each in result["run_numbers"]}
     assert [each["name"] for each in result["run_numbers"]] == ["loss"]
     assert all(each.get("signal") != "run" for each in result["kept"])
+    listed = [(e["grade"], e["kind"], e["where"], e["rank"], e["step"]) for e in result["findings"]]
+    assert listed == [("critical", "NaN", "fc.weight", 0, 90), ("critical", "RunNan", "loss", 0, 90)]
+    assert result["number"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -246,3 +247,21 @@ def test_reading_leaves_no_descriptor_open(tmp_path: Path) -> None:
                 load(tmp_path / "b.json")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dump": True}, "dump: unknown key; it belongs in the section alert; move it there"),
+        ({"cc_codeline": []}, "cc_codeline: unknown key; it belongs in the section cc_distribution; move it there"),
+        ({"targets": {"fc": {"all_xy": True}}}, "targets.fc.all_xy: unknown key; it belongs at the top of the file"),
+        (
+            {"alert": {"rules": [{"rule_name": "AnomalyNan", "threshold": 1}]}},
+            "alert.rules[0].threshold: unknown key; it belongs in the section alert.rules.args",
+        ),
+    ],
+)
+def test_a_key_of_another_section_is_named_with_its_own(values: dict[str, object], words: str) -> None:
+    """Before training, as every unknown key."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load(values)

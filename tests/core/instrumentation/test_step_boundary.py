@@ -89,11 +89,11 @@ def steps(updates: str) -> list[int]:
     turns, step, found = Turns(list(optimizers.values())), 0, []
     for letter in updates:
         if turns.ends_by(optimizers[letter]):
-            turns.clear()
+            turns.updated.clear()
             step += 1
         found.append(step)
         if turns.take(optimizers[letter]):
-            turns.clear()
+            turns.updated.clear()
             step += 1
     return found
 

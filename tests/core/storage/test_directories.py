@@ -359,6 +359,20 @@ def test_processes_of_one_watched_program_that_have_not_ended_are_one_run(tmp_pa
     assert hours(last_run(tmp_path, Problems())) == [(0, "11")]
 
 
+def test_numbers_in_a_program_are_the_ranks_of_one_run(tmp_path: Path) -> None:
+    """Processes that lived side by side under ``probe run`` have written their numbers as ranks: they stay, though
+    clocks to the second do not overlap; neither an earlier nor a later program is mixed in."""
+    ended = {"end_time": "2025-12-03T10:00:00+0800", "world_size": 1}
+    for program, hour in (("18f", "10"), ("190", "11")):
+        for rank in (0, 1):
+            times = {**ended, "end_time": f"2025-12-03T{hour}:00:00+0800", "program": program}
+            directory(tmp_path, rank, f"Dec03_{hour}-00-0{rank}", **times)
+    directory(tmp_path, 0, "Dec03_12-00-00", program="191")
+    found = runs(find(tmp_path, Problems()))
+    assert [hours(run) for run in found] == [[(0, "10"), (1, "10")], [(0, "11"), (1, "11")], [(0, "12")]]
+    assert [run.missing for run in found] == [(), (), ()]
+
+
 def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
     """It is there, so that it is not sought elsewhere."""
     file = tmp_path / "actv_0-9.csv"

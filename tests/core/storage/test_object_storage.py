@@ -23,11 +23,12 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.analysis.diagnosis.analyse import analyse
 from probe.core.analysis.diagnosis.export import as_json
+from probe.core.records import Update
 from probe.core.storage import object_store
-from probe.core.storage.cost_file import PACKED_COSTS
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.fetched_parts import FetchedParts
+from probe.core.storage.layout import COSTS, cost_line
 from probe.core.storage.location import Location, Place, located, readable_by_duckdb
 from probe.core.storage.object_store import LocationError
 from probe.core.storage.pack import pack
@@ -204,23 +205,34 @@ def test_each_object_is_read_once_after_one_listing(
     assert len(proxy.of_objects()) <= sum(path.is_file() for path in tmp_path.rglob("*"))
 
 
+def write_costs(run: Path) -> None:
+    """Write the costs and updates of two steps into each directory of a run."""
+    update = Update("applied", 0, True, 0.1)
+    lines = "".join(cost_line(step, {"hooks": 0.1, "drain": 0.1, "device": 0.1}, 0.01, update) for step in (0, 1))
+    for directory in run.glob("*-rank*"):
+        (directory / COSTS).write_text(lines, encoding="utf-8")
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="copies are shared on Linux alone")
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("costs", [False, True], ids=["without costs", "with costs"])
+@pytest.mark.parametrize("packed", [False, True], ids=["as written", "packed"])
 def test_several_processes_fetch_an_object_once(
-    packed: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: bool, costs: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A report, in several passes by two processes: one request an object, by whichever process."""
     run = tmp_path / "run"
     SIMULATED.write(run)
+    if costs:
+        write_costs(run)
     if packed:
         pack(run, tmp_path / "packed")
-    url = seaweed.put(tmp_path / "packed" if packed else run, f"processes{packed}")
+    url = seaweed.put(tmp_path / "packed" if packed else run, f"processes{packed}{costs}")
     with FaultyProxy(seaweed.url) as proxy:
         with_variables(environment(proxy.url), seaweed, monkeypatch)
         code, said = answer(["report", url, "-o", str(tmp_path / "page.html"), "-j", "2"], url)
     assert code == 0, said
-    # the index does not list the table of costs, whose size each process asks for
-    assert {number for path, number in proxy.of_objects().items() if not path.endswith(PACKED_COSTS)} == {1}
+    assert set(proxy.of_objects().values()) == {1}
+    assert [request.path for request in proxy.requests if request.method == "HEAD"] == []
 
 
 @pytest.fixture
@@ -248,6 +260,7 @@ def test_the_report_of_a_packed_run_takes_three_requests_an_object(
 ) -> None:
     """By two processes, of files that are each read in parts: one listing, and no request for an object's size."""
     MANY.write(tmp_path / "run")
+    write_costs(tmp_path / "run")
     pack(tmp_path / "run", tmp_path / "packed", block_bytes=100_000)
     url = seaweed.put(tmp_path / "packed", "parts")
     with FaultyProxy(seaweed.url) as proxy:
@@ -256,10 +269,9 @@ def test_the_report_of_a_packed_run_takes_three_requests_an_object(
     assert code == 0, said
     requests = proxy.of_objects()
     assert len(requests) > 4
-    assert max(number for path, number in requests.items() if not path.endswith(PACKED_COSTS)) == 3, requests
-    sized = {request.path.partition("?")[0] for request in proxy.requests if request.method == "HEAD"}
-    assert all(path.endswith(PACKED_COSTS) for path in sized)
-    assert len([prefix for prefix in proxy.listings() if PACKED_COSTS not in prefix]) == 1
+    assert max(requests.values()) == 3, requests
+    assert [request.path for request in proxy.requests if request.method == "HEAD"] == []
+    assert len(proxy.listings()) == 1
 
 
 def test_threads_read_an_object_at_the_same_time(tmp_path: Path) -> None:

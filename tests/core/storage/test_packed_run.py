@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from probe.core.output.sinks import SINKS
+from probe.core.records import Update
 from probe.core.storage.batches import steps
 from probe.core.storage.chunks import files_in
+from probe.core.storage.cost_file import PACKED_COSTS
 from probe.core.storage.directories import find, last_run
+from probe.core.storage.layout import COSTS, cost_line
 from probe.core.storage.pack import pack
 from probe.core.storage.packed_run import INDEX, is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
+from probe.core.storage.step_updates import StepUpdates
 from tests.core.output.sink_data import context, snapshot
 from tests.core.storage.run_files import write_run
 from tests.core.storage.test_sqlite_reader import plain, step_of
@@ -351,3 +355,43 @@ def test_groups_of_many_ranks_are_in_the_index_once(tmp_path: Path) -> None:
         assert run.directories[7].manifest.groups == {"data_parallel": tuple(range(number)), "tensor_parallel": (7,)}
         assert len(packed_index(tmp_path / f"out{number}").signals["actv"].sets) == 1
     assert sizes[1] < 2.5 * sizes[0]
+
+
+def outcomes(root: Path, problems: Problems) -> list[str]:
+    """Outcomes of the updates of the first rank's steps."""
+    with Rows(last_run(root, problems).directories, problems) as rows:
+        updates = StepUpdates(rows, 0)
+        return [updates.put_into(step).batches[0].update.outcome for step in steps(rows, 0)]
+
+
+@pytest.fixture
+def updated(tmp_path: Path) -> Path:
+    """A packed run with the updates of its steps."""
+    directory = write_run(tmp_path / "run", 0, range(3))
+    update = Update("skipped", 0, True, 0.1)
+    lines = (cost_line(step, {"hooks": 0.1, "drain": 0.1, "device": 0.1}, 0.01, update) for step in range(3))
+    (directory / COSTS).write_text("".join(lines), encoding="utf-8")
+    pack(tmp_path / "run", tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def test_an_index_without_tables_is_read(updated: Path) -> None:
+    """As runs have it that were packed before: the updates are found."""
+    problems = Problems()
+    assert set(outcomes(updated, problems)) == {"skipped"}
+    fields = json.loads(gzip.decompress((updated / INDEX).read_bytes()))
+    assert fields.pop("tables")[PACKED_COSTS] == (updated / PACKED_COSTS).stat().st_size
+    (updated / INDEX).write_bytes(gzip.compress(json.dumps(fields).encode()))
+    assert set(outcomes(updated, problems)) == {"skipped"}
+    (updated / PACKED_COSTS).unlink()
+    assert set(outcomes(updated, problems)) == {"unknown"}
+    assert problems.lines() == []
+
+
+def test_a_table_that_the_index_lists_and_that_is_gone_is_named(updated: Path) -> None:
+    """The rows are read; that nothing is known of updates is a problem."""
+    (updated / PACKED_COSTS).unlink()
+    problems = Problems()
+    assert set(outcomes(updated, problems)) == {"unknown"}
+    assert any("the updates of steps are unknown" in line for line in problems.lines())
+    assert problems.skipped

@@ -93,17 +93,23 @@ def kind_of(incident: Incident, first: Located, ranks: Sequence[int]) -> Kind:
     Args:
         ranks: ranks on which it began.
     """
-    finding = first.finding
     if not incident.of(Cause.initiating):
         return Kind.ending
     if _is_of_batch(incident, first, ranks):
         return Kind.bad_batch
+    kind = kind_of_finding(first)
+    return Kind.overflow if kind is Kind.nan and _has_infinity(incident, first) else kind
+
+
+def kind_of_finding(located: Located) -> Kind:
+    """Kind of one finding, whatever else its incident has."""
+    finding = located.finding
     kind = about(finding.rule).kind
-    if kind and (Kind[kind] is Kind.replica or not first.is_non_finite):
+    if kind and (Kind[kind] is Kind.replica or not located.is_non_finite):
         return Kind[kind]
-    if first.is_non_finite:
-        return Kind.overflow if _has_infinity(incident, first) else Kind.nan
-    return _leap(first)
+    if located.is_non_finite:
+        return Kind.overflow if finding.op == "infs" or isinf(finding.value) else Kind.nan
+    return _leap(located)
 
 
 def _leap(first: Located) -> Kind:

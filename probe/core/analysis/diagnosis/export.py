@@ -7,11 +7,14 @@ from typing import Any
 from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.evaluate import counted
+from probe.core.analysis.diagnosis.explain import kind_of_finding
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.run_findings import RankRunFinding
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.naming import tag
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import documented_fields, entry_key, in_json, value_fields
+from probe.core.storage.layout import cell_name
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -22,7 +25,8 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "missing_ranks": list(analysis.run.missing),
         "judged": analysis.extent._asdict(),
         "run_found": {str(rank): number for rank, number in counted(analysis.run).items()},
-        "findings": analysis.number,
+        "number": analysis.number,
+        "findings": graded(analysis),
         "diagnosis": _of(analysis.diagnosis, analysis.topology) if analysis.diagnosis else None,
         "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
         "kept": [entry(located, cause, analysis.topology) for located, cause in analysis.findings()],
@@ -35,6 +39,32 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "problems": [str(problem) for problem in analysis.problems.kept],
         "skipped": analysis.problems.skipped,
     }
+
+
+def graded(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return everything that was found, with grade, kind, place, rank and the step in which it began.
+
+    The order is that of steps; within a step, rows in the order of cause come before numbers of the run.
+    """
+    rows = [_of_row(located, cause) for located, cause in analysis.findings()]
+    return sorted([*rows, *map(_of_number, analysis.of_run)], key=lambda entry: entry["step"])
+
+
+def _of_row(located: Located, cause: Cause) -> dict[str, Any]:
+    grade = "note" if cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
+    return {
+        "grade": grade,
+        "kind": kind_of_finding(located).value,
+        "where": cell_name(located.finding.key),
+        "rank": located.rank,
+        "step": located.began,
+    }
+
+
+def _of_number(found: RankRunFinding) -> dict[str, Any]:
+    finding = found.finding
+    grade = "note" if finding.severity == "info" else finding.severity
+    return {"grade": grade, "kind": finding.rule, "where": finding.name, "rank": found.rank, "step": finding.step}
 
 
 def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:

@@ -70,8 +70,9 @@ def _source(directories: Sequence[RankDirectory]) -> tuple[str, Mapping[str, str
         files = {path: str(d.path) for d in directories if (path := d.path / COSTS).is_file()}
         return costs_source(list(files)), {str(path): directory for path, directory in files.items()}
     root = packed[0].path.parent
-    if not (root / PACKED_COSTS).is_file():
+    index = packed_index(root)
+    if index.table(PACKED_COSTS) is None:
         return "", {}
-    positions = packed_index(root).directories["position"]
+    positions = index.directories["position"]
     folders = [(d.rank, positions[d.packed], d.path) for d in packed if d.packed is not None]
     return packed_costs_source(root, folders), {str(d.path): str(d.path) for d in packed}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor, Tensors
+from probe.core.backend.protocols import Adam, Optimizer, Parameter, Shard, Tensor, Tensors
 from probe.core.histogram import HISTOGRAM
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
@@ -92,8 +92,10 @@ def momentum_directions(run: Run) -> Iterator[None]:
     """
     hooks, tensors = run.framework.hooks, run.framework.tensors
 
-    def direction(optimizer: Optimizer, parameter: Watched) -> Tensor | None:
-        gradient = hooks.gradient(optimizer, parameter.thing, run.main_grad)
+    def direction(
+        optimizer: Optimizer, gradient_of: Callable[[Parameter], Tensor | Shard | None], parameter: Watched
+    ) -> Tensor | None:
+        gradient = gradient_of(parameter.thing)
         moment = _first_moment(hooks.state(optimizer, parameter.thing))
         if gradient is None or moment is None:
             return None
@@ -101,7 +103,8 @@ def momentum_directions(run: Run) -> Iterator[None]:
         return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
-        found = run.read_each(owned, partial(direction, optimizer), "mg_direction")
+        gradient_of = hooks.gradients_of(optimizer, run.main_grad)
+        found = run.read_each(owned, partial(direction, optimizer, gradient_of), "mg_direction")
         run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
 
     wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
@@ -155,7 +158,8 @@ def missing_state(
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         if id(optimizer) in known:
             return
-        if any(hooks.gradient(optimizer, parameter.thing, run.main_grad) is not None for parameter in owned):
+        gradient_of = hooks.gradients_of(optimizer, run.main_grad)
+        if any(gradient_of(parameter.thing) is not None for parameter in owned):
             updating.add(id(optimizer))
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:

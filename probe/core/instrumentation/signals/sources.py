@@ -10,6 +10,7 @@ from typing import Any
 from probe.core.backend.protocols import ForwardKind, Optimizer, Remove, Shard, Tensor
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
+from probe.core.door import count
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.recorder import Recorder
@@ -39,31 +40,30 @@ def weight_gradients(run: Run) -> Iterator[None]:
     restarted: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
+        thing, identity = parameter.thing, id(parameter.thing)
+
         def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
             if clock.searching:
                 return
             if gradient is None:
-                touched.add(id(parameter.thing))  # there is a gradient, though its value is not known
+                touched.add(identity)  # there is a gradient, though its value is not known
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
-            if id(parameter.thing) in clock.updated:  # from another optimizer's loss: of the next step, if of any
-                late.add(id(parameter.thing))
+            if identity in clock.updated:  # from another optimizer's loss: of the next step, if of any
+                late.add(identity)
                 return
-            touched.add(id(parameter.thing))
-            clock.backward_began(hooks.backward_id())
-            key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in restarted
+            touched.add(identity)
+            if (backward := hooks.backward_id()) != clock.backward:
+                clock.backward_began(backward)
+            key, each = parameter.key, bool(per_micro_batch) or apart or identity in restarted
             if each:
-                key = run.recorder.next_call(
-                    "grad_unreduced", key._replace(micro_step=clock.backward_step(hooks.backward_id()))
-                )
-            scale = hooks.loss_scale(lambda: (parameter.thing,))
+                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(backward)))
+            scale = hooks.loss_scale(lambda: (thing,))
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
-                restarted.add(id(parameter.thing))
+                restarted.add(identity)
 
-        return hooks.on_gradient(
-            parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard
-        )
+        return hooks.on_gradient(thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard)
 
     guard, collect = partial(run.guard, "gradient"), partial(_reduced, run, touched)
 
@@ -87,20 +87,24 @@ def _reduced(
 ) -> None:
     """Record the gradients that ``optimizer`` receives. Read buffers that always exist only for parameters whose
     identities are ``touched``: others may hold values of earlier steps."""
-    gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
-
-    def read(parameter: Watched) -> Tensor | Shard | None:
-        if run.trained and id(parameter.thing) not in run.trained:
-            return None
-        if id(parameter.thing) not in touched and not holds(optimizer, parameter.thing, main_grad):
-            return None
-        found = gradient(optimizer, parameter.thing, main_grad)
-        if found is not None and (run.repeats or run.tensor_repeats) and run.elsewhere(parameter.thing, found):
-            return None
-        return found
-
-    held = run.read_each(owned, read, "grad_reduced of {}")
-    into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
+    hooks, trained, main_grad = run.framework.hooks, run.trained, run.main_grad
+    gradient, repeated = hooks.gradients_of(optimizer, main_grad), bool(run.repeats or run.tensor_repeats)
+    keys: list[Key] = []
+    gradients: list[Tensor | Shard] = []
+    for parameter in owned:
+        thing, identity = parameter.thing, id(parameter.thing)
+        if trained and identity not in trained:
+            continue
+        try:
+            if identity not in touched and not hooks.holds(optimizer, thing, main_grad):
+                continue
+            value = gradient(thing)
+            if value is not None and not (repeated and run.elsewhere(thing, value)):
+                keys.append(parameter.key)
+                gradients.append(value)
+        except Exception as error:  # noqa: BLE001 - the others can still be read
+            count(run.faults, f"grad_reduced of {parameter.name}", error)
+    into.record_all("grad_reduced", keys, gradients, scale=scale)
 
 
 @contextmanager

@@ -1,18 +1,13 @@
 """Mapped file by which a rank shows its series to the exporter of its node.
 
 The file has a header (JSON, written once), a table of series (JSON, written when the set of them changes) and a row of
-values. The writer stores into memory: it takes no lock and makes no system call. A reader notices by a checksum that it
-has read a table or a row of which only a part is new, and reads again.
+values; table and row are :mod:`probe.core.storage.mapped_parts`.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import struct
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +18,7 @@ import numpy.typing as npt
 
 from probe.core.output.metrics.catalogue import LAST_STEP, Series
 from probe.core.storage.files import FileView
+from probe.core.storage.mapped_parts import PART, TRIES, mapped, part, put
 
 MAGIC = b"probe-metrics-1\n"
 """First bytes of a file: its kind and the version of its layout."""
@@ -30,12 +26,9 @@ SUFFIX = ".metrics"
 PROGRESS_SUFFIX = ".progress"
 """Ending of the rank's other file, see :mod:`probe.core.run_state.progress_file`."""
 HEADER_BYTES = 4096
-PART = struct.Struct("<QII")
-"""Generation of the table of series, bytes, checksum of these and of the generation."""
 MOST_SERIES = 10_000
 BYTES_A_SERIES = 512
 """Space for the name and labels of one series, on average."""
-TRIES = 100
 KEPT_SECONDS = 86_400.0
 """Age of a file from which on it is removed, if its process is gone."""
 
@@ -76,14 +69,8 @@ class MetricsFile:
             raise ValueError(f"{path}: expected facts of at most {HEADER_BYTES} bytes, got {len(text)}")
         self._table_at, self._row_at, size = _places(self._most)
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            self._inode = os.fstat(descriptor).st_ino
-            os.posix_fallocate(descriptor, 0, size)
-            os.pwrite(descriptor, text, 0)
-            self._map = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        self._map = mapped(path, size, text)
+        self._inode = path.stat().st_ino
         self._generation = 0
         self._asked: tuple[Series, ...] = ()
         self._series: tuple[Series, ...] = ()
@@ -95,7 +82,7 @@ class MetricsFile:
             self._asked = kept
             self._declare(kept)
         row = np.ascontiguousarray(values[: len(self._series)], np.float64).tobytes()
-        self._put(self._row_at, row)
+        put(self._map, self._row_at, self._generation, row)
         return len(series) - len(self._series)
 
     def _declare(self, series: tuple[Series, ...]) -> None:
@@ -106,11 +93,7 @@ class MetricsFile:
             table = _table(series)
         self._generation += 1
         self._series = series
-        self._put(self._table_at, table)
-
-    def _put(self, at: int, data: bytes) -> None:
-        self._map[at + PART.size : at + PART.size + len(data)] = data
-        PART.pack_into(self._map, at, self._generation, len(data), _checksum(self._generation, data))
+        put(self._map, self._table_at, self._generation, table)
 
     def close(self) -> None:
         """Remove the file, unless a later monitor of this process has replaced it."""
@@ -156,12 +139,12 @@ class MetricsReader:
     def read(self) -> tuple[tuple[Series, ...], Values]:
         """Return the series and their values; none if there are none yet, or if a process ended while it wrote."""
         for _ in range(TRIES):
-            row = self._part(self._row_at)
+            row = part(self._file, self._row_at)
             if row is None:
                 continue
             generation, data = row
             if generation != self._generation:
-                table = self._part(self._table_at)
+                table = part(self._file, self._table_at)
                 if table is None or table[0] != generation:
                     continue
                 self._generation, self._series = generation, _series(table[1])
@@ -169,14 +152,6 @@ class MetricsReader:
             if len(values) == len(self._series):
                 return self._series, values
         return (), np.empty(0)
-
-    def _part(self, at: int) -> tuple[int, bytes] | None:
-        head = self._file.read(at, PART.size)
-        if len(head) < PART.size:  # the file was cut short
-            return None
-        generation, size, checksum = PART.unpack(head)
-        data = self._file.read(at + PART.size, size)
-        return (generation, data) if len(data) == size and _checksum(generation, data) == checksum else None
 
     def close(self) -> None:
         self._file.close()
@@ -211,7 +186,3 @@ def _table(series: Sequence[Series]) -> bytes:
 
 def _series(table: bytes) -> tuple[Series, ...]:
     return tuple(Series(metric, tuple(labels)) for metric, *labels in json.loads(table))
-
-
-def _checksum(generation: int, data: bytes) -> int:
-    return zlib.crc32(data, generation & 0xFFFF_FFFF)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.histogram import HISTOGRAM, text_of
-from probe.core.moments import COUNTS
+from probe.core.moments import COUNTS, derive_all
 from probe.core.output.sinks.context import SinkContext
-from probe.core.records import Array, Batch, Snapshot
+from probe.core.records import Batch, Snapshot
 from probe.core.storage.csv_rows import rows
-from probe.core.storage.files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.files import LONGEST_LINE, append, cut_torn_line, open_for_append, replace_text, replacing
 from probe.core.storage.layout import (
     CALL,
     CSV,
     STEP,
-    TableName,
     candidates,
     cells_of,
     columns_of,
     csv_cell,
+    file_of_step,
     histograms_of,
     ops_of,
-    span_of,
 )
 
 WHOLE = COUNTS | {"count", "bytes"}
@@ -43,6 +42,10 @@ class _Layout(NamedTuple):
 
     about: tuple[object, ...]
     """The parts of a batch from which the other fields follow; while they stay the same, so do these."""
+    ops: tuple[str, ...]
+    """Ops and added columns, in their order."""
+    histograms: bool
+    """True if histograms are written."""
     header: str
     """Header without ``call`` and without line break."""
     rows: dict[bool, str]
@@ -59,7 +62,8 @@ class CsvSink:
         self._ndigits = context.ndigits
         self._steps_per_file = context.steps_per_file
         self._layouts: dict[str, _Layout] = {}
-        self._segments: dict[str, tuple[int, Path]] = {}
+        self._segments: dict[str, tuple[range, Path]] = {}
+        """The file to which rows of each signal were written last, with the steps that may be in it."""
 
     def open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -72,42 +76,43 @@ class CsvSink:
         failures: list[OSError] = []
         for batch in snapshot.batches:
             try:
-                self._write(batch, ops_of(batch, snapshot.ops), histograms_of(batch, snapshot.ops))
+                self._write(batch, snapshot.ops)
             except OSError as failure:
                 failures.append(failure)
         if failures:
             raise failures[0]
 
-    def _write(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> None:
+    def _write(self, batch: Batch, ops: Sequence[str]) -> None:
         if not batch.keys:
             return
-        layout = self._layout(batch, ops, histograms is not None)
-        numbers = self._numbers(batch, ops, histograms)
-        for last, path in self._candidates(batch):
+        layout = self._layout(batch, ops)
+        numbers = self._numbers(batch, layout)
+        for steps, path in self._candidates(batch):
             if self._append(path, layout, numbers):
-                self._segments[batch.signal] = (last, path)
+                self._segments[batch.signal] = (steps, path)
                 return
 
-    def _layout(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> _Layout:
-        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops, histograms)
+    def _layout(self, batch: Batch, ops: Sequence[str]) -> _Layout:
+        form = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, batch.micro_stepped)
+        about = (*form, tuple(batch.columns), batch.distribution, ops)
         known = self._layouts.get(batch.signal)
         if known is None or known.about != about:
-            known = self._layouts[batch.signal] = _lay_out(batch, about, self._ndigits)
+            known = self._layouts[batch.signal] = _lay_out(batch, about, ops, self._ndigits)
         return known
 
-    def _candidates(self, batch: Batch) -> Iterator[tuple[int, Path]]:
+    def _candidates(self, batch: Batch) -> Iterator[tuple[range, Path]]:
         """Yield files that may hold ``batch``, best first; files with other columns cannot.
 
         When the columns change inside a file's range, the new file begins its range at that step: readers that look
         for ``_{digits}-{digits}.csv`` find it, and no step is in two files.
         """
-        first, last = span_of(batch.step, self._steps_per_file)
-        segment_last, segment = self._segments.get(batch.signal, (None, Path()))
-        if segment_last == last:
-            yield last, segment
-        yield last, self._directory / str(TableName(batch.signal, first, last, 0, CSV))
-        for name in islice(candidates(batch.signal, first, last, batch.step, CSV), 1, None):
-            yield last, self._directory / str(name)
+        steps, path = self._segments.get(batch.signal, (range(0), Path()))
+        if batch.step in steps:
+            yield steps, path
+        steps, name = file_of_step(batch.signal, batch.step, self._steps_per_file, CSV)
+        yield steps, self._directory / name
+        for other in islice(candidates(batch.signal, steps[0], steps[-1], batch.step, CSV), 1, None):
+            yield steps, self._directory / str(other)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
         """Append to ``path`` unless that has other columns; a new file appears with its header and rows.
@@ -115,8 +120,7 @@ class CsvSink:
         If only ``call`` is missing, it is added as 0 to every row first.
         """
         if not path.exists():
-            with replacing(path) as new:
-                new.write(_text(layout, "", numbers))
+            replace_text(path, _text(layout, "", numbers))
             return True
         with open_for_append(path) as file:
             found = _header(file, layout.header + WITH_CALL)
@@ -131,10 +135,12 @@ class CsvSink:
                 target.write("".join(row.lines).rstrip("\r\n") + f",{0 if number else CALL}\n")
         return self._append(path, layout, numbers)
 
-    def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
+    def _numbers(self, batch: Batch, layout: _Layout) -> Numbers:
         """Return the values for the rows of a layout: for each row its step, its numbers and its histogram."""
-        columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
-        texts = [] if histograms is None else [[*map(text_of, histograms)]]
+        ops = layout.ops
+        values = derive_all(ops, batch.columns, batch.shapes)
+        columns = [self._rounded(op, column.tolist()) for op, column in zip(ops, values, strict=True)]
+        texts = [[*map(text_of, batch.columns[HISTOGRAM])]] if layout.histograms else []
         return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch.keys)), *columns, *texts, strict=True)))
 
     def _rounded(self, op: str, values: list[float]) -> list[float]:
@@ -149,8 +155,8 @@ def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
     return header + layout.rows[calls] % numbers
 
 
-def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layout:
-    ops, histograms = about[-2:]
+def _lay_out(batch: Batch, about: tuple[object, ...], wanted: Sequence[str], ndigits: int | None) -> _Layout:
+    ops, histograms = ops_of(batch, wanted), histograms_of(batch, wanted) is not None
     columns, cells = columns_of(batch, ops, histograms), cells_of(batch)
     filled = {op: "%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops}
     filled |= {STEP: "%d", HISTOGRAM: "%s"}
@@ -163,6 +169,8 @@ def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layo
     rows = [",".join(row) for row in zip(*texts, strict=False)]  # as many as there are names
     return _Layout(
         about=about,
+        ops=ops,
+        histograms=histograms,
         header=",".join(map(csv_cell, columns)),
         rows={
             False: "\n".join(rows) + "\n",

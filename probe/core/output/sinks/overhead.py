@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Snapshot
-from probe.core.storage.files import append, cut_torn_line, open_for_append
+from probe.core.storage.files import append_line
 from probe.core.storage.layout import COSTS, cost_line
 
 PARTS = ("hooks", "drain", "device")
@@ -32,6 +32,4 @@ class CostSink:
         """
         seconds = {part: snapshot.cost.get(part, 0.0) for part in PARTS}
         line = cost_line(snapshot.step, seconds, snapshot.scalars.get(OVERHEAD, 0.0), snapshot.update)
-        with open_for_append(self._path) as file:
-            cut_torn_line(file, self._path)
-            append(file, line.encode())
+        append_line(self._path, line)

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Section, Text
-from probe.core.naming import CLOCKS, GRAD_NORM, LOSS, PHASE, RANK
+from probe.core.naming import CLOCKS, GRAD_NORM, LOSS, PHASE, RANK, SENTINEL
 from probe.core.records import Severity
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, natural, sequence
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
-DERIVED = (*CLOCKS, PHASE, RANK)
-"""Beginnings of the names of measured times, which the first step of a process lacks."""
+DERIVED = (*CLOCKS, PHASE, RANK, *SENTINEL)
+"""Beginnings of the names of measured times, which the first step of a process lacks, and of what the sentinel's own
+checks judge."""
 
 
 class RunNanArgs(Section):

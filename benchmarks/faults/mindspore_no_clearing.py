@@ -1,0 +1,60 @@
+"""MindSpore: gradients are added to buffers that are never cleared: each update applies all of them so far."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore logs its warnings to the terminal
+
+import numpy as np
+from case import Case, Run, main, watch
+
+CASE = Case(
+    sources=(
+        "https://www.mindspore.cn/tutorials/en/master/train_process/optimize/gradient_accumulation.html",
+        "https://stackoverflow.com/questions/60335387",
+    ),
+    label="loop",
+    kinds=("stale-gradient",),
+    start=1,
+    steps=60,
+)
+
+
+def batch(random: np.random.Generator, rule: Any) -> tuple[Any, Any]:
+    """Inputs, and the classes that follow from them by a rule."""
+    inputs = random.standard_normal((32, 32)).astype(np.float32)
+    return inputs, (inputs @ rule).argmax(1).astype(np.int32)
+
+
+def train(run: Run) -> None:
+    """Train one twin."""
+    import mindspore
+    from mindspore import nn, ops
+
+    mindspore.set_seed(run.seed)
+    model = nn.SequentialCell(nn.Dense(32, 64), nn.ReLU(), nn.Dense(64, 64), nn.ReLU(), nn.Dense(64, 10)).set_train()
+    optimizer = nn.Adam(model.trainable_params(), 1e-3)
+    gradients_of = mindspore.value_and_grad(
+        lambda inputs, classes: ops.cross_entropy(model(inputs), classes), None, optimizer.parameters
+    )
+    random = np.random.default_rng(run.seed)
+    rule = random.standard_normal((32, 10)).astype(np.float32)
+    monitor = watch(model, optimizer, framework="mindspore")
+    sums = optimizer.parameters.clone(prefix="sums", init="zeros")
+    for _ in range(run.steps):
+        inputs, classes = batch(random, rule)
+        loss, gradients = gradients_of(mindspore.Tensor(inputs), mindspore.Tensor(classes))
+        for total, gradient in zip(sums, gradients, strict=True):
+            ops.assign_add(total, gradient)
+        optimizer(tuple(sums))
+        if not run.faulty:
+            for total in sums:
+                ops.assign(total, ops.zeros_like(total))
+        monitor.log(loss=loss)
+    monitor.stop()
+
+
+if __name__ == "__main__":
+    main(CASE, train)

@@ -1,0 +1,82 @@
+"""The sentinel of a run, if it is configured and the framework shows what it needs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from probe.core.backend.protocols import Shard
+from probe.core.checks.update_facts import UpdateFacts
+from probe.core.config.schema import Settings
+from probe.core.faults import Faults
+from probe.core.instrumentation.context import SPLIT, Run
+from probe.core.instrumentation.session import Session
+from probe.core.monitor.run_closing import RunClosing
+from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.board import Board
+from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.sentinel import Sentinel
+from probe.core.sentinel.update_judge import UpdateJudge
+
+
+def attached(
+    session: Session,
+    settings: Settings,
+    numbers: RunNumbers,
+    directory: Callable[[], Path | None],
+    closing: RunClosing,
+    faults: Faults,
+) -> UpdateJudge | None:
+    """Attach a sentinel to ``session`` until its end; return the judge of its updates, None without a sentinel.
+
+    Args:
+        directory: a method that returns the directory of this rank's files; the thread of ``numbers``, which calls it,
+            does not keep its object alive.
+    """
+    loop = session.run.framework.loop
+    if not settings.sentinel.enable or loop is None or not numbers.active:
+        return None
+    method = weakref.WeakMethod(directory)
+
+    def folder() -> Path | None:
+        return None if (call := method()) is None else call()
+
+    lines = None if closing.board is None else partial(_lines, closing.board, *_roles(session.run))
+    judge = UpdateJudge(numbers, folder, closing.account, lines, faults)
+    sentinel = Sentinel(session, loop, judge.receive)
+    session.remove_at_end(sentinel.attach())
+    session.show_updates(sentinel)
+    return judge
+
+
+def _roles(run: Run) -> tuple[int, tuple[int, ...], tuple[int, ...], frozenset[str]]:
+    """Return this rank, the ranks that hold the same gradients after reduction, the tensor-parallel ranks, and the
+    parameters that are marked as split over these."""
+    groups, parallel = run.framework.groups, run.framework.parallel
+    models = [model for _, model in run.chunks]
+    parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
+    sharded = any(_is_part(run, parameter) for _, parameter in parameters)
+    replicas = () if sharded else tuple(run.replicas or groups.replicas(models))
+    split = frozenset(name for name, parameter in parameters if getattr(parameter, SPLIT, False))
+    return groups.rank(), replicas, tuple(parallel.named().get("tensor_parallel", ())), split
+
+
+def _is_part(run: Run, parameter: object) -> bool:
+    """Return whether this process holds but a part of a parameter."""
+    value = run.framework.hooks.value(run.optimizers[0], parameter)
+    return value is None or type(value) is Shard or run.framework.tensors.describe(value)[2] is not None
+
+
+def _lines(
+    board: Board,
+    rank: int,
+    replicas: tuple[int, ...],
+    tensor_parallel: tuple[int, ...],
+    split: frozenset[str],
+    facts: UpdateFacts,
+) -> RankLines:
+    """Return a writer of the lines of one optimizer."""
+    marks = [name in split for name in facts.names] if split else []
+    return board.lines(rank, facts.names, replicas, tensor_parallel, marks)

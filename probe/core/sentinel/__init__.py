@@ -1,0 +1,1 @@
+"""The sentinel: the loss, the gradients and the facts of the loop, at every step."""

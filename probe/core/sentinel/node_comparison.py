@@ -1,0 +1,111 @@
+"""Comparison of the ranks of a node, from the files of their lines on the board."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.checks.check import CheckFinding
+from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison, RankGroup
+from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
+from probe.core.sentinel.run_account import of_check
+from probe.core.storage.files import append, open_for_append
+from probe.core.storage.layout import ranks_text
+from probe.core.verdict import JudgedFinding
+
+FILE = "checks.jsonl"
+"""File in the output root that gets the findings between ranks, one JSON object a line."""
+_log = logging.getLogger("probe")
+
+
+class _Lines(NamedTuple):
+    reader: LinesReader
+    header: LinesHeader
+
+
+class NodeComparison:
+    """Comparison of all ranks whose files lie in a folder. What cannot be read or written is counted in
+    :attr:`problems`, and the rest is compared.
+
+    Args:
+        folder: the board.
+        identity: identity of the program, for the lines of the file.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder, self._identity = folder, identity
+        self._files: dict[Path, _Lines | None] = {}
+        self._groups: dict[tuple[object, ...], GroupComparison] = {}
+        self.findings: list[tuple[str, JudgedFinding]] = []
+        """Findings so far, each with the launch of its ranks."""
+        self.problems: list[str] = []
+        """Sentences about files that could not be read or written."""
+
+    def look(self) -> None:
+        """Read what the ranks have written since the last call, and compare it."""
+        self._open_new()
+        files = [file for file in self._files.values() if file is not None]
+        lines = {id(file.reader): file.reader.news() for file in files}
+        for key, members in _groups_of(files).items():
+            ranks = tuple(sorted(members))
+            comparison = self._groups.get(key)
+            if comparison is None or comparison.group.ranks != ranks:  # another rank has begun
+                header = members[ranks[0]].header
+                role, split = ("tensor", header.split) if key[0] == "tensor" else ("data", ())
+                comparison = self._groups[key] = GroupComparison(RankGroup(role, ranks, header.names, split))  # type: ignore[arg-type]
+            for rank in ranks:
+                self._compare(comparison, members[rank].header, rank, lines[id(members[rank].reader)])
+
+    def _compare(self, comparison: GroupComparison, header: LinesHeader, rank: int, lines: Sequence[RankLine]) -> None:
+        for finding in comparison.add(rank, lines):
+            remedy = REMEDIES[finding.check]
+            self.findings.append((header.launch, of_check(finding)._replace(remedy=remedy)))
+            self._write(Path(header.root), finding)
+
+    def compared(self, launch: str) -> str:
+        """Return a noun phrase about what was compared of the ranks of a launch; empty if nothing was."""
+        groups = [(key, each) for key, each in self._groups.items() if each.judged and key[1] == launch]
+        texts = [f"ranks {ranks_text(each.group.ranks)} at {each.judged} updates" for _, each in groups]
+        return f"the gradients of {texts[0]}" if texts else ""
+
+    def _open_new(self) -> None:
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            if path in self._files:
+                continue
+            self._files[path] = None
+            try:
+                reader = LinesReader(path)
+                self._files[path] = _Lines(reader, reader.header)
+            except (OSError, ValueError) as error:
+                self._note(f"lines of a rank: {error}")
+
+    def _write(self, root: Path, finding: CheckFinding) -> None:
+        fields = {**finding._asdict(), "evidence": dict(finding.evidence), "program": self._identity}
+        try:
+            with open_for_append(root / FILE) as file:
+                append(file, json.dumps(fields).encode() + b"\n")
+        except OSError as error:
+            self._note(f"{root / FILE}: {error.strerror}")
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+            _log.warning("comparison of ranks: %s", problem)
+
+
+def _groups_of(files: Sequence[_Lines]) -> dict[tuple[object, ...], dict[int, _Lines]]:
+    """Return the groups of two ranks or more; of two processes of one rank, the later one is in it."""
+    groups: dict[tuple[object, ...], dict[int, _Lines]] = {}
+    for file in sorted(files, key=lambda each: each.header.began):
+        for key in _keys(file.header):
+            groups.setdefault(key, {})[file.header.rank] = file
+    return {key: members for key, members in groups.items() if len(members) > 1}
+
+
+def _keys(header: LinesHeader) -> Iterator[tuple[object, ...]]:
+    for role, ranks in (("data", header.replicas), ("tensor", header.tensor_parallel)):
+        if len(ranks) > 1 and header.rank in ranks:
+            yield role, header.launch, header.number, ranks, header.names

@@ -1,0 +1,224 @@
+"""Lines of a rank: the norm and the sum of each gradient at every update, in a mapped file that the parent process of
+the node reads.
+
+The file has a header (:class:`LinesHeader`, written once) and a ring of the latest lines, each a part of
+:mod:`probe.core.storage.mapped_parts`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.launch import launch_names
+from probe.core.messages import writable
+from probe.core.storage.files import FileView
+from probe.core.storage.mapped_parts import PART, TRIES, mapped, part, put
+
+MAGIC = b"probe-lines-1\n"
+"""First bytes of a file: its kind and the version of its layout."""
+SUFFIX = ".lines"
+PLACES = struct.Struct("<QQQ")
+"""Bytes of the header's text, number of lines in the ring, bytes of a line."""
+TEXT_AT = len(MAGIC) + PLACES.size
+LINE = struct.Struct("<qqdq")
+"""Step, number of the optimizer, loss, number of tables: one of reduced gradients, perhaps one of unreduced ones."""
+MOST_LINES = 4096
+MOST_BYTES = 4 << 20
+"""Bytes of a ring."""
+FEWEST_LINES = 4
+"""Lines of a ring that there are for any number of parameters: ranks are rarely at the same step."""
+NUMBERS = 2
+"""Numbers of a gradient: its norm and its sum."""
+MOST_PARAMETERS = (MOST_BYTES // FEWEST_LINES - PART.size - LINE.size) // (2 * NUMBERS * 8)
+"""Parameters of a line; of more, the first."""
+
+Array = npt.NDArray[np.float64]
+_numbers = count()
+
+
+class LinesHeader(NamedTuple):
+    """Facts about the lines of one file."""
+
+    pid: int
+    rank: int
+    number: int
+    """Number of the file among those of its process; the same on ranks that train together."""
+    launch: str
+    """Names of the launch, equal on its ranks alone."""
+    began: float
+    """Seconds since the epoch."""
+    root: str
+    """Output root of the process."""
+    names: tuple[str, ...]
+    """Names of the parameters, a row of a table each."""
+    replicas: tuple[int, ...]
+    """Ranks that hold the same reduced gradients; empty if unknown, or if gradients are sharded over them."""
+    tensor_parallel: tuple[int, ...]
+    """Ranks of the tensor-parallel group; empty if unknown."""
+    split: tuple[bool, ...]
+    """For each parameter whether each tensor-parallel rank has another part; empty if nothing marks it."""
+    left_out: int = 0
+    """Parameters for which there was no room."""
+
+
+class RankLine(NamedTuple):
+    """Numbers of one update on one rank."""
+
+    step: int
+    optimizer: int
+    loss: float
+    """NaN if it is not known."""
+    reduced: Array
+    """``parameters x 2``: norm and sum of each gradient that the update applies, before clipping; NaN in both where
+    there is no gradient."""
+    unreduced: Array | None
+    """The same of this rank's own gradients before any reduction; None if they were not seen."""
+
+
+class RankLines:
+    """Writer of the lines of one rank and one optimizer. Its methods are meant for the training thread; in a forked
+    child they do nothing.
+
+    Args:
+        folder: of the board.
+        names: names of the parameters, in the order of the rows.
+        replicas: ranks that hold the same reduced gradients; empty if unknown, or if each has another shard of them.
+        tensor_parallel: ranks of the tensor-parallel group; empty if unknown.
+        split: for each parameter whether each tensor-parallel rank has another part of it; empty if nothing marks them.
+        root: output root of the process.
+
+    Raises:
+        OSError: if the file cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        names: Sequence[str],
+        replicas: Sequence[int] = (),
+        tensor_parallel: Sequence[int] = (),
+        split: Sequence[bool] = (),
+        root: str = "",
+    ) -> None:
+        number = next(_numbers)
+        self.path = folder / f"rank{rank}-{os.getpid()}-{number}{SUFFIX}"
+        self._process, self._rows, self._generation = os.getpid(), min(len(names), MOST_PARAMETERS), 0
+        header = LinesHeader(
+            pid=os.getpid(),
+            rank=rank,
+            number=number,
+            launch="\n".join(launch_names(os.environ, restarts=True).values()),
+            began=time.time(),
+            root=root,
+            names=tuple(map(writable, names[: self._rows])),
+            replicas=tuple(replicas),
+            tensor_parallel=tuple(tensor_parallel),
+            split=tuple(map(bool, split[: self._rows])),
+            left_out=len(names) - self._rows,
+        )
+        text = json.dumps(header._asdict(), ensure_ascii=False).encode("utf-8", "replace")
+        self._bytes = PART.size + LINE.size + 2 * NUMBERS * 8 * self._rows
+        self._lines = max(FEWEST_LINES, min(MOST_LINES, MOST_BYTES // self._bytes))
+        self._at = TEXT_AT + len(text)
+        hidden = self.path.with_name(f".{self.path.name}")  # readers see the file whole or not at all
+        places = PLACES.pack(len(text), self._lines, self._bytes)
+        self._map: mmap.mmap = mapped(hidden, self._at + self._lines * self._bytes, MAGIC + places + text)
+        hidden.rename(self.path)
+
+    def write(
+        self,
+        step: int,
+        optimizer: int,
+        norms_and_sums: Array,
+        unreduced: Array | None = None,
+        loss: float = float("nan"),
+    ) -> None:
+        """Write the numbers of an update, in place of the oldest line if there is no room. Take some microseconds.
+
+        Args:
+            norms_and_sums: ``parameters x 2`` in float64, see :class:`RankLine`.
+            unreduced: the same of this rank's own gradients.
+        """
+        if os.getpid() != self._process:
+            return
+        tables = [norms_and_sums] if unreduced is None else [norms_and_sums, unreduced]
+        numbers = [np.ascontiguousarray(table[: self._rows], np.float64).tobytes() for table in tables]
+        at = self._at + self._generation % self._lines * self._bytes
+        self._generation += 1
+        put(self._map, at, self._generation, LINE.pack(step, optimizer, loss, len(tables)) + b"".join(numbers))
+
+
+class LinesReader:
+    """Reader of the lines of one file.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        ValueError: if it has another layout.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = FileView(path)
+        if self._file.read(0, len(MAGIC)) != MAGIC or self._file.size < TEXT_AT:
+            self.close()
+            raise ValueError(f"{path}: expected a file of lines, version {MAGIC.decode().strip()}")
+        size, self._lines, self._bytes = PLACES.unpack(self._file.read(len(MAGIC), PLACES.size))
+        self._at = TEXT_AT + size
+        try:
+            self.header = _header(json.loads(self._file.read(TEXT_AT, size)))
+        except (TypeError, ValueError, KeyError) as error:
+            self.close()
+            raise ValueError(f"{path}: the header cannot be read: {error}") from None
+        self._generation = 0
+        self.missed = 0
+        """Lines that were overwritten before they were read."""
+
+    def news(self) -> list[RankLine]:
+        """Return the lines since the last call, in their order; those that were overwritten meanwhile are counted."""
+        found: dict[int, RankLine] = {}
+        for place in range(self._lines):
+            at = self._at + place * self._bytes
+            generation = self._generation_at(at)
+            if generation > self._generation and (line := self._line(at)) is not None:
+                found[line[0]] = line[1]
+        if found:
+            self.missed += max(found) - self._generation - len(found)
+            self._generation = max(found)
+        return [found[generation] for generation in sorted(found)]
+
+    def _generation_at(self, at: int) -> int:
+        head = self._file.read(at, PART.size)
+        generation: int = PART.unpack(head)[0] if len(head) == PART.size else 0
+        return generation
+
+    def _line(self, at: int) -> tuple[int, RankLine] | None:
+        for _ in range(TRIES):
+            if (read := part(self._file, at)) is not None:
+                return read[0], self._parsed(read[1])
+        return None
+
+    def _parsed(self, data: bytes) -> RankLine:
+        step, optimizer, loss, tables = LINE.unpack_from(data)
+        numbers = np.frombuffer(data, np.float64, offset=LINE.size).reshape(tables, -1, NUMBERS)
+        return RankLine(step, optimizer, loss, numbers[0], numbers[1] if tables > 1 else None)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _header(fields: dict[str, Any]) -> LinesHeader:
+    sequences = {name: tuple(fields[name]) for name in ("names", "replicas", "tensor_parallel", "split")}
+    return LinesHeader(**{**fields, **sequences})

@@ -1,0 +1,131 @@
+"""Parameters on a rota: a part of them is looked at around each update, within a budget of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.backend.protocols import Parameter, TrainingLoop
+from probe.core.checks.update_facts import Values
+
+COLUMNS = ("min", "max", "sum", "sumsq")
+"""Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
+LEAST, MOST, FIRST = 1 << 12, 1 << 24, 1 << 16
+"""Elements that are read at a time: at least, at most, and in the first update."""
+SHARE, BRIEF = 0.005, 1.5e-4
+"""Part of the time of training that the rota may take, and seconds that it may take in any step."""
+
+Wait = Callable[[], npt.NDArray[np.float64]]
+
+
+class _Reading(NamedTuple):
+    """Moments of some parameters, on their way to the host, and the versions of these parameters."""
+
+    positions: list[int]
+    wait: Wait
+    versions: Sequence[int]
+
+
+class Looked(NamedTuple):
+    """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
+    them and as they were before this one."""
+
+    before: _Reading | None
+    after: _Reading | None
+    last: _Reading | None
+    again: _Reading | None
+
+    def values(self) -> Values | None:
+        """Return what the readings show; wait for the device."""
+        if self.before is None or self.after is None:
+            return None
+        positions = np.asarray(self.before.positions, np.int64)
+        moved = ~_equal(self.before.wait(), self.after.wait())
+        written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
+        if self.last is not None and self.again is not None:
+            shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
+            if len(shared):
+                known[here] = True
+                written[here] = ~_equal(self.last.wait(), self.again.wait())[there]
+                seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
+        return Values(positions, moved, written, seen, known)
+
+
+def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
+    return same
+
+
+class Rota:
+    """The parameters of one optimizer, of which a part is read before and after each update.
+
+    Args:
+        parameters: all of them.
+        sizes: number of elements of each.
+    """
+
+    def __init__(self, loop: TrainingLoop, parameters: Sequence[Parameter], sizes: Sequence[int]) -> None:
+        self._loop, self._parameters, self._sizes = loop, parameters, sizes
+        self._reader = loop.reader(parameters, COLUMNS)
+        self._elements, self._all = sum(sizes), [*range(len(sizes))]
+        self._room, self._next = FIRST, 0
+        self._before: _Reading | None = None
+        self._last: _Reading | None = None
+        self._again: _Reading | None = None
+        self._spent, self._began = 0.0, time.perf_counter()
+
+    def before(self) -> None:
+        """Read before an update the parameters whose turn it is, and those whose turn it was."""
+        begun = time.thread_time()
+        chosen, last = self._chosen(), self._last
+        if last is not None and last.positions == chosen:
+            self._before = self._again = self._read(chosen)
+        else:
+            self._again = None if last is None else self._read(last.positions)
+            self._before = self._read(chosen)
+        self._spent += time.thread_time() - begun
+
+    def after(self) -> Looked:
+        """Read the same parameters after the update."""
+        begun = time.thread_time()
+        before, self._before = self._before, None
+        after = None if before is None else self._read(before.positions)
+        looked = Looked(before, after, self._last, self._again)
+        self._last, self._again = after, None
+        now = time.perf_counter()
+        self._pace(self._spent + time.thread_time() - begun, now - self._began)
+        self._spent, self._began = 0.0, now
+        return looked
+
+    def _chosen(self) -> list[int]:
+        """Return the positions of the next parameters that fit into the room; at least one."""
+        room, number = self._room, len(self._sizes)
+        if self._elements <= room:
+            return self._all
+        chosen: list[int] = []
+        for offset in range(number):
+            position = (self._next + offset) % number
+            if chosen and self._sizes[position] > room:
+                break
+            room -= self._sizes[position]
+            chosen.append(position)
+        self._next = (self._next + len(chosen)) % number
+        return chosen
+
+    def _pace(self, spent: float, passed: float) -> None:
+        """Read more or less next time, so that it takes about the share of the time."""
+        allowed = max(SHARE * passed, BRIEF)
+        if spent > allowed:
+            self._room = max(LEAST, min(self._room, self._elements) // 2)
+        elif 4 * spent < allowed:
+            self._room = min(MOST, self._room * 2)
+
+    def _read(self, chosen: list[int]) -> _Reading | None:
+        there, wait = self._reader.read(chosen)
+        if not there:
+            return None
+        return _Reading(there, wait, self._loop.versions([self._parameters[position] for position in there]))

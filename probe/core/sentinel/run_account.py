@@ -1,0 +1,209 @@
+"""Account of one run on one rank: its steps, its loss, what was found and what was not looked at."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from probe.core.checks import CHECKS, CheckFinding
+from probe.core.config.schema import Settings
+from probe.core.launch import launch_names
+from probe.core.naming import SIGNALS, row_name, signal_of
+from probe.core.records import Finding, Snapshot
+from probe.core.rules.evaluate import explain, word
+from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
+from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
+from probe.core.verdict import NON_FINITE, Grade, JudgedFinding, Looked
+
+LOSS = "loss"
+"""Number of the run that a program or a trainer logs as its loss."""
+MOST_FINDINGS = 200
+"""Findings that are remembered, the first ones of each kind."""
+MOST_OF_KIND = 10
+SIGNALS_OF = {
+    "wg_distribution": "gradients",
+    "xy_distribution": "activations",
+    "param_distribution": "parameters",
+    "mv_distribution": "optimizer state",
+}
+"""Rows, by the switch of the configuration that records them."""
+FORWARD_PHASE = SIGNALS["actv"].phase
+
+
+class RunAccount:
+    """Account of a run. Its methods may be called on any thread.
+
+    Args:
+        number: number of the run among those of this process.
+        first: number of the first step.
+    """
+
+    def __init__(self, settings: Settings, rank: int, number: int, first: int) -> None:
+        self._settings, self._rank, self._number, self._first = settings, rank, number, first
+        self._began, self._launch = time.time(), "\n".join(launch_names(os.environ, restarts=True).values())
+        self._loss = LossSpan()
+        self._own_loss = False
+        self._findings: list[JudgedFinding] = []
+        self._of_kind: dict[tuple[str, str], int] = {}
+        self._recorded, self._last_recorded = 0, None  # type: int, int | None
+        self._looked: list[str] = []
+        self.preflight: Callable[[], str] = str
+        """Function that returns a line about the checks."""
+        self.changed: Callable[[bool], object] = lambda _: None
+        """Function that is called when more is known, with whether it is the first finding of its kind."""
+
+    def loss(self, step: int, value: float) -> None:
+        """Take the loss of a step, seen where the backward begins: from then on what is logged as ``loss`` is left
+        out."""
+        self._loss = (self._loss if self._own_loss else LossSpan()).at(step, value)
+        self._own_loss = True
+
+    def run_step(self, step: RunStep) -> None:
+        """Take the numbers of a step."""
+        if not self._own_loss and LOSS in step.values:
+            self._loss = self._loss.at(step.step, step.values[LOSS])
+        self.changed(False)
+
+    def look(self, what: str) -> None:
+        """Note what else was looked at, as a noun phrase: ``the loss at every step``."""
+        if what not in self._looked:
+            self._looked.append(what)
+
+    def rows(self, snapshot: Snapshot) -> None:
+        """Take a sampled step with its findings, in causal order."""
+        after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
+        if snapshot.findings:
+            self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
+        self.changed(False)
+
+    def run_found(self, findings: Sequence[RunFinding]) -> None:
+        """Take the findings of rules about numbers of the run."""
+        self._add(_of_run(finding) for finding in findings if not finding.resolved)
+
+    def checked(self, findings: Iterable[CheckFinding]) -> None:
+        """Take the findings of checks."""
+        self._add(map(of_check, findings))
+
+    def _add(self, findings: Iterable[JudgedFinding]) -> None:
+        kinds = len(self._of_kind)
+        for finding in findings:
+            key = (finding.kind, finding.grade)
+            self._of_kind[key] = self._of_kind.get(key, 0) + 1
+            if self._of_kind[key] <= MOST_OF_KIND and len(self._findings) < MOST_FINDINGS:
+                self._findings.append(finding)
+        if len(self._of_kind) > kinds:
+            self.changed(True)
+
+    @property
+    def is_grave(self) -> bool:
+        """True if a critical or a warning was found."""
+        return any(finding.grade != "note" for finding in [*self._findings])
+
+    def summary(self, step: int, directory: str | None, faults: int, ended: bool) -> WatchSummary:
+        """Return the summary at this moment.
+
+        Args:
+            step: number of the step in progress.
+            directory: directory of the files; None if nothing is written.
+            faults: failures and losses inside probe.
+            ended: whether the run has ended.
+        """
+        steps = max(0, step - self._first)
+        recorded = min(self._recorded, steps)
+        return WatchSummary(
+            rank=self._rank,
+            pid=os.getpid(),
+            number=self._number,
+            began=self._began,
+            launch=self._launch,
+            step=step,
+            steps=steps,
+            recorded=recorded,
+            why=self._why() if recorded < steps else "",
+            loss=self._loss,
+            findings=tuple(self._findings),
+            looked=self._looked_at(steps, recorded),
+            preflight=self.preflight(),
+            directory=directory or "",
+            faults=faults,
+            ended=ended,
+        )
+
+    def _looked_at(self, steps: int, recorded: int) -> Looked:
+        span = "" if recorded == steps else f" in {recorded} of {steps} steps"
+        rows = {name for switch, name in SIGNALS_OF.items() if recorded and getattr(self._settings, switch)}
+        at = [f"{name}{span}" for name in SIGNALS_OF.values() if name in rows]
+        not_at = [name for name in SIGNALS_OF.values() if name not in rows]
+        if self._loss.steps:
+            at.append("the loss" if self._own_loss else "the logged loss")
+        else:
+            not_at.append("the loss")
+        return Looked((*at, *self._looked), tuple(not_at))
+
+    def _why(self) -> str:
+        """Return the reason for which some steps were not recorded."""
+        settings = self._settings
+        if not any(getattr(settings, switch) for switch in SIGNALS_OF):
+            return "the configuration records no rows"
+        if settings.module_ranks and self._rank not in settings.module_ranks:
+            return "this rank is not in module_ranks"
+        if settings.max_overhead is not None:
+            return f"max_overhead allows {settings.max_overhead * 100:g} % of the time"
+        if settings.step_interval > 1:
+            return f"step_interval is {settings.step_interval}"
+        if settings.start_step > self._first:
+            return f"start_step is {settings.start_step}"
+        return "as configured, or as there was room"
+
+
+def of_check(finding: CheckFinding) -> JudgedFinding:
+    """Return a finding of a check, or one between ranks, in the form of the verdict."""
+    check = CHECKS.get(finding.check)
+    return JudgedFinding(
+        grade=finding.grade,
+        kind=finding.check,
+        where=tuple(finding.where),
+        step=finding.step,
+        since=finding.since,
+        text=finding.text,
+        evidence=dict(finding.evidence),
+        ranks=tuple(finding.ranks),
+        remedy=check.remedy if check is not None else "",
+    )
+
+
+def _of_run(finding: RunFinding) -> JudgedFinding:
+    rule = RUN_RULES.get(finding.rule)
+    numbers = {finding.name: finding.value, "expected": finding.expected}
+    if math.isnan(finding.expected):
+        del numbers["expected"]
+    grade: Grade = "note" if finding.severity == "info" else finding.severity
+    title = rule.title if rule is not None else finding.rule
+    return JudgedFinding(
+        grade=grade,
+        kind=title,
+        where=(finding.name,),
+        step=finding.step,
+        since=finding.step,
+        text=finding.message,
+        evidence=numbers,
+        located=math.isfinite(finding.value),  # else it shows here, and began in a layer
+    )
+
+
+def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:
+    kind = word(finding.rule, finding.op, finding.value)
+    phase = signal_of(finding.signal).phase
+    return JudgedFinding(
+        grade="critical" if kind in NON_FINITE else "warning",
+        kind=kind,
+        where=(row_name(finding.key),),
+        step=finding.step,
+        since=finding.step,
+        text=explain(finding).rstrip("."),
+        evidence={finding.op: finding.value},
+        located=kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution,
+        after=after,
+    )

@@ -1,0 +1,121 @@
+"""The judge of a run's updates: its checks, the numbers that they leave, the files and messages of their findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.panel import CheckPanel
+from probe.core.checks.update_facts import UpdateFacts
+from probe.core.door import attempt
+from probe.core.faults import Faults
+from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
+from probe.core.records import Severity
+from probe.core.run_state.rules import RunFinding
+from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.run_account import RunAccount
+from probe.core.sentinel.sentinel import ReadUpdate
+from probe.core.storage.check_lines import CheckLines
+
+SEVERITY: Mapping[str, Severity] = {"critical": "critical", "warning": "warning", "note": "info"}
+"""Severity of an alert, by the grade of a finding."""
+MOST = 1000
+"""Findings that are kept."""
+
+
+class UpdateJudge:
+    """Judge of the updates of a run, on the thread of its numbers.
+
+    Args:
+        directory: returns the directory of this rank's files; None where nothing is written.
+        lines: returns a writer of lines of an optimizer for the parent process; None without one.
+    """
+
+    def __init__(
+        self,
+        numbers: RunNumbers,
+        directory: Callable[[], Path | None],
+        account: RunAccount,
+        lines: Callable[[UpdateFacts], RankLines] | None,
+        faults: Faults,
+    ) -> None:
+        self._numbers, self._directory, self._account, self._faults = numbers, directory, account, faults
+        self._new_lines, self._ranks = lines, dict[int, tuple[tuple[str, ...], RankLines | None]]()
+        """The writer of lines of each optimizer, with the names for which it was made."""
+        self.panel = CheckPanel(faults)
+        self.findings: list[CheckFinding] = []
+        self._lines: CheckLines | None = None
+        account.preflight = self.panel.preflight
+        account.look("the gradients and the loop at every step")
+
+    def receive(self, update: ReadUpdate) -> None:
+        """Have an update judged on the thread, before the end of its step is processed there."""
+        self._numbers.see(partial(self._judge, update))
+
+    def _judge(self, read: ReadUpdate) -> Mapping[str, float]:
+        update = read.judged()
+        found = self.panel.judge(update)
+        if found:
+            self._keep(found)
+        facts = update.facts
+        if facts.loss_seen and not facts.optimizer:
+            self._account.loss(facts.step, facts.loss)
+        if self._new_lines is not None:
+            attempt(self._faults, "sentinel: lines", self._write_line, update)
+        return numbers_of(update)
+
+    def _write_line(self, update: JudgedUpdate) -> None:
+        """Write the numbers of an update for the parent process, which compares ranks."""
+        facts = update.facts
+        if facts.outcome == "skipped" or not len(update.gradients):
+            return
+        names, lines = self._ranks.get(facts.optimizer, ((), None))
+        if names is not facts.names and self._new_lines is not None:
+            self._ranks[facts.optimizer] = facts.names, None  # made once, even if that fails
+            lines = self._new_lines(facts)
+            self._ranks[facts.optimizer] = facts.names, lines
+        if lines is not None:
+            lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
+
+    def _keep(self, found: Sequence[CheckFinding]) -> None:
+        self.findings += found[: max(0, MOST - len(self.findings))]
+        self._account.checked(found)
+        attempt(self._faults, "sentinel: file", self._write, found)
+        self._numbers.found([as_run_finding(each) for each in found])
+
+    def _write(self, found: Sequence[CheckFinding]) -> None:
+        if self._lines is None:
+            directory = self._directory()
+            if directory is None:
+                return
+            self._lines = CheckLines(directory)
+        self._lines.write(found)
+
+
+def as_run_finding(found: CheckFinding) -> RunFinding:
+    """Return the finding of a check as one about a number of the run, for those who receive these."""
+    evidence = [*found.evidence.values(), math.nan, math.nan]
+    where = ", ".join(found.where)
+    return RunFinding(
+        found.check, where, found.step, evidence[0], evidence[1], found.text, SEVERITY[found.grade], resolved=False
+    )
+
+
+def numbers_of(update: JudgedUpdate) -> dict[str, float]:
+    """Return the numbers that an update leaves, by name."""
+    facts, norms = update.facts, update.gradients[:, 0]
+    end = f"/{facts.optimizer}" if facts.optimizer else ""
+    values = {f"{BACKWARDS}{end}": float(facts.backwards)}
+    if facts.loss_seen:
+        values[f"{LOSS_ROOT}{end}"] = facts.loss
+    if facts.gradients.read is not None:
+        there = norms[facts.gradients.there]
+        total = float(np.sqrt(np.sum(there * there)))
+        values |= {f"{GRADIENT_NORM}{end}": total, f"{APPLIED_NORM}{end}": total * facts.clip}
+    return values

@@ -1,0 +1,173 @@
+"""Summary of a run on one rank, and the lines about a run that are made of the summaries of its ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.messages import plural
+from probe.core.storage.layout import ranks_text
+from probe.core.verdict import JudgedFinding, Looked, Verdict, joined, verdict_of
+
+ALL = "all of them recorded"
+
+
+class LossSpan(NamedTuple):
+    """Loss of a run, from its first to its last step."""
+
+    first: float = math.nan
+    last: float = math.nan
+    finite_until: int | None = None
+    """Last step at which it was finite; None if it never was."""
+    steps: int = 0
+    """Steps at which it was seen."""
+    last_step: int = -1
+
+    def at(self, step: int, value: float) -> LossSpan:
+        """Return the span with one more step."""
+        first = self.first if self.steps else value
+        finite = step if math.isfinite(value) else self.finite_until
+        return LossSpan(first, value, finite, self.steps + 1, step)
+
+    def text(self) -> str:
+        """Return the span as a clause; an empty text if no loss was seen."""
+        if not self.steps:
+            return ""
+        span = f"loss {self.first:.4g} to {self.last:.4g}"
+        if math.isfinite(self.last):
+            return span
+        if self.finite_until is None:
+            return f"{span}, never finite"
+        return f"{span}, last finite at step {self.finite_until}"
+
+
+class WatchSummary(NamedTuple):
+    """Run of a process, as it stands now."""
+
+    rank: int
+    pid: int
+    number: int
+    """Number of the run among those of its process; the same on ranks that train together."""
+    began: float
+    """Seconds since the epoch."""
+    launch: str
+    """Names of the launch, equal on its ranks alone."""
+    step: int
+    """Number of the step in progress."""
+    steps: int
+    recorded: int
+    """Steps of which rows were collected."""
+    why: str
+    """Reason for which not all were recorded, as a clause; empty if all were."""
+    loss: LossSpan
+    findings: tuple[JudgedFinding, ...]
+    looked: Looked
+    preflight: str
+    """Line about checks before training; empty if there were none."""
+    directory: str
+    """Directory of the rank's files; empty if nothing is written."""
+    faults: int
+    """Failures and losses inside probe."""
+    ended: bool
+    """False if the process has written nothing later: it was killed, or goes on."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as values that JSON can hold."""
+        findings = [finding._asdict() for finding in self.findings]
+        return {**self._asdict(), "loss": [*self.loss], "findings": findings, "looked": [*self.looked]}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> WatchSummary:
+        """Parse what :meth:`as_json` has returned.
+
+        Raises:
+            TypeError, KeyError, ValueError: if it is something else.
+        """
+        at, not_at = fields["looked"]
+        parsed = {
+            "loss": LossSpan(*fields["loss"]),
+            "findings": tuple(map(finding_of, fields["findings"])),
+            "looked": Looked(tuple(at), tuple(not_at)),
+        }
+        return cls(**{**fields, **parsed})
+
+
+def finding_of(fields: Mapping[str, Any]) -> JudgedFinding:
+    """Parse a finding from JSON.
+
+    Raises:
+        TypeError, KeyError, ValueError: if it is something else.
+    """
+    sequences = {name: tuple(fields[name]) for name in ("where", "ranks")}
+    return JudgedFinding(**{**fields, **sequences})
+
+
+class RunReport(NamedTuple):
+    """Report about a run on all ranks of a node."""
+
+    head: str
+    """Clause about its steps and its loss."""
+    verdict: Verdict
+    files: str
+    """Folder of its files; empty if nothing is written."""
+    unknown: str
+    """Clause about ranks that were killed before they could report; empty if there are none."""
+
+    def line(self) -> str:
+        """Return the report as one line."""
+        return "; ".join(filter(None, [self.head, self.unknown or self.verdict.line(), self._files]))
+
+    def lines(self) -> list[str]:
+        """Return the report for a terminal: a line, and the verdict on further ones if there is anything to say."""
+        if not self.verdict.kind:
+            return [self.line()]
+        return ["; ".join(filter(None, [self.head, self.unknown, self._files])), *self.verdict.lines()]
+
+    @property
+    def _files(self) -> str:
+        return f"files in {self.files}" if self.files else ""
+
+
+def report_of(
+    summaries: Sequence[WatchSummary], of_ranks: Sequence[JudgedFinding] = (), compared: str = ""
+) -> RunReport:
+    """Return the report about a run.
+
+    Args:
+        summaries: those of its ranks.
+        of_ranks: findings between ranks.
+        compared: noun phrase about the comparison of ranks, for what was looked at; empty if there was none.
+    """
+    ranks = sorted(summaries, key=lambda each: each.rank)
+    first = ranks[0]
+    alone = len(ranks) == 1 and not of_ranks
+    findings = joined([(-1 if alone else each.rank, finding) for each in ranks for finding in each.findings])
+    looked = first.looked._replace(at=(*first.looked.at, *([compared] if compared else ())))
+    files = first.directory if alone or not first.directory else str(Path(first.directory).parent)
+    verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {files}" if files else "")
+    return RunReport("; ".join(_head(ranks)), verdict, files, _unknown(ranks))
+
+
+def _head(ranks: Sequence[WatchSummary]) -> list[str]:
+    first = ranks[0]
+    fewest, most = min(each.steps for each in ranks), max(each.steps for each in ranks)
+    steps = f"{fewest} to {most}" if fewest < most else str(most)
+    on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
+    recorded = f"{first.recorded} of them recorded ({first.why})" if first.recorded < first.steps else ALL
+    head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most else "")
+    parts = [head, first.loss.text(), first.preflight]
+    if faults := sum(each.faults for each in ranks):
+        parts.append(f"{faults} {plural(faults, 'failure')} inside probe, which training did not notice")
+    return [*filter(None, parts)]
+
+
+def _unknown(ranks: Sequence[WatchSummary]) -> str:
+    killed = [each for each in ranks if not each.ended]
+    if not killed:
+        return ""
+    names = f"{plural(len(killed), 'rank')} {ranks_text([each.rank for each in killed])}"
+    known = min(each.step for each in killed) - 1
+    since = f" after step {known}" if any(each.steps for each in killed) else ""
+    return f"{names} ended without a report: nothing is known{since}"

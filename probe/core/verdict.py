@@ -1,0 +1,203 @@
+"""Verdict about a run: made once from everything that was judged while it ran, and printed by whoever reports it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from probe.core.messages import plural
+from probe.core.storage.layout import ranks_text
+
+Grade = Literal["critical", "warning", "note"]
+Certainty = Literal["certain", "first recorded", "place unknown"]
+"""``first recorded``: steps before it were not recorded; ``place unknown``: it may have begun elsewhere."""
+MOST_NUMBERS = 3
+MOST_NAMED = 3
+MOST_LINES = 8
+SWITCH_ON = 'record activations, with "xy_distribution": true and "all_xy": true in the configuration'
+"""Advice where the layer cannot be named."""
+NON_FINITE = ("NaN", "Inf")
+
+
+class JudgedFinding(NamedTuple):
+    """Finding of a check, or of a rule about numbers of the run or about rows, in one form."""
+
+    grade: Grade
+    kind: str
+    where: tuple[str, ...]
+    """Layers, parameters or numbers that it is about; empty for the whole loop."""
+    step: int
+    since: int
+    """First step at which it was so, as far as was seen."""
+    text: str
+    """One sentence."""
+    evidence: Mapping[str, float] = {}
+    ranks: tuple[int, ...] = ()
+    remedy: str = ""
+    """One sentence; empty if none is known."""
+    located: bool = True
+    """False if it shows at ``where`` and may have begun in something that was not recorded."""
+    after: int | None = None
+    """Last recorded step before ``since``; None if every step was looked at."""
+
+    @property
+    def is_non_finite(self) -> bool:
+        """True if it is about a NaN or an infinity."""
+        return self.kind in NON_FINITE or not all(map(math.isfinite, self.evidence.values()))
+
+
+class Looked(NamedTuple):
+    """Parts of a run that were looked at, and those that were not."""
+
+    at: tuple[str, ...] = ()
+    """Noun phrases, such as ``gradients in 24 of 202 steps``."""
+    not_at: tuple[str, ...] = ()
+    """Noun phrases, such as ``activations``."""
+
+
+class Verdict(NamedTuple):
+    """First cause of what was found, as far as the recorded numbers name it."""
+
+    kind: str
+    """Empty if nothing was found."""
+    grade: Grade | None
+    where: tuple[str, ...]
+    ranks: tuple[int, ...]
+    step: int | None
+    """Step at which it was found."""
+    since: int | None
+    certainty: Certainty | None
+    text: str
+    evidence: Mapping[str, float]
+    """Three numbers at most."""
+    looked: Looked
+    before: tuple[str, ...]
+    """Sentences about what came before."""
+    after: int | None
+    """Last recorded step before ``since``, if steps between were not recorded."""
+    next_steps: tuple[str, ...]
+    command: str
+    """Command that shows more; empty if nothing was written."""
+    more: int
+    """Further criticals and warnings."""
+    notes: int
+
+    def line(self) -> str:
+        """Return the verdict as one clause."""
+        if not self.kind:
+            return self._nothing()
+        more = f", and {self.more} more" if self.more else ""
+        return f"{self.grade}: {self._head()}{more}"
+
+    def lines(self) -> list[str]:
+        """Return the verdict for a terminal, at most eight lines."""
+        if not self.kind:
+            return [self._nothing()]
+        lines = [f"{self.grade}: {self._head()}", self.text]
+        if self.evidence:
+            lines.append(", ".join(f"{name} {_number(value)}" for name, value in self.evidence.items()))
+        if self.certainty == "place unknown":
+            lines.append("the layer in which it began cannot be named: activations were not recorded")
+        if self.after is not None:
+            lines.append(f"it began after step {self.after}, the last one before it that was recorded")
+        lines += [f"before it: {text}" for text in self.before[:1]]
+        if self.more or self.notes:
+            lines.append(self._others())
+        advice = [*self.next_steps[:2], *([f"`{self.command}` shows more"] if self.command else [])]
+        return [*lines[: MOST_LINES - 1], f"next: {'; '.join(advice)}"] if advice else lines[:MOST_LINES]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the verdict as values that JSON can hold."""
+        fields = self._asdict()
+        numbers = {name: _plain(value) for name, value in self.evidence.items()}
+        return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "lines": self.lines()}
+
+    def _head(self) -> str:
+        names = ", ".join(self.where[:MOST_NAMED]) + (", ..." if len(self.where) > MOST_NAMED else "")
+        ranks = f", {plural(len(self.ranks), 'rank')} {ranks_text(self.ranks)}" if self.ranks else ""
+        step = f"step {self.since}" + (f" (found at {self.step})" if self.step != self.since else "")
+        if not names:
+            return f"{self.kind}, {step}{ranks}"
+        if self.certainty == "place unknown":
+            return f"{self.kind}, first seen in {names}, {step}{ranks}"
+        return f"{self.kind} in {names}, {step}{ranks}"
+
+    def _nothing(self) -> str:
+        notes = f", {self.notes} {plural(self.notes, 'note')}" if self.notes else ""
+        at = f"nothing found in {_listed(self.looked.at)}{notes}" if self.looked.at else "nothing was looked at"
+        return f"{at}; not looked at: {_listed(self.looked.not_at)}" if self.looked.not_at else at
+
+    def _others(self) -> str:
+        parts = [f"{self.more} more {plural(self.more, 'finding')}"] if self.more else []
+        return " and ".join([*parts, *([f"{self.notes} {plural(self.notes, 'note')}"] if self.notes else [])])
+
+
+def verdict_of(findings: Iterable[JudgedFinding], looked: Looked, command: str = "") -> Verdict:
+    """Return the verdict about a run: the first critical finding or, without one, the first warning.
+
+    Args:
+        findings: those of one step in causal order.
+        command: command that shows more.
+    """
+    every = [*findings]
+    grave = [each for each in every if each.grade == "critical"]
+    warnings = [each for each in every if each.grade == "warning"]
+    notes = len(every) - len(grave) - len(warnings)
+    first = min(grave or warnings, key=_order, default=None)
+    if first is None:
+        return Verdict("", None, (), (), None, None, None, "", {}, looked, (), None, (), command, 0, notes)
+    earlier = sorted((each for each in warnings if grave and each.since < first.since), key=_order)
+    steps_missing = first.after is not None and first.after < first.since - 1
+    unplaced = first.is_non_finite and not first.located
+    certainty: Certainty = "place unknown" if unplaced else "first recorded" if steps_missing else "certain"
+    advice = ([SWITCH_ON] if unplaced else []) + ([first.remedy] if first.remedy else [])
+    return Verdict(
+        kind=first.kind,
+        grade=first.grade,
+        where=first.where,
+        ranks=first.ranks,
+        step=first.step,
+        since=first.since,
+        certainty=certainty,
+        text=first.text,
+        evidence=dict([*first.evidence.items()][:MOST_NUMBERS]),
+        looked=looked,
+        before=tuple(f"{each.text} (step {each.since})" for each in earlier),
+        after=first.after if steps_missing else None,
+        next_steps=tuple(advice),
+        command=command,
+        more=len(grave) + len(warnings) - 1,
+        notes=notes,
+    )
+
+
+def joined(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]:
+    """Return findings of several ranks, equal ones once with all their ranks.
+
+    Args:
+        findings: each with the rank that judged.
+    """
+    found: dict[tuple[object, ...], JudgedFinding] = {}
+    for rank, finding in findings:
+        key = (finding.kind, finding.grade, finding.where, finding.since)
+        ranks = finding.ranks or ((rank,) if rank >= 0 else ())
+        before = found.get(key, finding._replace(ranks=()))
+        found[key] = before._replace(ranks=tuple(sorted({*before.ranks, *ranks})))
+    return [*found.values()]
+
+
+def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:
+    return finding.since, not (finding.located and finding.where), not finding.where
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

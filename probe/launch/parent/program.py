@@ -1,0 +1,154 @@
+"""The program, as a child of this process: with its streams, its terminal and its process group."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from probe.launch.parent.relay import FROM_TERMINAL, RELAYED, SignalRelay
+
+LOOK_SECONDS = 1.0
+"""Time between two looks at the board."""
+END_SECONDS = 5.0
+"""Most time from the end of the program to that of this process."""
+STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""Signals by which a terminal stops a job."""
+STOP_SECONDS = 0.05
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores, and programs do not."""
+_SET_DUMPABLE = 4
+
+
+class Program:
+    """The program.
+
+    Args:
+        inherited: descriptors that this process got from the one before, and that only the program needs.
+
+    Raises:
+        OSError: if it cannot be started.
+        ValueError: if this process could not learn how it ends.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], inherited: Sequence[int] = ()) -> None:
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            raise ValueError("children of this process leave no exit code")
+        self._inherited = inherited
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED)
+        try:
+            self.pid = os.posix_spawnp(command[0], command, environ, setsigmask=self._mask, setsigdef=RESTORED)
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            raise
+
+    def wait(self, look: Callable[[], object]) -> int:
+        """Wait for the end of the program; return its status, as ``waitpid`` does. Call ``look`` once a second, which
+        must not raise."""
+        try:
+            return self._accompany(look)
+        except Exception:  # noqa: BLE001 - no memory, no descriptors: the program goes on, and so does the wait for it
+            return self._wait_alone()
+
+    def _wait_alone(self) -> int:
+        """Wait without a look at anything else; pass on signals that do not come from the terminal."""
+        for number in RELAYED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                passes = number not in FROM_TERMINAL
+                signal.signal(number, (lambda received, _: os.kill(self.pid, received)) if passes else lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        while (status := self._status(0)) is None:
+            pass
+        return status
+
+    def _accompany(self, look: Callable[[], object]) -> int:
+        _let_go(self._inherited)
+        relay = SignalRelay(self.pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        due = time.monotonic() + LOOK_SECONDS
+        while (status := self._status(os.WNOHANG | os.WUNTRACED)) is None:
+            relay.wait(max(0.0, due - time.monotonic()))
+            if time.monotonic() >= due:
+                look()
+                due = time.monotonic() + LOOK_SECONDS
+        relay.close()
+        return status
+
+    def _status(self, options: int) -> int | None:
+        """Return the status of the program if it has ended; reap other processes, of which this one may have become the
+        parent."""
+        while True:
+            pid, status = os.waitpid(-1, options)
+            if pid == self.pid and os.WIFSTOPPED(status):
+                self._stop_with(os.WSTOPSIG(status))
+            elif pid == self.pid:
+                return status
+            elif not pid:
+                return None
+
+    def _stop_with(self, number: int) -> None:
+        """Stop as the program has stopped, so that the shell notices; go on with it."""
+        time.sleep(STOP_SECONDS)  # a signal to the whole group that continues it reaches both one after the other
+        if number in STOPS and _is_stopped(self.pid):
+            os.kill(os.getpid(), number)
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def end_as(status: int) -> NoReturn:
+    """End this process as one with ``status`` has ended: with its code, or by the same signal without a core dump."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(Exception):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+        with suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+        with suppress(OSError, ValueError):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+            os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container does not die of its own signals
+    os._exit(os.WEXITSTATUS(status))
+
+
+def end_within(seconds: float, status: int) -> None:
+    """End this process as one with ``status`` after ``seconds``, whatever it does then."""
+    signal.signal(signal.SIGALRM, lambda *_: end_as(status))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def inherited_descriptors() -> list[int]:
+    """Return the descriptors above those of the standard streams."""
+    found = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    return [descriptor for descriptor in found if descriptor > 2 and _is_open(descriptor)]
+
+
+def _is_open(descriptor: int) -> bool:
+    """Return false for the descriptor by which the list of them was read."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def _let_go(inherited: Sequence[int]) -> None:
+    """Close what only the program needs: whoever waits for its end of a pipe, or for a lock, waits for the program
+    alone."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    for descriptor in inherited:
+        with suppress(OSError):
+            os.close(descriptor)

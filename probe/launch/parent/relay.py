@@ -1,0 +1,88 @@
+"""Signals that reach the parent, and those of them that it passes on to the program."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from probe.launch.parent.witness import Witness
+
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+"""Signals of the terminal's keys, which reach the whole process group."""
+RELAYED = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+WITNESS_SECONDS = 0.25
+"""Time within which the witness has noted a signal of the whole process group."""
+SAME_SECONDS = 1.0
+"""Time within which a signal and the note of the witness are about the same."""
+
+
+class SignalRelay:
+    """Relay of signals to the program. Those that were ignored when the parent began stay so.
+
+    Args:
+        program: its process id.
+    """
+
+    def __init__(self, program: int) -> None:
+        self._program = program
+        self._received: list[tuple[int, float]] = []
+        self._noted: list[tuple[int, float]] = []
+        self._signals = [number for number in RELAYED if signal.getsignal(number) != signal.SIG_IGN]
+        self._wakeups, write = os.pipe()
+        for descriptor in (self._wakeups, write):
+            os.set_blocking(descriptor, False)
+        self._witness: Witness | None = None
+        with suppress(OSError):  # without one, signals of the terminal are not passed on, all others are
+            self._witness = Witness(self._signals)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (*self._signals, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal, or for ``seconds``; pass on what is due."""
+        if self._received:
+            seconds = min(seconds, WITNESS_SECONDS / 4)
+        reports = self._witness.reports if self._witness is not None else None
+        sources = [self._wakeups, *([reports] if reports is not None else [])]
+        ready = select.select(sources, [], [], seconds)[0]
+        now = time.monotonic()
+        if self._wakeups in ready:
+            self._received += [(number, now) for number in _numbers(self._wakeups) if number in self._signals]
+        if reports in ready:
+            self._note(now, reports)
+        self._pass_on(now)
+
+    def _note(self, now: float, reports: int) -> None:
+        numbers = [*_numbers(reports)]
+        if not numbers and self._witness is not None:  # it is gone
+            self._witness.close()
+            self._witness = None
+        self._noted = [each for each in self._noted if now - each[1] < SAME_SECONDS]
+        self._noted += [(number, now) for number in numbers]
+
+    def _pass_on(self, now: float) -> None:
+        received, self._received = self._received, []
+        for number, came in received:
+            note = next((each for each in self._noted if each[0] == number and came - each[1] < SAME_SECONDS), None)
+            if note is not None:
+                self._noted.remove(note)
+            elif self._witness is not None and now - came < WITNESS_SECONDS:
+                self._received.append((number, came))
+            elif self._witness is not None or number not in FROM_TERMINAL:
+                with suppress(ProcessLookupError):
+                    os.kill(self._program, number)
+
+    def close(self) -> None:
+        """End the witness; signals have no effect from now on."""
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
+
+
+def _numbers(descriptor: int) -> Iterator[int]:
+    with suppress(BlockingIOError):
+        yield from os.read(descriptor, 4096)

@@ -1,0 +1,104 @@
+"""Look of the parent at the board: the ranks, while the program runs, and the report at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probe.core.messages import complain
+from probe.core.sentinel.board import SUMMARIES, Board
+
+if TYPE_CHECKING:
+    from probe.core.sentinel.node_comparison import NodeComparison
+    from probe.core.sentinel.watch_summary import WatchSummary
+    from probe.core.verdict import JudgedFinding
+
+LINES = "*.lines"
+MOST_RUNS = 5
+"""Number of runs of a program that are reported one by one."""
+PATIENCE_SECONDS = 2.0
+"""Time for other ranks of the node to end, where each has been started by itself."""
+
+
+class Vigil:
+    """Look at the board of one node. No method raises: a failure is reported, with what was not looked at.
+
+    Args:
+        folder: the board.
+        identity: identity of the program.
+        ranks: processes that a launcher has started beside this one, which are waited for at the end.
+    """
+
+    def __init__(self, folder: Path, identity: str, ranks: int = 1) -> None:
+        self._folder, self._identity, self._ranks = folder, identity, ranks
+        self._comparison: NodeComparison | None = None
+        self._failure = ""
+
+    def look(self) -> None:
+        """Compare the ranks."""
+        if self._failure:
+            return
+        try:
+            if self._comparison is None:
+                if sum(1 for _ in self._folder.glob(LINES)) < 2:
+                    return
+                from probe.core.sentinel.node_comparison import NodeComparison  # NumPy: only where there are ranks
+
+                self._comparison = NodeComparison(self._folder, self._identity)
+            self._comparison.look()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
+            self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
+
+    def report(self) -> None:
+        """Write the closing lines to standard error."""
+        self.look()
+        try:
+            for text, level in self._lines():
+                complain(text, level)
+        except Exception as error:  # noqa: BLE001 - the exit code is the program's
+            complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
+
+    def _lines(self) -> list[tuple[str, str]]:
+        if next(self._folder.glob(SUMMARIES), None) is None:
+            return []  # nothing was watched
+        lines: list[tuple[str, str]] = []
+        watched = [each for each in self._summaries() if each.steps or not each.ended]
+        runs = [*_runs(watched).values()]
+        reported = {ranks[0].launch for ranks in runs}
+        for ranks in runs[:MOST_RUNS]:
+            lines += self._of_run(ranks, ranks[0].launch in reported)
+            reported.discard(ranks[0].launch)
+        if len(runs) > MOST_RUNS:
+            lines.append((f"{len(runs) - MOST_RUNS} more runs of this program were watched", "info"))
+        return [*lines, *([(self._failure, "warning")] if self._failure else [])]
+
+    def _of_run(self, ranks: list[WatchSummary], first: bool) -> list[tuple[str, str]]:
+        from probe.core.sentinel.watch_summary import report_of
+
+        launch = ranks[0].launch
+        between: list[JudgedFinding] = []
+        compared = ""
+        if self._comparison is not None and first:
+            between = [finding for of, finding in self._comparison.findings if of == launch]
+            compared = self._comparison.compared(launch)
+        report = report_of(ranks, between, compared)
+        head, *verdict = report.lines()
+        return [(head, "info"), *([("\n".join(verdict), "warning")] if verdict else [])]
+
+    def _summaries(self) -> list[WatchSummary]:
+        """Return the summaries, once all ranks that were started beside this one have ended, or after a while."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            found = Board(self._folder).summaries()
+            if sum(each.ended for each in found) >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
+                return found
+            time.sleep(0.05)
+
+
+def _runs(summaries: list[WatchSummary]) -> dict[tuple[str, int, int], list[WatchSummary]]:
+    """Return the summaries by run. Processes without a launcher are runs of their own."""
+    runs: dict[tuple[str, int, int], list[WatchSummary]] = {}
+    for summary in summaries:
+        runs.setdefault((summary.launch, summary.number, 0 if summary.launch else summary.pid), []).append(summary)
+    return runs

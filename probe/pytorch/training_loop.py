@@ -1,0 +1,331 @@
+"""What a training loop of torch does between two updates: its backwards, the total norms by which it clips, and the
+gradients that parameters hold. Everything here is called in every step, sampled or not, and waits for no device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad
+from torch.utils import checkpoint
+
+from probe.core.backend import fused_reduce
+from probe.core.backend.patch import Shared, Undo
+from probe.core.backend.protocols import Remove
+from probe.core.door import FaultCounter, attempt, compiling, passage, replace
+from probe.pytorch import graph_walk, loss_scale, tensors
+from probe.pytorch.dtensor import local
+from probe.pytorch.host_moments import Array, plain
+
+first_not_finite = graph_walk.first_not_finite
+Began = Callable[[torch.Tensor | None, Collection[int]], None]
+_ENGINE, _TOTAL, _CLIP = "_engine_run_backward", "_get_total_norm", "_clip_grads_with_norm_"
+"""Functions of torch 2.7 to 2.13: where ``backward`` and ``grad`` enter the engine, and the two halves of
+``clip_grad_norm_``."""
+
+
+_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+"""Level of the active transformations of ``torch.func``, whose tensors have no numbers."""
+
+
+class _Backwards:
+    """Listener to the outermost backwards of this process."""
+
+    def __init__(self, began: Began, ended: Callable[[], None], faults: FaultCounter) -> None:
+        self.began, self.ended, self.faults = began, ended, faults
+
+
+class _Norms:
+    """Listener to total norms, and to the clipping by them."""
+
+    def __init__(
+        self, measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+    ) -> None:
+        self.measured, self.clipped, self.faults = measured, clipped, faults
+
+
+def on_backward(began: Began, ended: Callable[[], None], faults: FaultCounter) -> Remove:
+    """Call ``began`` before each backward on a thread on which none runs, with its root if that is a loss (one element,
+    no gradient passed in) and the identities of the inputs that were asked for; ``ended`` after it, if it did not
+    raise."""
+    return _backwards.listen(_Backwards(began, ended, faults))
+
+
+def on_total_norm(
+    measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+) -> Remove:
+    """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the factor by
+    which gradients are then multiplied, NaN if only a device knows it."""
+    return _norms.listen(_Norms(measured, clipped, faults))
+
+
+def _enter() -> Iterator[Undo]:
+    if hasattr(torch.autograd, _ENGINE):
+        original = getattr(torch.autograd, _ENGINE)
+        yield replace(torch.autograd, _ENGINE, functools.wraps(original)(_around_engine(original)))
+
+
+_backwards: Shared[_Backwards] = Shared(_enter, weak=True)
+
+
+def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or torch._C._current_graph_task_id() != -1:
+            return original(roots, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "backward", _announce, listener.began, roots, args, kwargs)
+        result = original(roots, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "backward", listener.ended)
+        return result
+
+    return run_backward
+
+
+def _announce(began: Began, roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
+    with torch._C.DisableTorchFunctionSubclass():
+        root = None if _level() is not None else _loss(roots, args[0] if args else ())
+    began(root, {id(each) for each in inputs or ()})
+
+
+def _loss(roots: Any, gradients: Any) -> torch.Tensor | None:
+    """Return the root of a backward if it is a loss: no gradient but 1 was passed in, as far as the host knows."""
+    if len(roots) != 1 or not isinstance(root := roots[0], torch.Tensor):
+        return None
+    if root.numel() != 1 or root.grad_fn is None or root.is_complex():
+        return None
+    passed = gradients[0] if gradients else None
+    if isinstance(passed, torch.Tensor) and passed.device.type == "cpu" and float(local(passed.detach())) != 1.0:
+        return None
+    return root
+
+
+def scale_of(root: torch.Tensor) -> torch.Tensor | None:
+    """Return the factor by which a scaler has multiplied a loss; None if none has."""
+    return loss_scale.scale_of(root)
+
+
+def _measure() -> Iterator[Undo]:
+    for name, around in ((_TOTAL, _around_total), (_CLIP, _around_clip)):
+        if hasattr(clip_grad, name):
+            original = getattr(clip_grad, name)
+            yield replace(clip_grad, name, functools.wraps(original)(around(original)))
+
+
+_norms: Shared[_Norms] = Shared(_measure, weak=True)
+
+
+def _around_total(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def total_norm(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling() and isinstance(gradients, list | tuple):
+            for listener in _norms:
+                attempt(listener.faults, "total norm", listener.measured, gradients)
+        return original(gradients, *args, **kwargs)
+
+    return total_norm
+
+
+def _around_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def clip_grads(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            for listener in _norms:
+                attempt(listener.faults, "clip", _clipping, listener.clipped, max_norm, total_norm)
+        return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+    return clip_grads
+
+
+def _clipping(clipped: Callable[[float], None], limit: Any, total: Any) -> None:
+    known = not isinstance(total, torch.Tensor) or total.device.type == "cpu"
+    clipped(min(1.0, float(limit) / (float(local(total)) + 1e-6)) if known else math.nan)
+
+
+def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:
+    """Call ``cut`` whenever, in training, activations are checkpointed reentrantly of which no input requires a
+    gradient: the backward does not reach what lies in between."""
+    return _cuts.listen(_Cuts(cut, faults))
+
+
+class _Cuts:
+    """Listener to checkpoints that no backward will reach."""
+
+    def __init__(self, cut: Callable[[], None], faults: FaultCounter) -> None:
+        self.cut, self.faults = cut, faults
+
+
+def _checkpoint() -> Iterator[Undo]:
+    original = checkpoint.CheckpointFunction.apply
+    yield replace(checkpoint.CheckpointFunction, "apply", functools.wraps(original)(_around_checkpoint(original)))
+
+
+_cuts: Shared[_Cuts] = Shared(_checkpoint, weak=True)
+
+
+def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        if not compiling() and torch.is_grad_enabled():
+            for listener in _cuts:
+                attempt(listener.faults, "checkpoint", _look_at_inputs, listener.cut, args)
+        return original(*args, **kwargs)
+
+    return apply
+
+
+def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        if not any(each.requires_grad for each in args if issubclass(type(each), torch.Tensor)):
+            cut()
+
+
+def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return the gradient that each parameter holds: ``grad``, else ``main_grad``."""
+    return [_held(parameter) if (grad := parameter.grad) is None else grad for parameter in parameters]
+
+
+def _held(parameter: Any) -> torch.Tensor | None:
+    return getattr(parameter, "main_grad", None)
+
+
+def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
+    """Return a number for each tensor that every write by an operation changes; -1 for None."""
+    return [-1 if tensor is None else tensor._version for tensor in held]
+
+
+class ParameterReader:
+    """Reader of the same parameters again and again: where their numbers stay in host memory, one call of the compiled
+    pass reads them.
+
+    Args:
+        columns: moments to read.
+    """
+
+    def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
+        self._parameters, self._columns = parameters, columns
+        self._plain = [plain(parameter) for parameter in parameters]
+        self._places = fused_reduce.places(columns)
+        kinds = {known[2] for known in self._plain if known is not None}
+        self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+
+    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
+        """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
+        for their moments."""
+        if self._kind and (rows := self._in_one_pass(positions)) is not None:
+            return [*positions], lambda: rows
+        there = [position for position in positions if _has_numbers(self._parameters[position])]
+        if not there:
+            return [], lambda: np.empty((0, len(self._columns)))
+        stored = [local(self._parameters[position].detach()) for position in there]
+        return there, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+
+    def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
+        """Return the moments; None if a parameter has moved, or has NaN or Inf."""
+        known = [self._plain[position] for position in positions]
+        addresses = [each[0] for each in known if each is not None]
+        if [self._parameters[position].data_ptr() for position in positions] != addresses:
+            return None
+        sizes = [each[1] for each in known if each is not None]
+        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
+        return rows[:, self._places] if valid.all() else None
+
+
+def _has_numbers(parameter: Any) -> bool:
+    part = local(parameter)
+    return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
+
+
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+    """Return a reader of the moments of ``parameters``."""
+    return ParameterReader(parameters, columns)
+
+
+def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
+    """Return the number of elements of each parameter that this process holds."""
+    return tuple(local(parameter).numel() for parameter in parameters)
+
+
+def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
+    """Return the dtype of each parameter."""
+    return tuple(str(parameter.dtype) for parameter in parameters)
+
+
+def groups(optimizer: Any) -> tuple[int, ...]:
+    """Return the position of each parameter's group, in the order of the groups."""
+    each = enumerate(getattr(optimizer, "param_groups", ()))
+    return tuple(number for number, group in each for _ in group["params"])
+
+
+def requires(parameters: Iterable[Any]) -> list[bool]:
+    """Return which parameters require a gradient."""
+    return [bool(parameter.requires_grad) for parameter in parameters]
+
+
+def training(models: Iterable[torch.nn.Module]) -> bool:
+    """Return whether any of the models is in training mode."""
+    return any(model.training for model in models)
+
+
+def rates(optimizer: Any) -> tuple[float, ...]:
+    """Return the learning rate of each group; NaN where only a device knows it."""
+    return tuple(_on_host(group.get("lr")) for group in getattr(optimizer, "param_groups", ()))
+
+
+def _on_host(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach()) if value.device.type == "cpu" and value.numel() == 1 else math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:
+    """Return the number of steps in the state of the first of ``parameters`` that has any; None if none is counted."""
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, dict):
+        return None
+    for parameter in parameters[:1]:
+        steps = _on_host(state.get(parameter, {}).get("step"))
+        return None if math.isnan(steps) else int(steps)
+    return None
+
+
+def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names that stand for one parameter of ``model``, for each parameter with several. No code of the
+    user's runs."""
+    names: dict[int, list[str]] = {}
+    seen, waiting = set[int](), [("", model)]
+    while waiting:
+        prefix, module = waiting.pop(0)
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inside = vars(module)
+        for name, parameter in inside.get("_parameters", {}).items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
+        for name, child in inside.get("_modules", {}).items():
+            if child is not None:
+                waiting.append((f"{prefix}{name}.", child))
+    return tuple(sorted(tuple(sorted(each)) for each in names.values() if len(each) > 1))
+
+
+def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
+    """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
+    found = [
+        bool(model.require_backward_grad_sync)
+        for model in models
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    ]
+    return all(found) if found else None
+
+
+def reference(tensor: torch.Tensor) -> Callable[[], object]:
+    """Return a function that returns ``tensor`` as long as it exists."""
+    return weakref.ref(tensor)

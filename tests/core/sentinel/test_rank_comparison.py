@@ -1,0 +1,169 @@
+"""Comparison of ranks: which sequences of lines are findings, and which are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from probe.core.checks.check import CheckFinding
+from probe.core.sentinel.rank_comparison import DIFFER, SAME, UNLIKE, GroupComparison, RankGroup, Role
+from probe.core.sentinel.rank_lines import RankLine
+
+NAMES = ("wte", "blocks.0.ln.weight", "blocks.0.mlp.weight", "head")
+Lines = Callable[[int, int], RankLine]
+
+
+def group(ranks: int = 4, role: Role = "data", split: Sequence[bool] = ()) -> RankGroup:
+    return RankGroup(role, tuple(range(ranks)), NAMES, tuple(split))
+
+
+def found(of: RankGroup, line: Lines, steps: Iterable[int] = range(30)) -> list[CheckFinding]:
+    """Findings in lines, which arrive rank after rank, some steps at a time."""
+    comparison, findings = GroupComparison(of), list[CheckFinding]()
+    every = [*steps]
+    for at in range(0, len(every), 7):
+        for rank in of.ranks:
+            findings += comparison.add(rank, [line(rank, step) for step in every[at : at + 7]])
+    return findings
+
+
+def numbers(step: int, rank: int = 0, spread: float = 0.0) -> np.ndarray:
+    """Norms and sums of a step; those of ranks differ by about ``spread``."""
+    common = np.random.default_rng(step).lognormal(size=(len(NAMES), 2))
+    own = np.random.default_rng([step, rank]).normal(size=(len(NAMES), 2))
+    return common * (1 + spread * own)
+
+
+def healthy(rank: int, step: int) -> RankLine:
+    return RankLine(step, 0, 2.0 + 0.1 * rank + 0.01 * step, numbers(step), numbers(step, rank, 0.05))
+
+
+def test_replicas_of_a_healthy_run_are_no_finding() -> None:
+    """Equal reduced gradients, unlike unreduced ones; likewise without the latter, and with a gradient that is missing."""
+    assert found(group(), healthy) == []
+    assert found(group(), lambda rank, step: healthy(rank, step)._replace(unreduced=None)) == []
+
+    def sparse(rank: int, step: int) -> RankLine:
+        line = healthy(rank, step)
+        line.reduced[3] = np.nan
+        return line
+
+    assert found(group(), sparse) == []
+
+
+@pytest.mark.parametrize(("ranks", "blamed"), [(4, (2,)), (2, (0, 1))])
+def test_a_replica_that_differs_is_named_with_its_parameters(ranks: int, blamed: tuple[int, ...]) -> None:
+    """The rank that is unlike the majority; both of two. Once, three updates after it began."""
+
+    def drifting(rank: int, step: int) -> RankLine:
+        line = healthy(rank, step)
+        if rank == min(2, ranks - 1) and step >= 10:
+            line.reduced[1:3] *= 1 + 1e-6
+        return line
+
+    (finding,) = found(group(ranks), drifting)
+    assert (finding.check, finding.grade, finding.ranks) == (DIFFER, "critical", blamed)
+    assert (finding.where, finding.since, finding.step) == (("blocks.0.ln.weight", "blocks.0.mlp.weight"), 10, 12)
+
+
+def test_one_or_two_updates_that_differ_are_none_and_a_second_episode_is_another() -> None:
+    """Three in a row are needed, each time."""
+
+    def line(steps: Iterable[int]) -> Lines:
+        wrong = {*steps}
+        return lambda rank, step: healthy(rank, step)._replace(
+            reduced=numbers(step) * (2 if rank == 1 and step in wrong else 1)
+        )
+
+    assert found(group(), line([3, 4, 6, 7, 9])) == []
+    assert [each.since for each in found(group(), line([3, 4, 5, 6, 20, 21, 22]))] == [3, 20]
+
+
+def test_ranks_with_the_same_unreduced_gradients_see_the_same_data() -> None:
+    """Five updates in a row; gradients that are all zero say nothing."""
+    same = found(group(2), lambda rank, step: healthy(rank, step)._replace(unreduced=numbers(step)))
+    assert [(each.check, each.grade, each.since, each.step) for each in same] == [(SAME, "warning", 0, 4)]
+    zero = np.zeros((len(NAMES), 2))
+    assert found(group(2), lambda _, step: RankLine(step, 0, 1.0, numbers(step), zero)) == []
+
+
+def test_equal_losses_show_the_same_data_where_gradients_are_not_seen() -> None:
+    """To the last digit over ten updates, and not constant."""
+    losses = [3.0 - 0.1 * step for step in range(30)]
+    (finding,) = found(group(2), lambda _, step: RankLine(step, 0, losses[step], numbers(step), None))
+    assert (finding.check, finding.step, finding.ranks) == (SAME, 9, (0, 1))
+    assert found(group(2), lambda _, step: RankLine(step, 0, 1.0, numbers(step), None)) == []
+    assert found(group(2), lambda _, step: RankLine(step, 0, float("nan"), numbers(step), None)) == []
+
+
+def test_a_rank_unlike_its_peers_is_named() -> None:
+    """Three times their median over three updates; a fifth more, as in healthy runs, is none."""
+
+    def line(times: float) -> Lines:
+        def of(rank: int, step: int) -> RankLine:
+            mine = times if rank == 3 and step >= 8 else 1.0
+            return healthy(rank, step)._replace(unreduced=numbers(step, rank, 0.01) * mine)
+
+        return of
+
+    (finding,) = found(group(), line(3.5))
+    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (3,), 8, 10)
+    assert "above their median" in finding.text
+    assert "below their median" in found(group(), line(0.2))[0].text
+    assert found(group(), line(1.19)) == []
+    (both,) = found(
+        group(2), lambda rank, step: line(1.0)(rank, step)._replace(unreduced=numbers(step) * (1 + 4 * rank))
+    )
+    assert both.ranks == (0, 1)
+
+
+def test_losses_of_small_batches_scatter_without_a_finding() -> None:
+    """They leap by more than three times, on one rank and then on another."""
+
+    def scattered(rank: int, step: int) -> RankLine:
+        loss = float(np.random.default_rng([step, rank, 5]).chisquare(4))
+        return RankLine(step, 0, loss, numbers(step), None)
+
+    assert found(group(), scattered, range(2000)) == []
+
+
+def tensor_parallel(rank: int, step: int, drift: Callable[[int], float] = lambda _: 0.0) -> RankLine:
+    """A layer norm that all have, and shards."""
+    reduced = numbers(step, rank, 0.3)
+    reduced[1] = numbers(step)[1] * (1 + rank * drift(step))
+    return RankLine(step, 0, 1.0, reduced, None)
+
+
+@pytest.mark.parametrize("split", [(), (True, False, True, True)], ids=["without marks", "with marks"])
+def test_layer_norms_that_drift_apart_over_tensor_parallel_ranks_are_found(split: tuple[bool, ...]) -> None:
+    """As BLOOM's; shards, which differ rightly, are no finding."""
+    of = group(2, "tensor", split)
+    assert found(of, tensor_parallel) == []
+    drifting = found(of, lambda rank, step: tensor_parallel(rank, step, lambda at: 1e-3 * max(0, at - 9)))
+    assert [(each.check, each.where, each.since) for each in drifting] == [(DIFFER, ("blocks.0.ln.weight",), 10)]
+    at_once = found(of, lambda rank, step: tensor_parallel(rank, step, lambda at: 1e-5 * at), range(80))
+    assert [each.where for each in at_once] == [("blocks.0.ln.weight",)]
+
+
+def test_what_is_constant_over_the_first_updates_says_nothing_of_tensor_parallel_ranks() -> None:
+    """Such as a bias of zero that is a shard."""
+
+    def frozen(rank: int, step: int) -> RankLine:
+        reduced = numbers(step, rank, 0.3)
+        reduced[1] = 0.0 if step < 8 else reduced[1]
+        return RankLine(step, 0, 1.0, reduced, None)
+
+    assert found(group(2, "tensor"), frozen) == []
+
+
+def test_optimizers_are_compared_apart_and_incomplete_updates_are_left_out() -> None:
+    """Steps that a rank lacks are judged on none."""
+    comparison = GroupComparison(group(2))
+    for step in range(2000):
+        assert comparison.add(0, [RankLine(step, step % 2, 1.0, numbers(step), None)]) == []
+    assert comparison.judged == 0
+    for step in range(1990, 2000):
+        assert comparison.add(1, [RankLine(step, step % 2, 2.0, numbers(step), None)]) == []
+    assert comparison.judged == 10

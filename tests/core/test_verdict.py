@@ -1,0 +1,91 @@
+"""The verdict: what is named, and what is not."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from probe.core.verdict import MOST_LINES, JudgedFinding, Looked, joined, verdict_of
+
+LOOKED = Looked(("gradients in 24 of 202 steps", "the loss"), ("activations", "parameters"))
+
+
+def finding(kind: str = "NaN", grade: str = "critical", step: int = 301, **more: object) -> JudgedFinding:
+    base = JudgedFinding(grade, kind, ("head.bias",), step, step, f"{kind} at step {step}", {"norm": math.nan})  # type: ignore[arg-type]
+    return base._replace(**more)
+
+
+def test_nothing_found_names_what_was_looked_at_and_what_was_not() -> None:
+    """Never a count of findings."""
+    nothing = verdict_of([], LOOKED)
+    assert nothing.lines() == [
+        "nothing found in gradients in 24 of 202 steps and the loss; not looked at: activations and parameters"
+    ]
+    assert verdict_of([], Looked((), ("gradients",))).line() == "nothing was looked at; not looked at: gradients"
+    note = finding("unclipped", "note", 3, evidence={})
+    assert (
+        verdict_of([note], LOOKED)
+        .line()
+        .startswith("nothing found in gradients in 24 of 202 steps and the loss, 1 note")
+    )
+
+
+def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
+    """A NaN in a gradient where activations were not recorded: the layer is open, and the advice is to record them."""
+    verdict = verdict_of([finding(located=False, after=296)], LOOKED, "probe anomalies out")
+    assert (verdict.certainty, verdict.since, verdict.after) == ("place unknown", 301, 296)
+    text = "\n".join(verdict.lines())
+    assert "first seen in head.bias" in text
+    assert "the layer in which it began cannot be named: activations were not recorded" in text
+    assert "it began after step 296" in text
+    assert '"xy_distribution": true' in text
+    assert " in head.bias, step" not in text.replace("first seen in head.bias, step", "")
+
+
+def test_the_first_critical_is_the_cause_and_a_located_one_comes_first() -> None:
+    """Of one step, the one with a place; earlier warnings are named as what came before."""
+    loss = finding("NaN", step=300, where=("loss",), located=False)
+    layer = finding("NaN", step=300, where=("blocks.0.n1",))
+    spike = finding("spike", "warning", 290, evidence={"loss": 702.0})
+    later = finding("NaN", step=301)
+    verdict = verdict_of([later, loss, layer, spike], LOOKED)
+    assert (verdict.where, verdict.since, verdict.certainty) == (("blocks.0.n1",), 300, "certain")
+    assert verdict.before == ("spike at step 290 (step 290)",)
+    assert (verdict.more, verdict.lines()[0]) == (3, "critical: NaN in blocks.0.n1, step 300")
+
+
+def test_without_a_critical_the_first_warning_is_the_verdict() -> None:
+    """With the step since when it holds, the ranks, three numbers and the remedy."""
+    numbers = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    same = finding(
+        "same-data", "warning", 14, where=(), since=10, ranks=(0, 1, 2, 3), evidence=numbers, remedy="Shard it."
+    )
+    verdict = verdict_of([same], LOOKED, "probe anomalies out")
+    assert verdict.lines() == [
+        "warning: same-data, step 10 (found at 14), ranks 0-3",
+        "same-data at step 14",
+        "a 1, b 2, c 3",
+        "next: Shard it.; `probe anomalies out` shows more",
+    ]
+
+
+def test_a_verdict_has_at_most_eight_lines_and_is_json() -> None:
+    """Also with everything in it; a number that is not finite is a text."""
+    full = finding(located=False, after=1, remedy="Look.")
+    before = [finding("spike", "warning", step) for step in (2, 3)]
+    verdict = verdict_of([full, *before, finding("x", "note", 1)], LOOKED, "probe anomalies out")
+    assert len(verdict.lines()) == MOST_LINES
+    parsed = json.loads(json.dumps(verdict.as_json(), allow_nan=False))
+    assert (parsed["kind"], parsed["evidence"], parsed["looked"]["not_at"][0]) == (
+        "NaN",
+        {"norm": "nan"},
+        "activations",
+    )
+
+
+def test_equal_findings_of_several_ranks_are_one() -> None:
+    """With all their ranks."""
+    one, other = finding(), finding(step=302)
+    both = joined([(0, one), (3, one), (3, other)])
+    assert [(each.since, each.ranks) for each in both] == [(301, (0, 3)), (302, (3,))]
+    assert joined([(-1, one)])[0].ranks == ()

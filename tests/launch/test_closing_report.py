@@ -1,0 +1,153 @@
+"""The report of ``probe run``: of what the processes of a node have written to its board."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_parent import PROBE, environment
+
+RANK = """
+    import os, sys
+    import numpy as np
+    from probe.core.sentinel.board import Board
+    from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
+    from probe.core.verdict import JudgedFinding, Looked
+
+    board, rank = Board.of(os.environ), int(os.environ.get("RANK", "0"))
+
+    def summary(ended=True, findings=(), steps=20, loss=LossSpan(2.5, 1.5, 19, 20, 19), number=0):
+        looked = Looked(("gradients in 5 of 20 steps",), ("activations",))
+        board.summary(WatchSummary(rank, os.getpid(), number, number, os.environ.get("MASTER_PORT", ""), steps, steps, 5,
+            "step_interval is 4", loss, tuple(findings), looked, "", f"out/rank{rank}", 0, ended))
+"""
+TWO = """
+    import os, subprocess, sys
+    ranks = [subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, "RANK": str(rank), "MASTER_PORT": "1"})
+             for rank in range(2)]
+    raise SystemExit(max(rank.wait() for rank in ranks))
+"""
+
+
+def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run a program of one rank or two under the parent."""
+    (folder / "rank.py").write_text(textwrap.dedent(RANK) + textwrap.dedent(text))
+    (folder / "two.py").write_text(textwrap.dedent(TWO))
+    own = environment(MONITOR_OUTPUT_DIR=str(folder / "out"))
+    script = "rank.py" if ranks == 1 else "two.py"
+    return subprocess.run([*PROBE, script], cwd=folder, env=own, capture_output=True, text=True, check=False)
+
+
+def test_a_program_that_was_not_watched_ends_without_a_line(tmp_path: Path) -> None:
+    """Nothing is claimed of it."""
+    done = ran(tmp_path, "print('trained')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+
+
+def test_a_run_in_which_nothing_was_found_is_one_line(tmp_path: Path) -> None:
+    """Steps, those recorded and why, the loss, and what was looked at and was not; the exit code is the program's."""
+    done = ran(tmp_path, "summary(); raise SystemExit(3)")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "probe: info: 20 steps watched, 5 of them recorded (step_interval is 4); loss 2.5 to 1.5; nothing found in "
+        "gradients in 5 of 20 steps; not looked at: activations; files in out/rank0\n"
+    )
+
+
+def test_a_finding_is_a_verdict_below_the_line(tmp_path: Path) -> None:
+    """With the step at which the loss was finite last."""
+    text = """
+    nan = float("nan")
+    finding = JudgedFinding("critical", "NaN", ("head.bias",), 17, 17, "NaN of head.bias", {"norm": nan}, located=False, after=13)
+    summary(findings=[finding], loss=LossSpan(2.5, nan, 16, 20, 19))
+    """
+    head, *verdict = ran(tmp_path, text).stderr.splitlines()
+    assert "; loss 2.5 to nan, last finite at step 16; files in out/rank0" in head
+    assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, step 17"
+    assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
+    assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
+    assert verdict[-1].endswith("`probe anomalies out/rank0` shows more")
+
+
+def test_a_process_that_was_killed_is_no_run_without_findings(tmp_path: Path) -> None:
+    """What it had written is reported, and that nothing is known later."""
+    done = ran(tmp_path, "import signal; summary(ended=False); os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -9
+    assert "rank 0 ended without a report: nothing is known after step 19" in done.stderr
+    assert "nothing found" not in done.stderr
+
+
+def test_several_runs_of_a_program_are_reported_each(tmp_path: Path) -> None:
+    """In their order, as for two stages of training; one without a step is left out."""
+    done = ran(tmp_path, "summary(steps=7, number=1); summary(steps=20); summary(steps=0, number=2)")
+    assert [line.split()[2] for line in done.stderr.splitlines()] == ["20", "7"]
+
+
+def test_ranks_of_a_node_are_one_report(tmp_path: Path) -> None:
+    """With a finding that both have once, with the ranks."""
+    text = """
+    summary(findings=[JudgedFinding("warning", "spike", ("loss",), 8, 8, "the loss leaps", {"loss": 9.0})], steps=20 - rank)
+    """
+    done = ran(tmp_path, text, 2)
+    head, first, *_ = done.stderr.splitlines()
+    assert head.startswith("probe: info: 19 to 20 steps watched on 2 ranks, ")
+    assert head.endswith("files in out")
+    assert first == "probe: warning: warning: spike in loss, step 8, ranks 0-1"
+
+
+LINES = """
+    lines = board.lines(rank, ["a", "b"], replicas=(0, 1))
+    for step in range(20):
+        numbers = np.random.default_rng(step).normal(size=(2, 2))
+        if step >= {begin} and rank == 1:
+            numbers[1] *= 1.5
+        lines.write(step, 0, numbers, loss=rank + step / 10)
+    summary()
+"""
+
+
+@pytest.mark.parametrize("begin", [12, 100], ids=["different", "equal"])
+def test_the_parent_compares_the_ranks_of_its_node(tmp_path: Path, begin: int) -> None:
+    """Also those of a program that ends within a second. What it finds is in the report, and in the output folder."""
+    done = ran(tmp_path, LINES.format(begin=begin), 2)
+    assert done.returncode == 0
+    file = tmp_path / "out" / "checks.jsonl"
+    if begin == 100:
+        assert "nothing found in gradients in 5 of 20 steps and the gradients of ranks 0-1 at 20 updates" in done.stderr
+        assert not file.exists()
+        return
+    assert "probe: warning: critical: replicas-differ in b, step 12 (found at 14), ranks 0-1" in done.stderr
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert (line["check"], line["ranks"], line["since"], line["where"]) == ("replicas-differ", [0, 1], 12, ["b"])
+    assert line["program"]
+
+
+def test_what_is_no_summary_costs_no_exit_code(tmp_path: Path) -> None:
+    """A damaged file is left out, another that can be read is reported."""
+    text = """
+    (board.folder / "summary-7-1-0.json").write_text("{")
+    (board.folder / "rank7-1-0.lines").write_text("x")
+    (board.folder / "rank8-1-0.lines").write_text("x")
+    summary()
+    """
+    done = ran(tmp_path, text)
+    assert done.returncode == 0
+    assert "20 steps watched" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_that_nobody_takes_ends_in_time(tmp_path: Path) -> None:
+    """Standard error is a full pipe without a reader: the exit code comes within five seconds."""
+    script = "import os, time; os.set_blocking(2, False)\ntry:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: pass\n"
+    done = ran(tmp_path, "summary()")  # writes rank.py
+    (tmp_path / "full.py").write_text(f"{(tmp_path / 'rank.py').read_text()}\n{script}os.set_blocking(2, True)\nraise SystemExit(6)\n")
+    process = subprocess.Popen([*PROBE, "full.py"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    assert process.wait(timeout=20) == 6
+    assert done.returncode == 0
+    process.communicate()
+    assert sys.executable
