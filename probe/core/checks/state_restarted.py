@@ -38,12 +38,12 @@ class StateRestarted(ChangeCheck):
             return
         self.judged = True
         resumed = self._first_step > BEFORE and facts.optimizer == 0 and facts.alone
-        if steps < AGAIN < BEFORE < self._highest:
+        if steps < AGAIN and self._highest > BEFORE:
             text = f"the optimizer's state has counted {self._highest} steps and begins again with {steps}"
             yield self.finding(facts, facts.step, text, {"before": self._highest, "steps": steps})
             self._highest = 0
         elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_step >= 0:
             text = f"the run goes on from step {self._first_step}, and the optimizer's state begins with {steps} steps"
-            yield self.finding(facts, self._first_step, text, {"first_step": self._first_step, "steps": steps})
+            yield self.finding(facts, self._first_step, text, {"first": self._first_step, "steps": steps})
             self._first_step = -1
         self._highest = max(self._highest, steps)
