@@ -69,9 +69,6 @@ def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str]
         OSError: if it cannot be made, or if it belongs to another user.
     """
     launch = [*launch_names(environ).values()] if ranks > 1 else [str(os.getpid())]
-<<<<<<< HEAD
-    name = digest([job, str(root.resolve()), *launch])
-=======
     return node_folder([job, str(root.resolve()), *launch], environ)
 
 
@@ -81,12 +78,7 @@ def node_folder(names: Sequence[str], environ: Mapping[str, str] = os.environ) -
     Raises:
         OSError: if it cannot be made, or if it belongs to another user.
     """
-    names = [*names]
-    # Containers may share this memory, and with it names of files, though neither sees the processes of the other.
-    with suppress(OSError):
-        names.append(str(Path("/proc/self/ns/pid").readlink()))
-    digest = hashlib.sha256("\0".join(names).encode("utf-8", "replace")).hexdigest()[:16]
->>>>>>> dialects
+    name = digest(names)
     chosen = environ.get(FOLDER)
     if chosen:
         Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
-from probe.core.sentinel.rota import RotaReading, Rota
+from probe.core.sentinel.rota import Rota, RotaReading
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
