@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,10 @@ from probe.core.checks.check import CheckFinding
 from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison, RankGroup
 from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
 from probe.core.sentinel.run_account import of_check
-from probe.core.storage.files import append, open_for_append
+from probe.core.storage.check_lines import CHECKS, CheckLines
 from probe.core.storage.layout import ranks_text
 from probe.core.verdict import JudgedFinding
 
-FILE = "checks.jsonl"
-"""File in the output root that gets the findings between ranks, one JSON object a line."""
 _log = logging.getLogger("probe")
 
 
@@ -100,12 +97,10 @@ class NodeComparison:
                 self._note(f"lines of a rank: {error}")
 
     def _write(self, root: Path, finding: CheckFinding) -> None:
-        fields = {**finding._asdict(), "evidence": dict(finding.evidence), "program": self._identity}
         try:
-            with open_for_append(root / FILE) as file:
-                append(file, json.dumps(fields).encode() + b"\n")
+            CheckLines(root).write([finding], self._identity)
         except OSError as error:
-            self._note(f"{root / FILE}: {error.strerror}")
+            self._note(f"{root / CHECKS}: {error.strerror}")
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
