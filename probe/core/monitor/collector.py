@@ -127,13 +127,7 @@ class Collector:
             plan = self._planner.plan
             ranks = subject.framework.groups.world_size()
             self._planner.warn(warnings_for(configuration.settings, ranks, os.environ))
-            if plan.takes_part and not plan.settings.print_struct:
-                self.output = self._new_output(self.run, plan, self.first)
-                undo.callback(self.output.discard)
-            consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
-            session = Session(self.run, plan.schedule, self.first, consumer, self._between)
-            undo.callback(session.detach)
-            session.attach(plan.sources)
+            session = self._new_session(plan, undo)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
             subject.check(plan, self.run, self._planner.lead)
@@ -153,6 +147,17 @@ class Collector:
         self._reporting.begun()
         if not self._planner.dynamic:
             session.retire(self._retire)
+
+    def _new_session(self, plan: Plan, undo: ExitStack) -> Session:
+        """Return an attached session, with its output if this rank writes any; ``undo`` removes both."""
+        if plan.takes_part and not plan.settings.print_struct:
+            self.output = self._new_output(self.run, plan, self.first)
+            undo.callback(self.output.discard)
+        consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
+        session = Session(self.run, plan.schedule, self.first, consumer, self._between)
+        undo.callback(session.detach)
+        session.attach(plan.sources)
+        return session
 
     @property
     def collecting(self) -> bool:
