@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.checkpoint_cut import CheckpointCut
 from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
@@ -53,6 +54,7 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-gone": GradientGone,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,
+    "checkpoint-cut": CheckpointCut,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "dtype-unlike": DtypeUnlike,

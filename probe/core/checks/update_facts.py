@@ -107,4 +107,4 @@ class UpdateFacts(NamedTuple):
     """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
     that requires a gradient."""
     beginning: Beginning | None = None
-    """Where the numbers of a root that is not finite begin, if its graph was walked."""
+    """Beginning of the numbers of a root that is not finite, if its graph was walked."""

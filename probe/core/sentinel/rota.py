@@ -14,15 +14,15 @@ from probe.core.checks.update_facts import Values
 
 COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
-LEAST, MOST, FIRST = 1 << 12, 1 << 24, 1 << 16
-"""Elements that are read at a time: at least, at most, and in the first update."""
-SHARE, BRIEF = 0.005, 1.5e-4
-"""Part of the time of training that the rota may take, and seconds that it may take in any step."""
+LEAST, MOST = 1 << 17, 1 << 24
+"""Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
+SHARE = 0.005
+"""Part of the time of training that the rota may take, beyond what the least takes."""
 
 Wait = Callable[[], npt.NDArray[np.float64]]
 
 
-class _Reading(NamedTuple):
+class _Read(NamedTuple):
     """Moments of some parameters, on their way to the host, and the versions of these parameters."""
 
     positions: list[int]
@@ -30,14 +30,14 @@ class _Reading(NamedTuple):
     versions: Sequence[int]
 
 
-class Looked(NamedTuple):
+class RotaReading(NamedTuple):
     """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
     them and as they were before this one."""
 
-    before: _Reading | None
-    after: _Reading | None
-    last: _Reading | None
-    again: _Reading | None
+    before: _Read | None
+    after: _Read | None
+    last: _Read | None
+    again: _Read | None
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""
@@ -72,10 +72,10 @@ class Rota:
         self._loop, self._parameters, self._sizes = loop, parameters, sizes
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
-        self._room, self._next = FIRST, 0
-        self._before: _Reading | None = None
-        self._last: _Reading | None = None
-        self._again: _Reading | None = None
+        self._room, self._next = LEAST, 0
+        self._before: _Read | None = None
+        self._last: _Read | None = None
+        self._again: _Read | None = None
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
@@ -89,12 +89,12 @@ class Rota:
             self._before = self._read(chosen)
         self._spent += time.thread_time() - begun
 
-    def after(self) -> Looked:
+    def after(self) -> RotaReading:
         """Read the same parameters after the update."""
         begun = time.thread_time()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
-        looked = Looked(before, after, self._last, self._again)
+        looked = RotaReading(before, after, self._last, self._again)
         self._last, self._again = after, None
         now = time.perf_counter()
         self._pace(self._spent + time.thread_time() - begun, now - self._began)
@@ -118,14 +118,14 @@ class Rota:
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
-        allowed = max(SHARE * passed, BRIEF)
+        allowed = SHARE * passed
         if spent > allowed:
             self._room = max(LEAST, min(self._room, self._elements) // 2)
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: list[int]) -> _Reading | None:
+    def _read(self, chosen: list[int]) -> _Read | None:
         there, wait = self._reader.read(chosen)
         if not there:
             return None
-        return _Reading(there, wait, self._loop.versions([self._parameters[position] for position in there]))
+        return _Read(there, wait, self._loop.versions([self._parameters[position] for position in there]))

@@ -20,7 +20,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
-from probe.core.sentinel.rota import Looked, Rota
+from probe.core.sentinel.rota import Rota, RotaReading
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
@@ -32,8 +32,8 @@ MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
 
 
-class Watch(Protocol):
-    """What the sentinel reads of the session."""
+class SeenSession(Protocol):
+    """Session, as far as the sentinel reads it."""
 
     @property
     def run(self) -> Run:
@@ -48,7 +48,7 @@ class ReadUpdate(NamedTuple):
     """An update that has ended, whose numbers may still be on their way to the host."""
 
     facts: UpdateFacts
-    looked: Looked | None
+    looked: RotaReading | None
     roots: tuple[Callable[[], float], ...]
     """Functions that wait for the value of each root."""
 
@@ -69,7 +69,7 @@ class ReadUpdate(NamedTuple):
 
 
 class _Watched:
-    """What is remembered of one optimizer since its last update."""
+    """Memory of one optimizer since its last update."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
@@ -115,7 +115,7 @@ class Sentinel:
         receive: is called with each update that has ended.
     """
 
-    def __init__(self, watch: Watch, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
+    def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
         self._tensors = watch.run.framework.tensors
         self._watched: dict[int, _Watched] = {}
@@ -126,7 +126,7 @@ class Sentinel:
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
-        """Where the values of a root since the last update begin that are not finite."""
+        """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
