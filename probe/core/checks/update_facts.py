@@ -105,3 +105,5 @@ class UpdateFacts(NamedTuple):
     that requires a gradient."""
     beginning: Beginning | None = None
     """Where the numbers of a root that is not finite begin, if its graph was walked."""
+    rewritten: bool = False
+    """True if something has written gradients between the latest backward and the update, such as clipping does."""
