@@ -515,7 +515,7 @@ class ParameterReader(Protocol):
 
 
 class TrainingLoop(Protocol):
-    """What a training loop does between two updates. All of it is called in steps that are not sampled, too; nothing
+    """Events of a training loop between two updates. All of it is called in steps that are not sampled, too; nothing
     waits for a device, and nothing is kept alive."""
 
     def on_backward(

@@ -21,7 +21,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
-from probe.core.sentinel.rota import Looked, Rota
+from probe.core.sentinel.rota import Rota, RotaReading
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
@@ -38,8 +38,8 @@ MOST_PATTERNS = 64
 """Sets of gradients of one optimizer that are remembered."""
 
 
-class Watch(Protocol):
-    """What the sentinel reads of the session."""
+class SeenSession(Protocol):
+    """Session, as far as the sentinel reads it."""
 
     @property
     def run(self) -> Run:
@@ -54,7 +54,7 @@ class ReadUpdate(NamedTuple):
     """An update that has ended, whose numbers may still be on their way to the host."""
 
     facts: UpdateFacts
-    looked: Looked | None
+    looked: RotaReading | None
     roots: tuple[Callable[[], float], ...]
     """Functions that wait for the value of each root."""
     leftover: Callable[[], bool] | None = None
@@ -80,7 +80,7 @@ class ReadUpdate(NamedTuple):
 
 
 class _Watched:
-    """What is remembered of one optimizer since its last update."""
+    """Memory of one optimizer since its last update."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
@@ -147,7 +147,7 @@ class Sentinel:
         receive: is called with each update that has ended.
     """
 
-    def __init__(self, watch: Watch, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
+    def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
         self._tensors = watch.run.framework.tensors
         self._watched: dict[int, _Watched] = {}
@@ -158,7 +158,7 @@ class Sentinel:
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
-        """Where the values of a root since the last update begin that are not finite."""
+        """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
