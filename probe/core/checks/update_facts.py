@@ -108,3 +108,5 @@ class UpdateFacts(NamedTuple):
     that requires a gradient."""
     beginning: Beginning | None = None
     """Beginning of the numbers of a root that is not finite, if its graph was walked."""
+    rewritten: bool = False
+    """True if something has written gradients between the latest backward and the update, such as clipping does."""

@@ -4,6 +4,7 @@ and the facts of the loop, and passes them on for judging. It waits for no devic
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +31,11 @@ MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.005
+"""Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
+most."""
+MOST_PATTERNS = 64
+"""Sets of gradients of one optimizer that are remembered."""
 
 
 class SeenSession(Protocol):
@@ -51,12 +57,17 @@ class ReadUpdate(NamedTuple):
     looked: RotaReading | None
     roots: tuple[Callable[[], float], ...]
     """Functions that wait for the value of each root."""
+    leftover: Callable[[], bool] | None = None
+    """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
+    each was seen to be cleared."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""
         facts = self.facts
         gradients = facts.gradients.read() if facts.gradients.read is not None else np.empty((0, 2))
         loss = math.fsum(values) if all(map(math.isfinite, values := self._roots())) else sum(values)
+        if self.leftover is not None and not self.leftover():
+            facts = facts._replace(gradients=facts.gradients._replace(again=np.zeros_like(facts.gradients.again)))
         facts = facts._replace(
             values=None if self.looked is None else self.looked.values(),
             loss=loss if values else math.nan,
@@ -87,8 +98,22 @@ class _Watched:
         """Marks of all gradients at the end of the last update, and of some at the last backward."""
         self.again: Mask = np.zeros(0, np.bool_)
         """Gradients that nothing has cleared since the last update."""
+        self.there: Mask = np.zeros(0, np.bool_)
+        """Gradients of the last update."""
+        self.patterns: set[bytes] = set()
+        """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
         self.clear()
+
+    def has_lost(self, there: Mask) -> bool:
+        """Return whether gradients are missing that the last update had, as never before; note those of this one."""
+        lost = len(there) == len(self.there) and bool((self.there & ~there).any())
+        self.there, pattern = there, there.tobytes()
+        new = pattern not in self.patterns
+        if new and len(self.patterns) < MOST_PATTERNS:
+            self.patterns.add(pattern)
+            return lost
+        return False
 
     def clear(self) -> None:
         """Begin with the next update."""
@@ -100,11 +125,18 @@ class _Watched:
         self.scaled, self.clip = False, 1.0
         self.roots: list[Callable[[], float]] = []
         self.measured: tuple[Sequence[Tensor], Block] | None = None
+        self.leftover: Callable[[], bool] | None = None
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
         there = [gradient is not None for gradient in some]
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
+        """Return whether something has written gradients since the latest backward."""
+        if not self.backwards or len(some) != len(self.reached):
+            return False
+        return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
 
 
 class Sentinel:
@@ -130,6 +162,8 @@ class Sentinel:
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
+        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
+        """Updates since parameters were searched for, when that was, and how long it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
         """Parameters that are in no optimizer, with their names; None if they have to be looked for."""
@@ -197,6 +231,16 @@ class Sentinel:
         watched.asked = bool(inputs) and not watched.identities.isdisjoint(inputs)
         if watched.again.any():
             watched.again &= watched.applied.untouched(self._loop.held(watched.parameters))
+            if watched.leftover is None and watched.again.any():
+                watched.leftover = self._leftover(watched)
+
+    def _leftover(self, watched: _Watched) -> Callable[[], bool]:
+        """Return a function that waits for whether gradients have numbers that no operation was seen to write: programs
+        clear them past the framework, too (``grad.data.zero_()``)."""
+        held = self._loop.held(watched.parameters)
+        stale = [gradient for gradient, again in zip(held, watched.again, strict=True) if again and gradient is not None]
+        wait = self._tensors.to_host([self._tensors.moments(stale[:: max(1, len(stale) // SOME)], NORMS, 0.0, None)])
+        return lambda: bool((wait() != 0).any())
 
     def ended_backward(self) -> None:
         """Note whose parameters the backward has reached."""
@@ -248,8 +292,12 @@ class Sentinel:
         number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
         if number is None:
             return
+        self._look_again()
         watched = self._of(optimizer)
         held = self._loop.held(watched.parameters)
+        if watched.has_lost(_there(held)):
+            self._look()
+            watched = self._of(optimizer)
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
         facts = UpdateFacts(
@@ -277,11 +325,26 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
+            rewritten=watched.was_rewritten(self._loop.held(watched.some)),
         )
         self._updating = facts, watched
 
+    def _look_again(self) -> None:
+        """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
+        self._updates += 1
+        passed = time.perf_counter() - self._looked_at
+        if self._updates >= UPDATES_A_LOOK and self._look_seconds <= SHARE_OF_LOOKS * passed:
+            self._look()
+
+    def _look(self) -> None:
+        begun = time.perf_counter()
+        self._watch.parameters.look()
+        self._updates, self._looked_at = 0, time.perf_counter()
+        self._look_seconds = self._looked_at - begun
+        self._present = None
+
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
-        there = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
+        there = _there(held)
         if len(watched.applied):
             again = watched.again & watched.applied.same(held)
             untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
@@ -321,8 +384,8 @@ class Sentinel:
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
-        update = ReadUpdate(facts._replace(outcome=outcome), looked, tuple(watched.roots))
+        watched.again = _there(held)
+        update = ReadUpdate(facts._replace(outcome=outcome), looked, tuple(watched.roots), watched.leftover)
         watched.clear()
         self._receive(update)
 
@@ -382,3 +445,7 @@ class Sentinel:
             models = [model for _, model in self._watch.run.chunks]
             self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
         return self._ties[1]
+
+
+def _there(held: Sequence[Tensor | None]) -> Mask:
+    return np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
