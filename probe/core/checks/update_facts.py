@@ -105,3 +105,6 @@ class UpdateFacts(NamedTuple):
     that requires a gradient."""
     beginning: Beginning | None = None
     """Where the numbers of a root that is not finite begin, if its graph was walked."""
+    dropped: tuple[str, ...] = ()
+    """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
+    factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
