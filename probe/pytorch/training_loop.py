@@ -196,6 +196,16 @@ def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
+def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
+    """Return True: gradients stay with ``parameters`` until they are cleared."""
+    return True
+
+
+def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
+    """Return the identities of ``gradients``: a clip changes them in place."""
+    return [*map(id, gradients)]
+
+
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
     return [-1 if tensor is None else tensor._version for tensor in held]

@@ -110,3 +110,6 @@ class UpdateFacts(NamedTuple):
     """Beginning of the numbers of a root that is not finite, if its graph was walked."""
     rewritten: bool = False
     """True if something has written gradients between the latest backward and the update, such as clipping does."""
+    dropped: tuple[str, ...] = ()
+    """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
+    factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""

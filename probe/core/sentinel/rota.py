@@ -49,7 +49,7 @@ class RotaReading(NamedTuple):
         if self.last is not None and self.again is not None:
             shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
             if len(shared):
-                known[here] = True
+                known[here] = np.asarray(self.last.versions)[there] >= 0
                 written[here] = ~_equal(self.last.wait(), self.again.wait())[there]
                 seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
         return Values(positions, moved, written, seen, known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +30,10 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
+MOST_ROOTS = 4096
+"""Roots whose values are kept for one update."""
+MOST_RETURNED = 64
+"""Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
 UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.005
@@ -60,6 +65,8 @@ class ReadUpdate(NamedTuple):
     leftover: Callable[[], bool] | None = None
     """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
     each was seen to be cleared."""
+    dropped: Callable[[], tuple[str, ...]] = tuple
+    """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""
@@ -72,11 +79,23 @@ class ReadUpdate(NamedTuple):
             values=None if self.looked is None else self.looked.values(),
             loss=loss if values else math.nan,
             loss_seen=bool(values),
+            dropped=self.dropped(),
         )
         return JudgedUpdate(facts, gradients)
 
     def _roots(self) -> list[float]:
         return [root() for root in self.roots]
+
+
+class _Measured(NamedTuple):
+    """Norms of gradients before they were clipped."""
+
+    identities: Sequence[int]
+    block: Block
+    kept: Sequence[Tensor]
+    """The gradients, where they stay with their parameters anyway."""
+    returned: bool = False
+    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
 
 
 class _Watched:
@@ -124,8 +143,16 @@ class _Watched:
         self.reduced: bool | None = None
         self.scaled, self.clip = False, 1.0
         self.roots: list[Callable[[], float]] = []
-        self.measured: tuple[Sequence[Tensor], Block] | None = None
         self.leftover: Callable[[], bool] | None = None
+        self.measured: _Measured | None = None
+        self.dropped: Callable[[], tuple[str, ...]] = tuple
+        """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
+        self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
+        """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
+
+    def has_measured(self, gradients: Sequence[Tensor]) -> bool:
+        """Return whether the norms of exactly these gradients were taken."""
+        return self.measured is not None and self.measured.identities == [*map(id, gradients)]
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
@@ -161,6 +188,8 @@ class Sentinel:
         """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
+        self._scaled = False
+        """True if a scaler has multiplied the root of the backward that runs."""
         self._updating: tuple[UpdateFacts, _Watched] | None = None
         self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
         """Updates since parameters were searched for, when that was, and how long it took."""
@@ -186,6 +215,7 @@ class Sentinel:
 
     def began(self, root: Tensor | None, inputs: Collection[int]) -> None:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
+        self._scaled = False
         self._root = None if root is None else self._value(root)
         if root is not None and (number := self._tensors.number(root)) is not None:
             self._trace(root, number)
@@ -204,6 +234,7 @@ class Sentinel:
     def _value(self, root: Tensor) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
+        self._scaled = scale is not None
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
         if isinstance(value, float) and isinstance(factor, float):
             known = value / factor if factor else math.nan
@@ -225,7 +256,7 @@ class Sentinel:
     def _look_before(self, watched: _Watched, inputs: Collection[int]) -> None:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(watched.some)
-        if watched.backwards and watched.was_cleared(some):
+        if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
             watched.backwards, watched.roots = 0, []
         watched.reached.mark(some)
         watched.asked = bool(inputs) and not watched.identities.isdisjoint(inputs)
@@ -255,10 +286,25 @@ class Sentinel:
             if watched.again.any():
                 watched.applied.mark(self._loop.held(watched.parameters))
             watched.backwards += 1
-            if root is not None:
+            if root is not None and len(watched.roots) < MOST_ROOTS:
                 watched.roots.append(root)
+            if not self._loop.keeps(some):
+                self._take(watched)
             models = [model for _, model in self._watch.run.chunks]
             watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+
+    def _take(self, watched: _Watched) -> None:
+        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
+        them."""
+        held = self._loop.held(watched.parameters)
+        present = [gradient for gradient in held if gradient is not None]
+        if self._scaled or not present:
+            watched.measured = None
+            return
+        block = self._tensors.moments(present, NORMS, 0.0, None)
+        watched.measured = _Measured([*map(id, present)], block, (), returned=True)
+        names = tuple(name for name, gradient in zip(watched.names, held, strict=True) if gradient is not None)
+        watched.returned.append((names, block))
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -275,8 +321,10 @@ class Sentinel:
             if {id(gradient) for gradient in held} <= {id(gradient) for gradient in gradients}:
                 scale = self._watch.run.framework.hooks.held_scale(optimizer)
                 watched.scaled = scale is not None and self._number(scale) != 1.0
-                if not watched.scaled:
-                    watched.measured = held, self._tensors.moments(held, NORMS, 0.0, None)
+                if not watched.scaled and not watched.has_measured(held):
+                    block = self._tensors.moments(held, NORMS, 0.0, None)
+                    kept = held if self._loop.keeps(watched.parameters) else ()
+                    watched.measured = _Measured([*map(id, held)], block, kept)
 
     def clipped(self, factor: float) -> None:
         """Note the factor by which gradients are clipped."""
@@ -359,10 +407,13 @@ class Sentinel:
         if not present:
             return None
         measured = watched.measured
-        if measured is not None and [*map(id, measured[0])] == [*map(id, present)]:
-            block, factor = measured[1], None
+        if measured is not None and measured.identities == self._loop.origins(present):
+            block, factor = measured.block, scale if measured.returned else None
         else:
             block, factor = self._tensors.moments(present, NORMS, 0.0, None), scale
+            watched.returned.clear()
+        if len(watched.returned) > 1:
+            watched.dropped = self._dropped([*watched.returned][:-1])
         blocks = [block] if factor is None else [block, self._tensors.moments([factor], NORMS, 0.0, None)]
         wait = self._tensors.to_host(blocks)
 
@@ -375,6 +426,17 @@ class Sentinel:
 
         return read
 
+    def _dropped(self, returned: Sequence[tuple[tuple[str, ...], Block]]) -> Callable[[], tuple[str, ...]]:
+        """Return a function that waits for the names of the parameters whose gradients are not finite."""
+        wait = self._tensors.to_host([block for _, block in returned])
+        names = [name for some, _ in returned for name in some]
+
+        def dropped() -> tuple[str, ...]:
+            bad = (name for name, row in zip(names, wait(), strict=True) if not math.isfinite(row[1]))
+            return tuple(dict.fromkeys(bad))
+
+        return dropped
+
     def updated(self, _: Optimizer, outcome: Outcome) -> None:
         """Pass the update on, which has ended."""
         if self._updating is None:
@@ -384,8 +446,8 @@ class Sentinel:
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again = _there(held)
-        update = ReadUpdate(facts._replace(outcome=outcome), looked, tuple(watched.roots), watched.leftover)
+        watched.again, roots = _there(held), tuple(watched.roots)
+        update = ReadUpdate(facts._replace(outcome=outcome), looked, roots, watched.leftover, watched.dropped)
         watched.clear()
         self._receive(update)
 
