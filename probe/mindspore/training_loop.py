@@ -1,4 +1,4 @@
-"""What a training loop of MindSpore does between two updates, in PyNative mode: its backwards, the total norms by which
+"""Events of a training loop of MindSpore between two updates, in PyNative mode: its backwards, the total norms by which
 it clips, and the gradients that optimizers are called with. Everything here is called in every step, sampled or not.
 
 MindSpore passes gradients as arguments: parameters hold none between a backward and the update, and nothing is added up
@@ -23,7 +23,7 @@ from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import autograd, gradients, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.optimizers.rates import groups, rates
+from probe.mindspore.optimizers import rates as optimizer_rates
 from probe.mindspore.private_api import executor
 
 try:
@@ -31,8 +31,7 @@ try:
 except ImportError:  # before 2.5
     from mindspore.ops.composite.clip_ops import _ClipByGlobalNorm as GlobalNormClip
 
-__all__ = ["groups", "rates"]
-
+groups, rates = optimizer_rates.groups, optimizer_rates.rates
 Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""

@@ -269,7 +269,7 @@ class Sentinel:
         """Return a function that waits for whether gradients have numbers that no operation was seen to write: programs
         clear them past the framework, too (``grad.data.zero_()``)."""
         held = self._loop.held(watched.parameters)
-        stale = [gradient for gradient, again in zip(held, watched.again, strict=True) if again and gradient is not None]
+        stale = [one for one, again in zip(held, watched.again, strict=True) if again and one is not None]
         wait = self._tensors.to_host([self._tensors.moments(stale[:: max(1, len(stale) // SOME)], NORMS, 0.0, None)])
         return lambda: bool((wait() != 0).any())
 
