@@ -75,7 +75,7 @@ class UpdateFacts(NamedTuple):
     """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before
     it."""
     clip: float
-    """Factor by which the gradients were clipped, 1 if they were not; NaN if it is not known on the host."""
+    """Least factor by which gradients were clipped, 1 if none was; NaN if it is not known on the host."""
     strangers: tuple[str, ...]
     """Parameters of the models that have a gradient and are in no optimizer of the run."""
     replaced: tuple[str, ...]
@@ -113,3 +113,6 @@ class UpdateFacts(NamedTuple):
     dropped: tuple[str, ...] = ()
     """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
     factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
+    clips: Array | None = None
+    """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
+    only a device knows the factor."""

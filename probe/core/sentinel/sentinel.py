@@ -4,6 +4,8 @@ and the facts of the loop, and passes them on for judging. It waits for no devic
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,8 +32,6 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-MOST_ROOTS = 4096
-"""Roots whose values are kept for one update."""
 MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
@@ -87,15 +87,66 @@ class ReadUpdate(NamedTuple):
         return [root() for root in self.roots]
 
 
-class _Measured(NamedTuple):
-    """Norms of gradients before they were clipped."""
+def _norms(
+    wait: Callable[[], Array], places: Sequence[int], unscaled: int, is_scaled: bool, number: int
+) -> Callable[[], Array]:
+    """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
 
+    Args:
+        wait: waits for a row for each of ``places``, and one with the factor of those that are scaled.
+        places: position of each row among the gradients; -1 if it is out of date.
+        unscaled: number of the first rows, which are not scaled.
+        number: number of the gradients.
+    """
+
+    def read() -> Array:
+        sums = wait()
+        rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
+        if is_scaled:
+            rows[unscaled:] /= sums[-1, 0]
+        whole = np.full((number + 1, 2), np.nan)
+        whole[np.asarray(places, np.int64)] = rows
+        return whole[:-1]
+
+    return read
+
+
+class _Backward:
+    """Backward that runs.
+
+    Args:
+        root: function that waits for the value of its root; None if that is no loss.
+        scaled: whether a scaler has multiplied the root.
+    """
+
+    def __init__(self, root: Callable[[], float] | None, inputs: Collection[int], scaled: bool) -> None:
+        self.root, self.inputs, self.scaled, self.thread = root, inputs, scaled, threading.get_ident()
+        self.shared = False
+        """True if one on another thread has run meanwhile."""
+        self.before: dict[int, GradientMarks] = {}
+        """Marks of some gradients of each optimizer as it began, by the identity of what is remembered of it."""
+        self.counted: set[int] = set()
+        """Identities of what is remembered of the optimizers that have been updated within it."""
+
+
+class _Measured(NamedTuple):
+    """Gradients whose norms were taken before they were clipped."""
+
+    positions: Sequence[int]
     identities: Sequence[int]
+    references: Sequence[Callable[[], object]]
     block: Block
-    kept: Sequence[Tensor]
-    """The gradients, where they stay with their parameters anyway."""
-    returned: bool = False
-    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
+
+    def still(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[bool]:
+        """Return for each position whether its gradient is the measured one, or was made of it by a clip.
+
+        Args:
+            origins: identity, by position, of what a clip has made each gradient of.
+        """
+        return [
+            reference() is held[place] or (held[place] is not None and origins.get(place) == identity)
+            for place, identity, reference in zip(self.positions, self.identities, self.references, strict=True)
+        ]
 
 
 class _Watched:
@@ -103,8 +154,8 @@ class _Watched:
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
-        self.ends: tuple[int, ...] = (0,)
-        """Number of the parameters, and the identities of the first and the last."""
+        self.order: list[int] = []
+        """Identities of the parameters."""
         self.every: object = None
         """Names of the models' parameters from which :attr:`names` were taken."""
         self.names: tuple[str, ...] = ()
@@ -114,7 +165,7 @@ class _Watched:
         self.some: Sequence[Parameter] = ()
         self.identities: frozenset[int] = frozenset()
         self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
-        """Marks of all gradients at the end of the last update, and of some at the last backward."""
+        """Marks of all gradients at the end of the last update, and of some after the last backward."""
         self.again: Mask = np.zeros(0, np.bool_)
         """Gradients that nothing has cleared since the last update."""
         self.there: Mask = np.zeros(0, np.bool_)
@@ -136,27 +187,31 @@ class _Watched:
 
     def clear(self) -> None:
         """Begin with the next update."""
-        self.backwards = 0
-        self.asked = False
-        """True if the backward that runs was asked for gradients of these parameters."""
+        self.backwards: list[_Backward] = []
+        """Those that have reached the parameters."""
+        self.accumulated = False
+        """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
-        self.scaled, self.clip = False, 1.0
-        self.roots: list[Callable[[], float]] = []
+        self.scaled = False
         self.leftover: Callable[[], bool] | None = None
-        self.measured: _Measured | None = None
         self.dropped: Callable[[], tuple[str, ...]] = tuple
         """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
         self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
         """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
+        self.forget_norms()
 
-    def has_measured(self, gradients: Sequence[Tensor]) -> bool:
-        """Return whether the norms of exactly these gradients were taken."""
-        return self.measured is not None and self.measured.identities == [*map(id, gradients)]
+    def forget_norms(self) -> None:
+        """Forget the norms that were taken, since the gradients are others now."""
+        self.measured: list[_Measured] = []
+        self.factors: dict[int, float] = {}
+        """Factor by which the gradient at each position was clipped."""
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
         there = [gradient is not None for gradient in some]
+        if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
+            return False
         return not any(there) or not self.reached.untouched(some)[there].any()
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
@@ -164,6 +219,22 @@ class _Watched:
         if not self.backwards or len(some) != len(self.reached):
             return False
         return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
+
+    def of_thread(self) -> list[_Backward]:
+        """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
+        threads, its own."""
+        thread = threading.get_ident()
+        if not any(backward.thread == thread for backward in self.backwards):
+            return self.backwards
+        return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
+
+
+class _Update(NamedTuple):
+    """Update that has begun."""
+
+    facts: UpdateFacts
+    watched: _Watched
+    roots: tuple[Callable[[], float], ...]
 
 
 class Sentinel:
@@ -176,23 +247,24 @@ class Sentinel:
 
     def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
-        self._tensors = watch.run.framework.tensors
+        self._tensors, self._process = watch.run.framework.tensors, os.getpid()
         self._watched: dict[int, _Watched] = {}
-        self._root: Callable[[], float] | None = None
-        """Value of the root of the backward that runs."""
+        self._running: dict[int, _Backward] = {}
+        """The backward that runs on each thread; one that has raised stays until the next."""
         self._present: list[_Watched] | None = None
         """All that is watched; None if it has to be looked for."""
+        self._clipping: list[tuple[_Watched, Sequence[int]]] = []
+        """Positions of the gradients whose total norm was computed last."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
-        self._scaled = False
-        """True if a scaler has multiplied the root of the backward that runs."""
-        self._updating: tuple[UpdateFacts, _Watched] | None = None
         self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
         """Updates since parameters were searched for, when that was, and how long it took."""
+        self._updating: dict[int, _Update] = {}
+        """Updates that have begun, by the identity of the optimizer."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
         """Parameters that are in no optimizer, with their names; None if they have to be looked for."""
@@ -211,16 +283,26 @@ class Sentinel:
         """The counter of failures."""
         return self._watch.run.faults
 
+    @property
+    def _blind(self) -> bool:
+        """True in a forked child, whose updates nothing sees, and while a device records what it will repeat."""
+        run = self._watch.run
+        return os.getpid() != self._process or (run.capturing is not None and run.captured())
+
     # Backwards.
 
     def began(self, root: Tensor | None, inputs: Collection[int]) -> None:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
-        self._scaled = False
-        self._root = None if root is None else self._value(root)
-        if root is not None and (number := self._tensors.number(root)) is not None:
-            self._trace(root, number)
+        if self._blind:
+            return
+        scaled = root is not None and self._loop.scale_of(root) is not None
+        running = _Backward(None if root is None else self._value(root), inputs, scaled)
+        others = [other for thread, other in self._running.items() if thread != running.thread]
+        self._running[running.thread] = running
+        for one in (running, *others) if others else ():
+            one.shared = True
         for watched in self._each():
-            self._look_before(watched, inputs)
+            self._look_before(watched, running)
 
     def _trace(self, root: Tensor, value: float) -> None:
         """Look for the beginning of a value that is not finite, once an incident."""
@@ -234,8 +316,9 @@ class Sentinel:
     def _value(self, root: Tensor) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
-        self._scaled = scale is not None
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
+        if isinstance(value, float):
+            self._trace(root, value)
         if isinstance(value, float) and isinstance(factor, float):
             known = value / factor if factor else math.nan
             return lambda: known
@@ -253,13 +336,13 @@ class Sentinel:
         number = self._tensors.number(tensor)
         return self._tensors.moments([tensor], ("sum",), 0.0, None) if number is None else number
 
-    def _look_before(self, watched: _Watched, inputs: Collection[int]) -> None:
+    def _look_before(self, watched: _Watched, running: _Backward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(watched.some)
         if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
-            watched.backwards, watched.roots = 0, []
-        watched.reached.mark(some)
-        watched.asked = bool(inputs) and not watched.identities.isdisjoint(inputs)
+            watched.clear()
+        marks = running.before[id(watched)] = GradientMarks(self._loop)
+        marks.mark(some)
         if watched.again.any():
             watched.again &= watched.applied.untouched(self._loop.held(watched.parameters))
             if watched.leftover is None and watched.again.any():
@@ -275,36 +358,52 @@ class Sentinel:
 
     def ended_backward(self) -> None:
         """Note whose parameters the backward has reached."""
-        root, self._root = self._root, None
-        for watched in self._each():
-            some = self._loop.held(watched.some)
-            there = [gradient is not None for gradient in some]
-            reached = any(there) and not watched.reached.untouched(some)[there].all()
-            if not (reached or watched.asked):
-                continue
-            watched.reached.mark(some)
-            if watched.again.any():
-                watched.applied.mark(self._loop.held(watched.parameters))
-            watched.backwards += 1
-            if root is not None and len(watched.roots) < MOST_ROOTS:
-                watched.roots.append(root)
-            if not self._loop.keeps(some):
-                self._take(watched)
-            models = [model for _, model in self._watch.run.chunks]
-            watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
-
-    def _take(self, watched: _Watched) -> None:
-        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
-        them."""
-        held = self._loop.held(watched.parameters)
-        present = [gradient for gradient in held if gradient is not None]
-        if self._scaled or not present:
-            watched.measured = None
+        running = self._running.pop(threading.get_ident(), None)
+        if running is None or self._blind:
             return
-        block = self._tensors.moments(present, NORMS, 0.0, None)
-        watched.measured = _Measured([*map(id, present)], block, (), returned=True)
-        names = tuple(name for name, gradient in zip(watched.names, held, strict=True) if gradient is not None)
-        watched.returned.append((names, block))
+        for watched in self._each():
+            if id(watched) not in running.counted:
+                self._count(watched, running)
+
+    def _count(self, watched: _Watched, running: _Backward) -> None:
+        """Note a backward if it has reached the parameters of an optimizer."""
+        before = running.before.get(id(watched))
+        if before is None:  # they were others then
+            return
+        some = self._loop.held(watched.some)
+        there = [gradient is not None for gradient in some]
+        reached = any(there) and not before.untouched(some)[there].all()
+        if not reached and (not running.inputs or watched.identities.isdisjoint(running.inputs)):
+            return
+        watched.reached.mark(some)
+        if watched.again.any():
+            watched.applied.mark(self._loop.held(watched.parameters))
+        watched.backwards.append(running)
+        watched.accumulated |= reached
+        watched.forget_norms()
+        if not self._loop.keeps(some):
+            self._take(watched, running.scaled)
+        models = [model for _, model in self._watch.run.chunks]
+        watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+
+    def _take(self, watched: _Watched, scaled: bool) -> None:
+        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
+        them. What a scaler has multiplied may rightly not be finite."""
+        held = self._loop.held(watched.parameters)
+        new = [(place, gradient) for place, gradient in enumerate(held) if gradient is not None]
+        if new and not scaled:
+            watched.measured.append(self._measurement(new))
+            watched.returned.append((tuple(watched.names[place] for place, _ in new), watched.measured[-1].block))
+
+    def _measurement(self, gradients: Sequence[tuple[int, Tensor]]) -> _Measured:
+        """Take the norms of gradients at some positions."""
+        tensors = [gradient for _, gradient in gradients]
+        return _Measured(
+            [place for place, _ in gradients],
+            [*map(id, tensors)],
+            [*map(self._loop.reference, tensors)],
+            self._tensors.moments(tensors, NORMS, 0.0, None),
+        )
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -314,23 +413,34 @@ class Sentinel:
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
         """Take the norms of gradients that are about to be clipped."""
+        self._clipping = []
+        if self._blind:
+            return
+        identities = set(map(id, gradients))
         for watched, optimizer in zip(self._each(), self._watch.run.optimizers, strict=False):
-            held = [gradient for gradient in self._loop.held(watched.parameters) if gradient is not None]
-            if not held or len(held) > len(gradients):
-                continue
-            if {id(gradient) for gradient in held} <= {id(gradient) for gradient in gradients}:
-                scale = self._watch.run.framework.hooks.held_scale(optimizer)
-                watched.scaled = scale is not None and self._number(scale) != 1.0
-                if not watched.scaled and not watched.has_measured(held):
-                    block = self._tensors.moments(held, NORMS, 0.0, None)
-                    kept = held if self._loop.keeps(watched.parameters) else ()
-                    watched.measured = _Measured([*map(id, held)], block, kept)
+            held = self._loop.held(watched.parameters)
+            positions = [n for n, one in enumerate(held) if one is not None and id(one) in identities]
+            if positions:
+                self._clipping.append((watched, positions))
+                self._measure(watched, optimizer, held, positions)
+
+    def _measure(
+        self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+    ) -> None:
+        scale = self._watch.run.framework.hooks.held_scale(optimizer)
+        # a factor that only a device knows is hardly 1
+        watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
+        known = {position for one in watched.measured for position in one.positions}
+        new = [(n, gradient) for n in positions if n not in known and (gradient := held[n]) is not None]
+        if new and not watched.scaled:
+            watched.measured.append(self._measurement(new))
 
     def clipped(self, factor: float) -> None:
-        """Note the factor by which gradients are clipped."""
-        for watched in self._each():
-            if watched.measured is not None or watched.scaled:
-                watched.clip *= factor
+        """Note the factor by which the gradients are clipped whose total norm was computed last."""
+        clipping, self._clipping = self._clipping, []
+        for watched, positions in clipping:
+            for position in positions:
+                watched.factors[position] = watched.factors.get(position, 1.0) * factor
 
     # Updates.
 
@@ -342,10 +452,15 @@ class Sentinel:
             return
         self._look_again()
         watched = self._of(optimizer)
+        for running in [*self._running.values()]:  # an update within a backward
+            if id(watched) not in running.counted:
+                running.counted.add(id(watched))
+                self._count(watched, running)
         held = self._loop.held(watched.parameters)
         if watched.has_lost(_there(held)):
             self._look()
             watched = self._of(optimizer)
+        backwards = watched.of_thread()
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
         facts = UpdateFacts(
@@ -356,12 +471,12 @@ class Sentinel:
             rates=self._loop.rates(optimizer),
             gradients=gradients,
             values=None,
-            backwards=watched.backwards,
+            backwards=len(backwards),
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
             around=False,
-            clip=watched.clip,
+            clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_),
@@ -374,8 +489,10 @@ class Sentinel:
             cut=self._cut,
             beginning=self._beginning,
             rewritten=watched.was_rewritten(self._loop.held(watched.some)),
+            clips=self._clips(watched),
         )
-        self._updating = facts, watched
+        roots = tuple(backward.root for backward in backwards if backward.root is not None)
+        self._updating[id(optimizer)] = _Update(facts, watched, roots)
 
     def _look_again(self) -> None:
         """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
@@ -398,33 +515,44 @@ class Sentinel:
             untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
         else:
             again = untouched = np.zeros_like(there)
-        return Gradients(there, again, untouched, self._read(watched, held, there, scale))
+        return Gradients(there, again, untouched, self._read(watched, held, scale))
 
     def _read(
-        self, watched: _Watched, held: Sequence[Tensor | None], there: Mask, scale: Tensor | None
+        self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
-        present = [gradient for gradient in held if gradient is not None]
-        if not present:
+        """Return a function that waits for the norms and sums, those from before a clip where they were taken."""
+        rest = {position: gradient for position, gradient in enumerate(held) if gradient is not None}
+        if not rest:
             return None
-        measured = watched.measured
-        if measured is not None and measured.identities == self._loop.origins(present):
-            block, factor = measured.block, scale if measured.returned else None
-        else:
-            block, factor = self._tensors.moments(present, NORMS, 0.0, None), scale
+        origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
+        blocks, places = [], list[int]()
+        for one in watched.measured:
+            same = one.still(held, origins)
+            blocks.append(one.block)
+            places += [n if is_same else -1 for n, is_same in zip(one.positions, same, strict=True)]
+            for position in places:
+                rest.pop(position, None)
+        unscaled = len(places)
+        if rest:
             watched.returned.clear()
         if len(watched.returned) > 1:
             watched.dropped = self._dropped([*watched.returned][:-1])
-        blocks = [block] if factor is None else [block, self._tensors.moments([factor], NORMS, 0.0, None)]
-        wait = self._tensors.to_host(blocks)
+        if rest:
+            blocks.append(self._tensors.moments([*rest.values()], NORMS, 0.0, None))
+            places += rest
+        if scale is not None and rest:
+            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
+        return _norms(self._tensors.to_host(blocks), places, unscaled, scale is not None and bool(rest), len(held))
 
-        def read() -> Array:
-            rows = wait()
-            rows, unit = (rows, 1.0) if factor is None else (rows[:-1], rows[-1, 0])
-            whole = np.full((len(there), 2), np.nan)
-            whole[there] = np.column_stack((np.sqrt(rows[:, 1]), rows[:, 0])) / unit
-            return whole
-
-        return read
+    def _clips(self, watched: _Watched) -> Array | None:
+        """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
+        if not watched.factors:
+            return None
+        clips = np.ones(len(watched.parameters))
+        for one in watched.measured:
+            for position in one.positions:
+                clips[position] = watched.factors.get(position, 1.0)
+        return clips
 
     def _dropped(self, returned: Sequence[tuple[tuple[str, ...], Block]]) -> Callable[[], tuple[str, ...]]:
         """Return a function that waits for the names of the parameters whose gradients are not finite."""
@@ -437,19 +565,20 @@ class Sentinel:
 
         return dropped
 
-    def updated(self, _: Optimizer, outcome: Outcome) -> None:
+    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Pass the update on, which has ended."""
-        if self._updating is None:
+        update = self._updating.pop(id(optimizer), None)
+        if update is None:
             return
-        (facts, watched), self._updating, self._cut = self._updating, None, False
+        watched, self._cut = update.watched, False
         self._beginning = self._present = None
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again, roots = _there(held), tuple(watched.roots)
-        update = ReadUpdate(facts._replace(outcome=outcome), looked, roots, watched.leftover, watched.dropped)
+        watched.again, facts = _there(held), update.facts._replace(outcome=outcome)
+        read = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
-        self._receive(update)
+        self._receive(read)
 
     # What belongs to whom.
 
@@ -465,25 +594,22 @@ class Sentinel:
         if watched is None:
             watched = self._watched[id(optimizer)] = _Watched(self._loop)
         owned = self._watch.run.framework.hooks.owned(optimizer)
-        ends = (len(owned), id(owned[0]), id(owned[-1])) if owned else (0,)
-        every = self._watch.parameters.every
-        if ends != watched.ends or every is not watched.every:
-            self._renew(watched, owned, ends, every)
+        order, every = [*map(id, owned)], self._watch.parameters.every
+        if order != watched.order or every is not watched.every:
+            self._renew(watched, owned, order, every)
             watched.groups = self._loop.groups(optimizer)
         return watched
 
-    def _renew(
-        self, watched: _Watched, owned: Sequence[Parameter], ends: tuple[int, ...], every: Mapping[int, Any]
-    ) -> None:
-        others = ends != watched.ends or [*map(id, owned)] != [*map(id, watched.parameters)]
-        names = tuple(every[id(each)].name if id(each) in every else "" for each in owned)
-        watched.every, watched.ends, self._outside = every, ends, None
+    def _renew(self, watched: _Watched, owned: Sequence[Parameter], order: list[int], every: Mapping[int, Any]) -> None:
+        others = order != watched.order
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        watched.every, watched.order, self._outside = every, order, None
         if names != watched.names:
             watched.names = names
         if others:
             watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
             watched.dtypes = self._loop.dtypes(owned)
-            watched.identities = frozenset(map(id, owned))
+            watched.identities = frozenset(order)
             watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
