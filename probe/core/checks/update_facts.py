@@ -43,9 +43,6 @@ class Values(NamedTuple):
     """For each of these, whether an operation of the framework has written it since the last update."""
     known: Mask
     """For each of these, whether its numbers after the last update are known, so that ``written`` says something."""
-    elements: npt.NDArray[np.int64] | None = None
-    """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
-    if it is known of none."""
 
 
 class UpdateFacts(NamedTuple):
@@ -98,9 +95,6 @@ class UpdateFacts(NamedTuple):
     """Position of each parameter's group among ``rates``; empty if it is not known."""
     parameter_dtypes: tuple[str, ...] = ()
     """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
-    frozen: bool = False
-    """True if the models have parameters that require no gradient and are in no optimizer: the others train by
-    intention."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
     cut: bool = False

@@ -15,8 +15,6 @@ QUIET = 10
 """Updates before it in which no parameter was written so."""
 KNOWN = 4
 """Parameters whose numbers must be known."""
-FLIPPED = 2
-"""Elements that differ at most, where their number is known."""
 SETTLED = 50
 """Updates before it in which no parameter was written at all."""
 
@@ -89,13 +87,11 @@ class WrittenBetweenUpdates(ChangeCheck):
         facts, values = update.facts, update.facts.values
         assert values is not None, "the caller has looked"
         position = int(values.looked[place])
-        elements = -1 if values.elements is None else int(values.elements[place])
-        if elements > FLIPPED or (facts.sizes and facts.sizes[position] < 2):
+        if facts.sizes and facts.sizes[position] < 2:
             return
         name = facts.names[position]
         text = (
             f"{name or 'a parameter without a name'} has changed between the last update and this one, and no "
             f"operation has written it; {number - 1} others that were looked at are as they were"
         )
-        evidence = {"known": number} | ({"elements": elements} if elements >= 0 else {})
-        yield self.finding(facts, facts.step, text, evidence, tuple(filter(None, [name])))
+        yield self.finding(facts, facts.step, text, {"known": number}, tuple(filter(None, [name])))
