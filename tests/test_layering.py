@@ -51,13 +51,14 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
     frozenset({"storage"}),
-    frozenset({"rules", "checks", "verdict"}),
+    frozenset({"rules", "verdict"}),
     frozenset({"output.metrics"}),
     frozenset({"trackers"}),
     frozenset({"output.sinks", "alerting.channels", "run_state.rules"}),
     frozenset({"config"}),
     frozenset({"distributed", "instrumentation"}),
-    frozenset({"control", "run_state", "sentinel", "alerting"}),
+    frozenset({"control", "run_state", "alerting"}),
+    frozenset({"sentinel"}),
     frozenset({"output"}),
     frozenset({"monitor"}),
     frozenset({"transformers", "internevo"}),
@@ -81,7 +82,7 @@ ANALYSIS = ("convert", "diagnosis", "performance", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(
-    r"\.(?:csv|parquet|db)\b(?!:)|_part_|\d\)-\(|manifest\.json|anomaly\.json|anomaly_detected|cost\.jsonl|monitor_metrics"
+    r"\.(?:csv|parquet|db)\b(?!:)|_part_|\d\)-\(|manifest\.json|anomaly\.json|anomaly_detected|cost\.jsonl|checks\.jsonl|monitor_metrics"
     r"|tfevents|stack_info\.csv|^\*?-rank|superseded-| over ranks |metric_\S*_step_|_step_\S*_call_|%b%d_%H|%Y-%m-%dT"
 )
 """Parts of the names of files, tables and entries, and of cells: written and parsed in ``probe.core.storage``."""

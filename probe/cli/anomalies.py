@@ -19,6 +19,7 @@ from probe.cli.places import RunPlace
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.check_findings import check_texts
 from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
@@ -81,10 +82,11 @@ def anomalies(
         complain(line, "warning")
     if written:
         complain(message("written: {written}", written=written), "info")
-    if not analysis.extent.rows:
+    if not analysis.extent.rows and not analysis.of_checks:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
-    found = analysis.diagnosis or analysis.of_run or analysis.unexplained
+    grave = any(each.is_grave for each in analysis.of_checks)
+    found = analysis.diagnosis or analysis.of_run or analysis.unexplained or grave
     raise typer.Exit(1 if found or analysis.problems.skipped else 0)
 
 
@@ -144,7 +146,7 @@ def _show(analysis: Analysis, topk: int) -> None:
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
     head = message("{run}: {findings}", run=analysis.run.name, findings=found)
-    for line in [head, *summary(analysis), *run_lines(analysis.of_run)]:
+    for line in [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)]:
         console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:
         return

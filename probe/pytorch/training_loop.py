@@ -1,4 +1,4 @@
-"""What a training loop of torch does between two updates: its backwards, the total norms by which it clips, and the
+"""Events of a training loop of torch between two updates: its backwards, the total norms by which it clips, and the
 gradients that parameters hold. Everything here is called in every step, sampled or not, and waits for no device."""
 
 from __future__ import annotations
@@ -207,13 +207,23 @@ def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
+def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
+    """Return True: gradients stay with ``parameters`` until they are cleared."""
+    return True
+
+
+def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
+    """Return the identities of ``gradients``: a clip changes them in place."""
+    return [*map(id, gradients)]
+
+
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
     with torch._C.DisableTorchFunction():
         return [-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in held]
 
 
-class ParameterReader:
+class RepeatedReader:
     """Reader of the same parameters again and again: where their numbers stay in host memory, one call of the compiled
     pass reads them.
 
@@ -258,9 +268,9 @@ def _has_numbers(parameter: Any) -> bool:
     return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
 
 
-def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> RepeatedReader:
     """Return a reader of the moments of ``parameters``."""
-    return ParameterReader(parameters, columns)
+    return RepeatedReader(parameters, columns)
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

@@ -334,7 +334,8 @@ def test_lightning_finds_the_callback_by_its_entry_point(
     assert len(folders()) == 1
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("probe: ")]
     assert said[0].startswith("probe: info: watching Module with AdamW; files in ")
-    assert said[1].startswith("probe: info: 4 steps watched, 0 findings; files in ")
+    assert said[1].startswith("probe: info: 4 steps watched, all of them recorded; ")
+    assert "nothing found in gradients" in said[1]  # not "0 findings": the line names what was looked at
     callback = of_lightning.ProbeCallback(CONFIG)
     fit([callback])
     assert len(folders()) == 2

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from probe.core.checks.update_facts import Array, UpdateFacts
 
 Grade = Literal["critical", "warning", "note"]
-"""How sure a check is that training is harmed: a ``note`` is about what legitimate programs do, too."""
+"""Certainty that training is harmed: a ``note`` is about what legitimate programs do, too."""
 CheckClass = Literal["fact", "change", "unusual"]
 
 
 class CheckFinding(NamedTuple):
-    """What a check has found. It is found once, until what it is about has ended."""
+    """Finding of a check. It is found once, until its matter has ended."""
 
     check: str
     """Name of the check, such as ``stale-gradient``: the kind of the finding."""
@@ -57,9 +57,9 @@ class Check(Protocol):
     source: ClassVar[str]
     """Public report of the fault, by link."""
     sees: ClassVar[str]
-    """What it sees through, and its cost: one clause."""
+    """Facts that it judges, and their cost: one clause."""
     remedy: ClassVar[str]
-    """What to do: one sentence."""
+    """Advice: one sentence."""
 
     def judge(self, update: JudgedUpdate) -> Iterable[CheckFinding]:
         """Return the findings with this update. Called once an update, in their order, always from one thread."""

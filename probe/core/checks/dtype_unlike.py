@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import UnusualCheck
-from probe.core.checks.places import listing
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.places import listing, module_of
 
-LEAST = 3
-"""Modules at the same place."""
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+NUMBER = re.compile(r"\.\d+(?=\.)|^\d+(?=\.)")
 
 
-class DtypeUnlike(UnusualCheck):
-    """Note modules of repeated blocks whose output has another dtype than that of most at the same place.
+class DtypeUnlike(FactCheck):
+    """Report modules with parameters whose output is in float32, while that at the same place in other blocks is in
+    half precision.
 
-    Of two modules, which may both be right, the one in float32 is named if the other is in half precision.
+    Blocks are what a list of modules numbers. Modules without parameters pass on the dtype of their inputs; norms are
+    all alike.
     """
 
     name = "dtype-unlike"
@@ -42,30 +42,24 @@ class DtypeUnlike(UnusualCheck):
         if facts.dtypes is self._dtypes or facts.dtypes == self._dtypes:
             return
         self._dtypes = facts.dtypes
-        unlike = tuple(unlike_ones(facts.dtypes))
+        modules = {module_of(name) for name in facts.names}
+        unlike = tuple(unlike_ones({name: dtype for name, dtype in facts.dtypes.items() if name in modules}))
         if not set(unlike) <= self._reported:
             self._reported |= set(unlike)
-            kinds = sorted({facts.dtypes[name] for name in unlike})
-            text = f"{listing(unlike)}: the output is {', '.join(kinds)}, that of modules at the same place is not"
+            text = f"the output of {listing(unlike)} is in float32, that at the same place in other blocks is not"
             yield self.finding(facts, facts.step, text, {"modules": len(unlike)}, unlike)
 
 
 def unlike_ones(dtypes: Mapping[str, str]) -> Iterator[str]:
-    """Yield the modules whose output has another dtype than that of most at the same place in repeated blocks."""
+    """Yield the modules with an output in float32 of which most at the same place in other blocks are in half
+    precision, or the other one of two."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for name in dtypes:
-        place = NUMBER.sub("*", name)
-        if place != name:
-            places[place].append(name)
+        numbers = list(NUMBER.finditer(name))
+        if numbers:
+            places[f"{name[: numbers[-1].start()]}.*{name[numbers[-1].end() :]}"].append(name)
     for names in places.values():
-        counts = Counter(dtypes[name] for name in names).most_common()
-        if len(counts) != 2:
-            continue
-        (usual, most), (_, few) = counts
-        if len(names) >= LEAST and 3 * few <= len(names) and few < most:
-            yield from (name for name in names if dtypes[name] != usual)
-        elif len(names) == 2:
-            half = [dtypes[name].lower().endswith("float16") for name in names]
-            yield from (
-                name for name, is_half in zip(names, half, strict=True) if half.count(True) == 1 and not is_half
-            )
+        single = [name for name in names if dtypes[name].lower().endswith("float32")]
+        half = [name for name in names if dtypes[name].lower().endswith("float16")]
+        if len(single) + len(half) == len(names) and half and len(single) <= max(1, len(names) // 3):
+            yield from single

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck, norms_of
 from probe.core.checks.places import ancestors, listing, module_of
+from probe.core.checks.update_facts import Mask
 
 SOON, ALWAYS = 8, 20
 """Updates in a row without a gradient, of a module that had one in as many updates in a row before."""
@@ -20,11 +20,11 @@ EXPERT = re.compile(r"expert", re.IGNORECASE)
 
 
 class GradientGone(ChangeCheck):
-    """Report modules with gradients that are all exactly zero for some updates in a row, and were not before.
+    """Report modules that have lost their gradient for some updates in a row: it is exactly zero, or none is computed.
 
-    A parameter without a gradient (None) is not part of the graph, such as the head of another task, and does not
-    count. Nor do updates in which all gradients of the optimizer are zero, unless the loss is known not to be: a hinge
-    loss may be satisfied.
+    That counts only of parameters that still require one. A module that loses it as another one begins to have one is
+    the head of an earlier task. Updates in which all gradients of the optimizer are zero count only if the loss is
+    known not to be zero: a hinge loss may be satisfied.
     """
 
     name = "gradient-gone"
@@ -32,8 +32,9 @@ class GradientGone(ChangeCheck):
     source = "https://doi.org/10.1109/ICSE43902.2021.00043"
     sees = "norms of the gradients at each update, by module"
     remedy = (
-        "Look at the update just before: a rate or a batch that was too large has driven activations to where their "
-        "slope is zero. Go back to a checkpoint of before, with a lower rate or with clipping."
+        "If they are exactly 0, look at the update just before: a rate or a batch that was too large has driven "
+        "activations to where their slope is zero, or numbers below the range of float16. If none are computed, look "
+        "for detach() and no_grad()."
     )
     lacks = "no norm of a gradient could be read"
 
@@ -45,55 +46,61 @@ class GradientGone(ChangeCheck):
         """Forget all modules: there are others now."""
         self._names = names
         modules = [module_of(name) for name in names]
-        self._modules = list(dict.fromkeys(modules))
-        places = {module: place for place, module in enumerate(self._modules)}
-        self._module = np.array([places[module] for module in modules], dtype=np.int64)
-        number = len(self._modules)
-        self._zeros, self._lived = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
-        self._since = np.full(number, -1, dtype=np.int64)
-        self._expert = np.array([EXPERT.search(module) is not None for module in self._modules], dtype=np.bool_)
+        places = {module: place for place, module in enumerate(dict.fromkeys(modules))}
+        self._module, number = np.array([places[module] for module in modules], dtype=np.int64), len(places)
+        self._updates = 0
+        self._missing, self._lived = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
+        """Updates in a row without a gradient, and with one before these."""
+        self._since, self._excused = np.full(number, -1, dtype=np.int64), np.zeros(number, dtype=np.bool_)
+        self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts, norms = update.facts, norms_of(update)
-        if facts.outcome == "skipped" or norms is None:
+        there = facts.gradients.there
+        if facts.outcome == "skipped" or norms is None or not there.any():
             return
         if facts.names is not self._names and facts.names != self._names:
             self._begin(facts.names)
-        there = facts.gradients.there & facts.trainable
         alive = self._any(there & (norms != 0))
-        gone = self._any(there) & ~alive
-        if not there.any() or (not alive.any() and not facts.loss):
-            return
-        if not alive.any() and not facts.loss_seen:
+        if not alive.any() and not (facts.loss_seen and facts.loss):
             return
         self.judged = True
-        self._since[gone & (self._zeros == 0)] = facts.step
-        self._lived = np.where(alive, np.where(self._zeros > 0, 1, self._lived + 1), self._lived)
-        self._zeros = np.where(gone, self._zeros + 1, np.where(alive, 0, self._zeros))
+        gone = self._any(facts.trainable) & ~alive
+        self._count(alive, gone, facts.step)
         if gone.any():
-            yield from self._report(update, gone, there)
+            yield from self._report(update, gone)
 
-    def _any(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return for each module whether the mask holds for any of its parameters."""
-        return np.bincount(self._module[mask], minlength=len(self._modules)) > 0
+    def _any(self, chosen: Mask) -> Mask:
+        """Return for each module whether any of its parameters is chosen."""
+        return np.bincount(self._module[chosen], minlength=len(self._since)) > 0
 
-    def _report(
-        self, update: JudgedUpdate, gone: npt.NDArray[np.bool_], there: npt.NDArray[np.bool_]
-    ) -> Iterator[CheckFinding]:
+    def _count(self, alive: Mask, gone: Mask, step: int) -> None:
+        """Count the update of each module, and excuse those that make room for others."""
+        self._updates += 1
+        fresh = bool((alive & ((self._missing > 0) | (self._lived == 0))).any()) and self._updates > 1
+        self._since[gone & (self._missing == 0)] = step
+        self._lived = np.where(alive, np.where(self._missing > 0, 1, self._lived + 1), self._lived)
+        self._missing = np.where(gone, self._missing + 1, np.where(alive, 0, self._missing))
+        self._excused = gone & (self._excused | (fresh & (self._missing <= 2)))
+
+    def _report(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
+        facts = update.facts
         regular = (self._lived >= ALWAYS) & ~self._expert
-        soon = gone & regular & (self._zeros == SOON)
-        late = gone & ~regular & (self._lived >= SOMETIMES) & (self._zeros == LATE)
-        ended = soon | late
+        zero = self._any(facts.gradients.there) & (self._lived >= SOMETIMES)
+        soon = regular & (self._missing == SOON)
+        late = ~regular & zero & (self._missing == LATE)
+        ended = gone & ~self._excused & (soon | late)
         if not ended.any():
             return
-        facts = update.facts
-        rows = zip(facts.names, self._module, there, strict=True)
-        names = [(name, bool(ended[module])) for name, module, has in rows if has]
-        where = ancestors([name for name, is_gone in names if is_gone], [name for name, _ in names])
-        updates, since = int(self._zeros[ended].min()), int(self._since[ended].min())
+        counted = facts.trainable | facts.gradients.there
+        names = [name for name, counts in zip(facts.names, counted, strict=True) if counts]
+        lost = [name for name, chosen in zip(facts.names, counted & ended[self._module], strict=True) if chosen]
+        where = ancestors(lost, names)
+        updates, since = int(self._missing[ended].min()), int(self._since[ended].min())
+        how = "exactly 0" if self._any(facts.gradients.there)[ended].any() else "not computed"
         text = (
-            f"the gradients of {listing(where)} are exactly 0 in {updates} updates in a row, and were not before step "
+            f"the gradients of {listing(where)} are {how} in {updates} updates in a row, and were not so before step "
             f"{since}"
         )
         yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)

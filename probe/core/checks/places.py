@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 MOST = 20
@@ -19,17 +19,27 @@ def module_of(name: str) -> str:
 def ancestors(part: Iterable[str], whole: Iterable[str]) -> tuple[str, ...]:
     """Return the highest modules all of whose parameters are in ``part``, and the parameters in no such module.
 
+    Blocks in a list are named one by one, ``layers.0`` and ``layers.1``, unless they are many.
+
     Args:
         part: names of parameters, in the order of the result.
         whole: names of all parameters that count, those of ``part`` among them.
     """
     names = list(dict.fromkeys(filter(None, part)))
     inside, outside = Counter[str](), Counter[str]()
+    blocks: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
         inside.update(_modules(name))
     for name in {*whole, *names} - {""}:
         outside.update(_modules(name))
-    places = (next((each for each in _modules(name) if inside[each] == outside[each]), name) for name in names)
+        for module in _modules(name):
+            blocks[module.rpartition(".")[0]].add(module.rpartition(".")[2])
+
+    def is_place(module: str) -> bool:
+        few = len(blocks[module]) <= SHOWN and any(block.isdecimal() for block in blocks[module])
+        return inside[module] == outside[module] and not few
+
+    places = (next(filter(is_place, _modules(name)), name) for name in names)
     return tuple(dict.fromkeys(places))
 
 

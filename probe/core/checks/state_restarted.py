@@ -25,25 +25,25 @@ class StateRestarted(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._updates, self._highest, self._first_step = 0, 0, -1
+        self._updates, self._highest, self._first_seen = 0, 0, -1
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         self._updates += 1
         if self._updates == 1:
-            self._first_step = facts.step
+            self._first_seen = facts.step
         steps = facts.state_steps
         if steps is None:
             return
         self.judged = True
-        resumed = self._first_step > BEFORE and facts.optimizer == 0 and facts.alone
-        if steps < AGAIN < BEFORE < self._highest:
+        resumed = self._first_seen > BEFORE and facts.optimizer == 0 and facts.alone
+        if steps < AGAIN and self._highest > BEFORE:
             text = f"the optimizer's state has counted {self._highest} steps and begins again with {steps}"
             yield self.finding(facts, facts.step, text, {"before": self._highest, "steps": steps})
             self._highest = 0
-        elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_step >= 0:
-            text = f"the run goes on from step {self._first_step}, and the optimizer's state begins with {steps} steps"
-            yield self.finding(facts, self._first_step, text, {"first_step": self._first_step, "steps": steps})
-            self._first_step = -1
+        elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_seen >= 0:
+            text = f"the run goes on from step {self._first_seen}, and the optimizer's state begins with {steps} steps"
+            yield self.finding(facts, self._first_seen, text, {"first": self._first_seen, "steps": steps})
+            self._first_seen = -1
         self._highest = max(self._highest, steps)

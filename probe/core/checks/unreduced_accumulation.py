@@ -33,7 +33,7 @@ class UnreducedAccumulation(FactCheck):
         self.judged = True
         if self._streak.completes(not facts.reduced, facts.step):
             text = (
-                f"the gradients of {UPDATES} updates in a row were not averaged over ranks in the last backward: each "
-                "rank trains by itself"
+                f"the gradients of {UPDATES} updates in a row were not averaged with those of other ranks in the last "
+                "backward: each rank trains by itself"
             )
             yield self.finding(facts, self._streak.since, text, {"backwards": facts.backwards})

@@ -49,7 +49,7 @@ class Values(NamedTuple):
 
 
 class UpdateFacts(NamedTuple):
-    """What was seen between the last update of one optimizer and this one, which has ended."""
+    """Facts seen between the last update of one optimizer and this one, which has ended."""
 
     step: int
     optimizer: int
@@ -66,11 +66,11 @@ class UpdateFacts(NamedTuple):
     backwards: int
     """Outermost backwards since its last update that reached its parameters."""
     training: bool | None
-    """Whether the model was in training mode at the latest of these; None if there was none."""
+    """True if the model was in training mode at the latest of these; None if there was none."""
     scaled: bool
     """True if the total norm was computed to clip these gradients while they still had the factor of a loss scaler."""
     reduced: bool | None
-    """Whether the wrapper that averages gradients over ranks did so in the latest backward; None without a wrapper."""
+    """True if the wrapper that averages gradients over ranks did so in the latest backward; None without a wrapper."""
     around: bool
     """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before
     it."""
@@ -98,13 +98,21 @@ class UpdateFacts(NamedTuple):
     """Position of each parameter's group among ``rates``; empty if it is not known."""
     parameter_dtypes: tuple[str, ...] = ()
     """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
+    frozen: bool = False
+    """True if the models have parameters that require no gradient and are in no optimizer: the others train by
+    intention."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
     cut: bool = False
     """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
     that requires a gradient."""
     beginning: Beginning | None = None
-    """Where the numbers of a root that is not finite begin, if its graph was walked."""
+    """Beginning of the numbers of a root that is not finite, if its graph was walked."""
+    rewritten: bool = False
+    """True if something has written gradients between the latest backward and the update, such as clipping does."""
+    dropped: tuple[str, ...] = ()
+    """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
+    factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
     clips: Array | None = None
     """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
     only a device knows the factor."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 
@@ -17,48 +17,73 @@ KNOWN = 4
 """Parameters whose numbers must be known."""
 FLIPPED = 2
 """Elements that differ at most, where their number is known."""
+SETTLED = 50
+"""Updates before it in which no parameter was written at all."""
 
 
 class WrittenBetweenUpdates(ChangeCheck):
-    """Report one parameter whose numbers differ from those after the last update, though no operation has written it.
+    """Report parameters whose numbers differ from those after the last update.
 
-    Programs that write parameters past the framework write several, or write again and again, such as a weight that is
-    clamped or normalised after each update. A parameter of a single element is left out, which programs clamp as it
-    reaches a bound. A note is made where operations of the framework write parameters between updates.
+    Of one parameter it is reported if no operation has written it: a flipped bit, or a write past the framework.
+    Programs that write so write several, or write again and again, such as a weight that is clamped or normalised after
+    each update. A parameter of a single element is left out, which programs clamp as it reaches a bound.
+
+    Of all parameters it is reported if operations have written them for the first time after fifty updates: an average
+    of the weights, or another model's, that was put in for an evaluation and not taken out again. A checkpoint that is
+    loaded has another count of steps; what is written again and again is a note.
     """
 
     name = "written-between-updates"
-    title = "Parameter changed by nothing"
+    title = "Changed between updates"
     source = "https://arxiv.org/abs/2407.21783"
     sees = "numbers of a part of the parameters after one update and before the next, and their versions"
     remedy = (
-        "Compare the rank's memory and its device's error counters with others; go back to a checkpoint of before, and "
-        "take the node out if it happens again."
+        "If the program wrote them, put the weights of before back after an evaluation. If nothing did, compare the "
+        "rank's memory and its device's error counters with others, go back to a checkpoint of before, and take the "
+        "node out if it happens again."
     )
     lacks = "no parameter's numbers were known from one update to the next"
 
     def __init__(self) -> None:
         super().__init__()
-        self._quiet = 0
+        self._quiet = self._settled = 0
+        """Updates in a row without a write by nothing, and without any."""
         self._noted = False
+        self._steps: int | None = None
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        values = update.facts.values
+        values, before = update.facts.values, self._steps
+        self._steps = update.facts.state_steps
         if values is None or not values.known.any():
             return
         changed = values.written & values.known
-        secret, number = changed & ~values.seen_write, int(values.known.sum())
+        seen, secret, number = changed & values.seen_write, changed & ~values.seen_write, int(values.known.sum())
         self.judged |= number >= KNOWN
-        if (changed & values.seen_write).any() and not self._noted:
-            self._noted = True
-            yield self._note(update, values.looked[changed & values.seen_write])
-        if not secret.any():
-            self._quiet += 1
-            return
-        quiet, self._quiet = self._quiet, 0
-        if quiet >= QUIET and number >= KNOWN and int(secret.sum()) == 1:
+        if seen.any():
+            loaded = before is not None and self._steps != before + 1
+            yield from self._seen(update, values.looked[seen], bool(seen[values.known].all()) and not loaded)
+        if secret.any() and self._quiet >= QUIET and number >= KNOWN and int(secret.sum()) == 1:
             yield from self._flip(update, int(np.flatnonzero(secret)[0]), number)
+        self._quiet = 0 if secret.any() else self._quiet + 1
+        self._settled = 0 if changed.any() else self._settled + 1
+
+    def _seen(self, update: JudgedUpdate, positions: npt.NDArray[np.int64], whole: bool) -> Iterator[CheckFinding]:
+        """Report what operations have written, the first time."""
+        grave = whole and self._settled >= SETTLED and len(positions) >= KNOWN
+        if self._noted and not grave:
+            return
+        self._noted = True
+        facts, number = update.facts, len(positions)
+        where = () if grave else ancestors([facts.names[position] for position in positions], facts.names)
+        text = (
+            f"the program has written all {number} parameters that were looked at between the last update and this "
+            f"one, for the first time in {self._settled} updates"
+            if grave
+            else f"the program writes parameters between updates: {listing(where)}"
+        )
+        grade: Grade = "warning" if grave else "note"
+        yield self.finding(facts, facts.step, text, {"parameters": number}, where, grade)
 
     def _flip(self, update: JudgedUpdate, place: int, number: int) -> Iterator[CheckFinding]:
         facts, values = update.facts, update.facts.values
@@ -74,9 +99,3 @@ class WrittenBetweenUpdates(ChangeCheck):
         )
         evidence = {"known": number} | ({"elements": elements} if elements >= 0 else {})
         yield self.finding(facts, facts.step, text, evidence, tuple(filter(None, [name])))
-
-    def _note(self, update: JudgedUpdate, positions: npt.NDArray[np.int64]) -> CheckFinding:
-        names = [update.facts.names[position] for position in positions]
-        where = ancestors(names, update.facts.names)
-        text = f"the program writes parameters between updates: {listing(where)}"
-        return self.finding(update.facts, update.facts.step, text, {"parameters": len(names)}, where, "note")

@@ -172,7 +172,7 @@ class Parameters:
 
     @property
     def structure(self) -> object:
-        """What the models consist of, as of the last search; the same object until a search finds something else."""
+        """Parts of the models, as of the last search; the same object until a search finds others."""
         return self._structure
 
     @property

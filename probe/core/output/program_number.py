@@ -16,9 +16,10 @@ from probe.core.backend.protocols import Groups
 from probe.core.faults import Faults
 from probe.core.launch import WATCHED
 from probe.core.output.metrics.hub import started_ticks
+from probe.core.run_state.progress import node_folder
 
-FOLDER = ".programs"
-"""Folder in the output directory with a folder for each program, and in that a file for each number."""
+PURPOSE = "numbers of a program"
+"""First name of the folder of this node with a file for each number."""
 WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE")
 """Variables of launchers with the number of processes."""
 _IMPORTED = time.time()
@@ -40,10 +41,10 @@ class ProgramNumber:
         self._file: int | None = None
         self._process = f"{os.getpid()} {started_ticks()}"
         alone = groups.world_size() == 1 and not any(environ.get(name, "1") not in ("", "1") for name in WORLDS)
-        if not alone or not environ.get(WATCHED, "").isalnum():
+        if not alone or not environ.get(WATCHED):
             return
         try:
-            self.number, self._file = self._taken(root / FOLDER / environ[WATCHED])
+            self.number, self._file = self._taken(folder_of(root, environ))
         except OSError as error:
             faults.note("number of the process", error)
 
@@ -56,7 +57,6 @@ class ProgramNumber:
             os.close(file)
 
     def _taken(self, folder: Path) -> tuple[int, int]:
-        folder.mkdir(parents=True, exist_ok=True)
         choosing = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(choosing, fcntl.LOCK_EX)
@@ -97,6 +97,15 @@ class ProgramNumber:
         text = json.dumps([self._process, ended]).encode()
         os.ftruncate(file, 0)
         os.pwrite(file, text, 0)
+
+
+def folder_of(root: Path, environ: Mapping[str, str]) -> Path:
+    """Return the folder of this node for the numbers of a program that writes into ``root``.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    return node_folder([PURPOSE, environ[WATCHED], str(root.resolve())], environ)
 
 
 def process_start() -> float:

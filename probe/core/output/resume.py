@@ -23,6 +23,7 @@ from probe.core.rules.skipped import is_evidence
 from probe.core.storage import metrics_db
 from probe.core.storage.anomaly_json import file_of
 from probe.core.storage.batches import steps
+from probe.core.storage.check_lines import CHECKS
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory, find, runs
@@ -121,7 +122,7 @@ class Resumed:
             named = table_name(path.name)
             if named and named.last >= self.first:
                 yield path, self._csv if named.format == CSV else self._parquet
-            elif path.name == COSTS:
+            elif path.name in (COSTS, CHECKS):
                 yield path, self._cost
             elif path.suffix == SUFFIX:
                 yield path, partial(metrics_db.move_steps, rank=rank, first=self.first, aside=self._aside / path.name)

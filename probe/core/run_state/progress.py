@@ -69,7 +69,16 @@ def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str]
         OSError: if it cannot be made, or if it belongs to another user.
     """
     launch = [*launch_names(environ).values()] if ranks > 1 else [str(os.getpid())]
-    name = digest([job, str(root.resolve()), *launch])
+    return node_folder([job, str(root.resolve()), *launch], environ)
+
+
+def node_folder(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this node for what has these names, made if missing and open to this user alone.
+
+    Raises:
+        OSError: if it cannot be made, or if it belongs to another user.
+    """
+    name = digest(names)
     chosen = environ.get(FOLDER)
     if chosen:
         Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)

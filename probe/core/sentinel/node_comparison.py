@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +11,10 @@ from probe.core.checks.check import CheckFinding
 from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison, RankGroup
 from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
 from probe.core.sentinel.run_account import of_check
-from probe.core.storage.files import append, open_for_append
+from probe.core.storage.check_lines import CHECKS, CheckLines
 from probe.core.storage.layout import ranks_text
 from probe.core.verdict import JudgedFinding
 
-FILE = "checks.jsonl"
-"""File in the output root that gets the findings between ranks, one JSON object a line."""
 _log = logging.getLogger("probe")
 
 
@@ -39,25 +36,42 @@ class NodeComparison:
         self._folder, self._identity = folder, identity
         self._files: dict[Path, _Lines | None] = {}
         self._groups: dict[tuple[object, ...], GroupComparison] = {}
+        self._present: dict[tuple[object, ...], set[int]] = {}
+        """Ranks of each group at the last look."""
         self.findings: list[tuple[str, JudgedFinding]] = []
         """Findings so far, each with the launch of its ranks."""
         self.problems: list[str] = []
         """Sentences about files that could not be read or written."""
 
-    def look(self) -> None:
-        """Read what the ranks have written since the last call, and compare it."""
+    def look(self, last: bool = False) -> None:
+        """Read what the ranks have written since the last call, and compare it. Ranks of a group begin one after the
+        other: it is compared once no further one has come between two calls.
+
+        Args:
+            last: whether no other call follows.
+        """
         self._open_new()
-        files = [file for file in self._files.values() if file is not None]
-        lines = {id(file.reader): file.reader.news() for file in files}
-        for key, members in _groups_of(files).items():
-            ranks = tuple(sorted(members))
-            comparison = self._groups.get(key)
-            if comparison is None or comparison.group.ranks != ranks:  # another rank has begun
-                header = members[ranks[0]].header
-                role, split = ("tensor", header.split) if key[0] == "tensor" else ("data", ())
-                comparison = self._groups[key] = GroupComparison(RankGroup(role, ranks, header.names, split))  # type: ignore[arg-type]
-            for rank in ranks:
-                self._compare(comparison, members[rank].header, rank, lines[id(members[rank].reader)])
+        groups = _groups_of([file for file in self._files.values() if file is not None])
+        ready = {key: members for key, members in groups.items() if last or self._present.get(key) == {*members}}
+        self._present = {key: {*members} for key, members in groups.items()}
+        readers = {file.reader for members in ready.values() for file in members.values()}
+        lines = {reader: reader.news() for reader in readers}
+        for key, members in ready.items():
+            comparison = self._comparison(key, members)
+            for rank in comparison.group.ranks:
+                self._compare(comparison, members[rank].header, rank, lines[members[rank].reader])
+
+    def _comparison(self, key: tuple[object, ...], members: Mapping[int, _Lines]) -> GroupComparison:
+        """Return the comparison of a group: another one if it has another member."""
+        ranks = tuple(sorted(members))
+        comparison = self._groups.get(key)
+        if comparison is None or comparison.group.ranks != ranks:
+            header = members[ranks[0]].header
+            group = RankGroup("data", ranks, header.names)
+            if key[0] == "tensor":
+                group = RankGroup("tensor", ranks, header.names, header.split)
+            comparison = self._groups[key] = GroupComparison(group)
+        return comparison
 
     def _compare(self, comparison: GroupComparison, header: LinesHeader, rank: int, lines: Sequence[RankLine]) -> None:
         for finding in comparison.add(rank, lines):
@@ -72,7 +86,7 @@ class NodeComparison:
         return f"the gradients of {texts[0]}" if texts else ""
 
     def _open_new(self) -> None:
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in sorted(self._folder.glob(f"[!.]*{SUFFIX}")):
             if path in self._files:
                 continue
             self._files[path] = None
@@ -83,12 +97,10 @@ class NodeComparison:
                 self._note(f"lines of a rank: {error}")
 
     def _write(self, root: Path, finding: CheckFinding) -> None:
-        fields = {**finding._asdict(), "evidence": dict(finding.evidence), "program": self._identity}
         try:
-            with open_for_append(root / FILE) as file:
-                append(file, json.dumps(fields).encode() + b"\n")
+            CheckLines(root).write([finding], self._identity)
         except OSError as error:
-            self._note(f"{root / FILE}: {error.strerror}")
+            self._note(f"{root / CHECKS}: {error.strerror}")
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:

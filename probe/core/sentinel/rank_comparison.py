@@ -191,10 +191,10 @@ class _SameData:
         self._varies = False
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
-        tables = [line.unreduced for line in lines]
-        if all(table is not None and table.shape == lines[0].reduced.shape for table in tables):
-            same = all(_is_same(tables[0], table) for table in tables[1:])  # type: ignore[arg-type] # none is None
-            if self._gradients.reached(step, same and bool(np.nan_to_num(tables[0]).any())):  # type: ignore[call-overload]
+        tables = [line.unreduced for line in lines if line.unreduced is not None]
+        if len(tables) == len(lines) and all(table.shape == lines[0].reduced.shape for table in tables):
+            same = all(_is_same(tables[0], table) for table in tables[1:])
+            if self._gradients.reached(step, same and bool(np.nan_to_num(tables[0]).any())):
                 yield self._finding("gradients before any reduction", step, self._gradients.since, lines)
         else:
             yield from self._judge_losses(step, lines)

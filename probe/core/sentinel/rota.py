@@ -22,7 +22,7 @@ SHARE = 0.005
 Wait = Callable[[], npt.NDArray[np.float64]]
 
 
-class _Reading(NamedTuple):
+class _Read(NamedTuple):
     """Moments of some parameters, on their way to the host, and the versions of these parameters."""
 
     positions: list[int]
@@ -30,14 +30,14 @@ class _Reading(NamedTuple):
     versions: Sequence[int]
 
 
-class Looked(NamedTuple):
+class RotaReading(NamedTuple):
     """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
     them and as they were before this one."""
 
-    before: _Reading | None
-    after: _Reading | None
-    last: _Reading | None
-    again: _Reading | None
+    before: _Read | None
+    after: _Read | None
+    last: _Read | None
+    again: _Read | None
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""
@@ -49,7 +49,7 @@ class Looked(NamedTuple):
         if self.last is not None and self.again is not None:
             shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
             if len(shared):
-                known[here] = True
+                known[here] = np.asarray(self.last.versions)[there] >= 0
                 written[here] = ~_equal(self.last.wait(), self.again.wait())[there]
                 seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
         return Values(positions, moved, written, seen, known)
@@ -73,9 +73,9 @@ class Rota:
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._next = LEAST, 0
-        self._before: _Reading | None = None
-        self._last: _Reading | None = None
-        self._again: _Reading | None = None
+        self._before: _Read | None = None
+        self._last: _Read | None = None
+        self._again: _Read | None = None
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
@@ -89,12 +89,12 @@ class Rota:
             self._before = self._read(chosen)
         self._spent += time.thread_time() - begun
 
-    def after(self) -> Looked:
+    def after(self) -> RotaReading:
         """Read the same parameters after the update."""
         begun = time.thread_time()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
-        looked = Looked(before, after, self._last, self._again)
+        looked = RotaReading(before, after, self._last, self._again)
         self._last, self._again = after, None
         now = time.perf_counter()
         self._pace(self._spent + time.thread_time() - begun, now - self._began)
@@ -124,8 +124,8 @@ class Rota:
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: list[int]) -> _Reading | None:
+    def _read(self, chosen: list[int]) -> _Read | None:
         there, wait = self._reader.read(chosen)
         if not there:
             return None
-        return _Reading(there, wait, self._loop.versions([self._parameters[position] for position in there]))
+        return _Read(there, wait, self._loop.versions([self._parameters[position] for position in there]))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +24,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
-from probe.core.sentinel.rota import Looked, Rota
+from probe.core.sentinel.rota import Rota, RotaReading
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
@@ -30,12 +32,21 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
+MOST_ROOTS = 4096
+"""Roots whose values are kept for one update."""
+MOST_RETURNED = 64
+"""Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.005
+"""Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
+most."""
+MOST_PATTERNS = 64
+"""Sets of gradients of one optimizer that are remembered."""
 
 
-class Watch(Protocol):
-    """What the sentinel reads of the session."""
+class SeenSession(Protocol):
+    """Session, as far as the sentinel reads it."""
 
     @property
     def run(self) -> Run:
@@ -50,19 +61,27 @@ class ReadUpdate(NamedTuple):
     """An update that has ended, whose numbers may still be on their way to the host."""
 
     facts: UpdateFacts
-    looked: Looked | None
+    looked: RotaReading | None
     roots: tuple[Callable[[], float], ...]
     """Functions that wait for the value of each root."""
+    leftover: Callable[[], bool] | None = None
+    """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
+    each was seen to be cleared."""
+    dropped: Callable[[], tuple[str, ...]] = tuple
+    """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""
         facts = self.facts
         gradients = facts.gradients.read() if facts.gradients.read is not None else np.empty((0, 2))
         loss = math.fsum(values) if all(map(math.isfinite, values := self._roots())) else sum(values)
+        if self.leftover is not None and not self.leftover():
+            facts = facts._replace(gradients=facts.gradients._replace(again=np.zeros_like(facts.gradients.again)))
         facts = facts._replace(
             values=None if self.looked is None else self.looked.values(),
             loss=loss if values else math.nan,
             loss_seen=bool(values),
+            dropped=self.dropped(),
         )
         return JudgedUpdate(facts, gradients)
 
@@ -71,22 +90,22 @@ class ReadUpdate(NamedTuple):
 
 
 def _norms(
-    wait: Callable[[], Array], places: Sequence[int], unscaled: int, is_scaled: bool, number: int
+    wait: Callable[[], Array], places: Sequence[int], is_scaled: Mask | None, number: int
 ) -> Callable[[], Array]:
     """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
 
     Args:
-        wait: waits for a row for each of ``places``, and one with the factor of those that are scaled.
+        wait: waits for a row for each of ``places``, and perhaps one with a factor.
         places: position of each row among the gradients; -1 if it is out of date.
-        unscaled: number of the first rows, which are not scaled.
+        is_scaled: rows that have the factor in the last one; None if there is none.
         number: number of the gradients.
     """
 
     def read() -> Array:
         sums = wait()
         rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
-        if is_scaled:
-            rows[unscaled:] /= sums[-1, 0]
+        if is_scaled is not None:
+            rows[is_scaled] /= sums[-1, 0]
         whole = np.full((number + 1, 2), np.nan)
         whole[np.asarray(places, np.int64)] = rows
         return whole[:-1]
@@ -98,11 +117,15 @@ class _Backward:
     """Backward that runs.
 
     Args:
-        root: function that waits for the value of its root; None if that is no loss.
+        inputs: identities of what it was asked for.
     """
 
-    def __init__(self, root: Callable[[], float] | None, inputs: Collection[int]) -> None:
-        self.root, self.inputs, self.thread = root, inputs, threading.get_ident()
+    def __init__(self, inputs: Collection[int]) -> None:
+        self.inputs, self.thread = inputs, threading.get_ident()
+        self.root: Callable[[], float] | None = None
+        """Function that waits for the value of its root; None if that is no loss."""
+        self.scaled = False
+        """True if a scaler has multiplied its root."""
         self.shared = False
         """True if one on another thread has run meanwhile."""
         self.before: dict[int, GradientMarks] = {}
@@ -115,12 +138,28 @@ class _Measured(NamedTuple):
     """Gradients whose norms were taken before they were clipped."""
 
     positions: Sequence[int]
-    references: Sequence[Callable[[], object]]
+    identities: Sequence[int]
+    references: Sequence[Callable[[], object]] | None
+    """Functions to the gradients; None where they do not stay with their parameters."""
     block: Block
+    returned: bool = False
+    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
+
+    def places(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[int]:
+        """Return the positions, -1 where another gradient is there now.
+
+        Args:
+            origins: identity of what was measured, of the gradient at each position.
+        """
+        same = [origins.get(n) == identity for n, identity in zip(self.positions, self.identities, strict=True)]
+        if self.references is not None:
+            refers = (reference() is held[n] for n, reference in zip(self.positions, self.references, strict=True))
+            same = [one and other for one, other in zip(same, refers, strict=True)]
+        return [n if is_same else -1 for n, is_same in zip(self.positions, same, strict=True)]
 
 
 class _Watched:
-    """What is remembered of one optimizer since its last update."""
+    """Memory of one optimizer since its last update."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
@@ -138,8 +177,22 @@ class _Watched:
         """Marks of all gradients at the end of the last update, and of some after the last backward."""
         self.again: Mask = np.zeros(0, np.bool_)
         """Gradients that nothing has cleared since the last update."""
+        self.there: Mask = np.zeros(0, np.bool_)
+        """Gradients of the last update."""
+        self.patterns: set[bytes] = set()
+        """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
         self.clear()
+
+    def has_lost(self, there: Mask) -> bool:
+        """Return whether gradients are missing that the last update had, as never before; note those of this one."""
+        lost = len(there) == len(self.there) and bool((self.there & ~there).any())
+        self.there, pattern = there, there.tobytes()
+        new = pattern not in self.patterns
+        if new and len(self.patterns) < MOST_PATTERNS:
+            self.patterns.add(pattern)
+            return lost
+        return False
 
     def clear(self) -> None:
         """Begin with the next update."""
@@ -150,7 +203,12 @@ class _Watched:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
+        self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
+        self.dropped: Callable[[], tuple[str, ...]] = tuple
+        """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
+        self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
+        """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
 
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
@@ -164,6 +222,12 @@ class _Watched:
         if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
             return False
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
+        """Return whether something has written gradients since the latest backward."""
+        if not self.backwards or len(some) != len(self.reached):
+            return False
+        return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
 
     def of_thread(self) -> list[_Backward]:
         """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
@@ -190,7 +254,7 @@ class Sentinel:
         receive: is called with each update that has ended.
     """
 
-    def __init__(self, watch: Watch, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
+    def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
         self._tensors, self._process = watch.run.framework.tensors, os.getpid()
         self._watched: dict[int, _Watched] = {}
@@ -203,11 +267,13 @@ class Sentinel:
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
-        """Where the values of a root since the last update begin that are not finite."""
+        """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
+        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
+        """Updates since parameters were searched for, when that was, and how long it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
         """Parameters that are in no optimizer, with their names; None if they have to be looked for."""
@@ -238,11 +304,13 @@ class Sentinel:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
         if self._blind:
             return
-        running = _Backward(None if root is None else self._value(root), inputs)
+        running = _Backward(inputs)
         others = [other for thread, other in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
         for one in (running, *others) if others else ():
             one.shared = True
+        if root is not None:
+            running.root = self._value(root, running)
         for watched in self._each():
             self._look_before(watched, running)
 
@@ -255,9 +323,10 @@ class Sentinel:
             names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
             self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
 
-    def _value(self, root: Tensor) -> Callable[[], float]:
+    def _value(self, root: Tensor, running: _Backward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
+        running.scaled = scale is not None
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
         if isinstance(value, float):
             self._trace(root, value)
@@ -281,12 +350,22 @@ class Sentinel:
     def _look_before(self, watched: _Watched, running: _Backward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(watched.some)
-        if watched.backwards and watched.was_cleared(some):
+        if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
             watched.clear()
         marks = running.before[id(watched)] = GradientMarks(self._loop)
         marks.mark(some)
         if watched.again.any():
             watched.again &= watched.applied.untouched(self._loop.held(watched.parameters))
+            if watched.leftover is None and watched.again.any():
+                watched.leftover = self._leftover(watched)
+
+    def _leftover(self, watched: _Watched) -> Callable[[], bool]:
+        """Return a function that waits for whether gradients have numbers that no operation was seen to write: programs
+        clear them past the framework, too (``grad.data.zero_()``)."""
+        held = self._loop.held(watched.parameters)
+        stale = [one for one, again in zip(held, watched.again, strict=True) if again and one is not None]
+        wait = self._tensors.to_host([self._tensors.moments(stale[:: max(1, len(stale) // SOME)], NORMS, 0.0, None)])
+        return lambda: bool((wait() != 0).any())
 
     def ended_backward(self) -> None:
         """Note whose parameters the backward has reached."""
@@ -296,6 +375,7 @@ class Sentinel:
         for watched in self._each():
             if id(watched) not in running.counted:
                 self._count(watched, running)
+        running.before.clear()
 
     def _count(self, watched: _Watched, running: _Backward) -> None:
         """Note a backward if it has reached the parameters of an optimizer."""
@@ -310,11 +390,26 @@ class Sentinel:
         watched.reached.mark(some)
         if watched.again.any():
             watched.applied.mark(self._loop.held(watched.parameters))
+        if len(watched.backwards) >= MOST_ROOTS:
+            running.root = None
         watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
+        if not self._loop.keeps(some):
+            self._take(watched, running)
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+
+    def _take(self, watched: _Watched, running: _Backward) -> None:
+        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
+        them."""
+        present = [(n, one) for n, one in enumerate(self._loop.held(watched.parameters)) if one is not None]
+        if running.scaled or not present:
+            return
+        positions, identities = [n for n, _ in present], [id(gradient) for _, gradient in present]
+        block = self._tensors.moments([gradient for _, gradient in present], NORMS, 0.0, None)
+        watched.measured.append(_Measured(positions, identities, None, block, returned=True))
+        watched.returned.append((tuple(watched.names[n] for n in positions), block))
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -341,12 +436,16 @@ class Sentinel:
         scale = self._watch.run.framework.hooks.held_scale(optimizer)
         # a factor that only a device knows is hardly 1
         watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
-        known = {position for one in watched.measured for position in one.positions}
+        origins = {n: id(held[n]) for n in positions}
+        known = {n for one in watched.measured for n in one.places(held, origins)}
         new = [(n, gradient) for n in positions if n not in known and (gradient := held[n]) is not None]
-        if new and not watched.scaled:
-            references = [self._loop.reference(gradient) for _, gradient in new]
-            block = self._tensors.moments([gradient for _, gradient in new], NORMS, 0.0, None)
-            watched.measured.append(_Measured([n for n, _ in new], references, block))
+        if not new or watched.scaled:
+            return
+        keeps = self._loop.keeps(watched.parameters)
+        references = [self._loop.reference(gradient) for _, gradient in new] if keeps else None
+        block = self._tensors.moments([gradient for _, gradient in new], NORMS, 0.0, None)
+        where = [n for n, _ in new]
+        watched.measured.append(_Measured(where, [origins[n] for n in where], references, block))
 
     def clipped(self, factor: float) -> None:
         """Note the factor by which the gradients are clipped whose total norm was computed last."""
@@ -363,12 +462,16 @@ class Sentinel:
         number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
         if number is None:
             return
+        self._look_again()
         watched = self._of(optimizer)
         for running in [*self._running.values()]:  # an update within a backward
             if id(watched) not in running.counted:
                 running.counted.add(id(watched))
                 self._count(watched, running)
         held = self._loop.held(watched.parameters)
+        if watched.has_lost(_there(held)):
+            self._look()
+            watched = self._of(optimizer)
         backwards = watched.of_thread()
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
@@ -386,6 +489,7 @@ class Sentinel:
             reduced=watched.reduced,
             around=False,
             clip=min(watched.factors.values(), default=1.0),
+            clips=self._clips(watched),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_),
@@ -397,13 +501,27 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
-            clips=self._clips(watched),
+            rewritten=watched.was_rewritten(self._loop.held(watched.some)),
         )
         roots = tuple(backward.root for backward in backwards if backward.root is not None)
         self._updating[id(optimizer)] = _Update(facts, watched, roots)
 
+    def _look_again(self) -> None:
+        """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
+        self._updates += 1
+        passed = time.perf_counter() - self._looked_at
+        if self._updates >= UPDATES_A_LOOK and self._look_seconds <= SHARE_OF_LOOKS * passed:
+            self._look()
+
+    def _look(self) -> None:
+        begun = time.perf_counter()
+        self._watch.parameters.look()
+        self._updates, self._looked_at = 0, time.perf_counter()
+        self._look_seconds = self._looked_at - begun
+        self._present = None
+
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
-        there = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
+        there = _there(held)
         if len(watched.applied):
             again = watched.again & watched.applied.same(held)
             untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
@@ -415,23 +533,33 @@ class Sentinel:
         self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
         """Return a function that waits for the norms and sums, those from before a clip where they were taken."""
-        rest = {position: gradient for position, gradient in enumerate(held) if gradient is not None}
+        rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
         if not rest:
             return None
-        blocks, places = [], list[int]()
+        origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
+        blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         for one in watched.measured:
-            same = [reference() is held[n] for n, reference in zip(one.positions, one.references, strict=True)]
             blocks.append(one.block)
-            places += [n if is_same else -1 for n, is_same in zip(one.positions, same, strict=True)]
-            for position in places:
-                rest.pop(position, None)
-        unscaled = len(places)
+            places += (new := one.places(held, origins))
+            is_scaled += [one.returned] * len(new)
+            for n in new:
+                rest.pop(n, None)
         if rest:
             blocks.append(self._tensors.moments([*rest.values()], NORMS, 0.0, None))
             places += rest
-        if scale is not None and rest:
+            is_scaled += [True] * len(rest)
+        self._forget_returned(watched, bool(rest))
+        if scale is not None:
             blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
-        return _norms(self._tensors.to_host(blocks), places, unscaled, scale is not None and bool(rest), len(held))
+        mask = None if scale is None else np.asarray(is_scaled, np.bool_)
+        return _norms(self._tensors.to_host(blocks), places, mask, len(held))
+
+    def _forget_returned(self, watched: _Watched, others: bool) -> None:
+        """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        if others:
+            watched.returned.clear()
+        if len(watched.returned) > 1:
+            watched.dropped = self._dropped([*watched.returned][:-1])
 
     def _clips(self, watched: _Watched) -> Array | None:
         """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
@@ -443,6 +571,17 @@ class Sentinel:
                 clips[position] = watched.factors.get(position, 1.0)
         return clips
 
+    def _dropped(self, returned: Sequence[tuple[tuple[str, ...], Block]]) -> Callable[[], tuple[str, ...]]:
+        """Return a function that waits for the names of the parameters whose gradients are not finite."""
+        wait = self._tensors.to_host([block for _, block in returned])
+        names = [name for some, _ in returned for name in some]
+
+        def dropped() -> tuple[str, ...]:
+            bad = (name for name, row in zip(names, wait(), strict=True) if not math.isfinite(row[1]))
+            return tuple(dict.fromkeys(bad))
+
+        return dropped
+
     def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Pass the update on, which has ended."""
         update = self._updating.pop(id(optimizer), None)
@@ -453,9 +592,11 @@ class Sentinel:
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
+        watched.again = _there(held)
+        facts = update.facts._replace(outcome=outcome)
+        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
-        self._receive(ReadUpdate(update.facts._replace(outcome=outcome), looked, update.roots))
+        self._receive(ended)
 
     # What belongs to whom.
 
@@ -510,3 +651,7 @@ class Sentinel:
             models = [model for _, model in self._watch.run.chunks]
             self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
         return self._ties[1]
+
+
+def _there(held: Sequence[Tensor | None]) -> Mask:
+    return np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))

@@ -156,8 +156,8 @@ def _head(ranks: Sequence[WatchSummary]) -> list[str]:
     steps = f"{fewest} to {most}" if fewest < most else str(most)
     on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
     recorded = f"{first.recorded} of them recorded ({first.why})" if first.recorded < first.steps else ALL
-    head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most else "")
-    parts = [head, first.loss.text(), first.preflight]
+    head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most and first.ended else "")
+    parts = [head, first.loss.text(), first.preflight if first.ended else ""]
     if faults := sum(each.faults for each in ranks):
         parts.append(f"{faults} {plural(faults, 'failure')} inside probe, which training did not notice")
     return [*filter(None, parts)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from probe.core.messages import plural
 from probe.core.storage.anomaly_json import FOLDER
+from probe.core.storage.check_lines import CHECKS
 from probe.core.storage.directories import last_run, place
 from probe.core.storage.duckdb_reader import MEMORY, Rows
 from probe.core.storage.layout import PARQUET
@@ -208,7 +209,7 @@ def _count(report: PackedReport, work: BlockWork, sealed: Sealed) -> None:
 
 def _copy_files(base: Path, out: Path) -> None:
     """Copy the files of the run that are no rank's: findings, and readings of machines."""
-    for path in sorted([*(base / FOLDER).glob("*/*.json"), *base.glob(PATTERN)]):
+    for path in sorted([*(base / FOLDER).glob("*/*.json"), *base.glob(PATTERN), *base.glob(CHECKS)]):
         if path.is_file():
             target = out / path.relative_to(base)
             target.parent.mkdir(parents=True, exist_ok=True)

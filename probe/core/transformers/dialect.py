@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from probe.core.config.dialect import TOP, Dialect, DialectKey, keys_of, not_here
+from probe.core.fields import Section
 from probe.core.transformers.schema import (
     ELSEWHERE,
     NOT_HERE,
@@ -28,7 +29,7 @@ _EVERYWHERE = (
     *(set(NAMES) - {MONITOR}),
 )
 """Names that other sections of the program have, too."""
-_SECTIONS = {
+_SECTIONS: dict[str, type[Section]] = {
     MONITOR: StateSection,
     EVENTS: TensorboardSection,
     CALLBACKS: LossSection,

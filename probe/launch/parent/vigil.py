@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +13,11 @@ from probe.core.sentinel.board import SUMMARIES, Board
 
 if TYPE_CHECKING:
     from probe.core.sentinel.node_comparison import NodeComparison
+    from probe.core.sentinel.rank_lines import RankLine
     from probe.core.sentinel.watch_summary import WatchSummary
     from probe.core.verdict import JudgedFinding
 
-LINES = "*.lines"
+LINES = "-*.lines"
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -35,24 +38,24 @@ class Vigil:
         self._comparison: NodeComparison | None = None
         self._failure = ""
 
-    def look(self) -> None:
-        """Compare the ranks."""
+    def look(self, last: bool = False) -> None:
+        """Compare the ranks; with ``last`` also those that have just begun."""
         if self._failure:
             return
         try:
             if self._comparison is None:
-                if sum(1 for _ in self._folder.glob(LINES)) < 2:
+                if sum(1 for _ in self._folder.glob(f"*{LINES}")) < 2:
                     return
                 from probe.core.sentinel.node_comparison import NodeComparison  # NumPy: only where there are ranks
 
                 self._comparison = NodeComparison(self._folder, self._identity)
-            self._comparison.look()
+            self._comparison.look(last)
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
     def report(self) -> None:
         """Write the closing lines to standard error."""
-        self.look()
+        self.look(last=True)
         try:
             for text, level in self._lines():
                 complain(text, level)
@@ -86,14 +89,32 @@ class Vigil:
         head, *verdict = report.lines()
         return [(head, "info"), *([("\n".join(verdict), "warning")] if verdict else [])]
 
+    def _followed(self, summary: WatchSummary) -> WatchSummary:
+        """Return the summary of a process that was killed as its lines continue it."""
+        from probe.core.sentinel.rank_lines import LinesReader
+
+        for path in self._folder.glob(f"rank{summary.rank}-{summary.pid}{LINES}"):
+            with suppress(OSError, ValueError):
+                for line in LinesReader(path).news():
+                    summary = _latest(summary, line)
+        return summary
+
     def _summaries(self) -> list[WatchSummary]:
         """Return the summaries, once all ranks that were started beside this one have ended, or after a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             found = Board(self._folder).summaries()
             if sum(each.ended for each in found) >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
-                return found
+                return [each if each.ended else self._followed(each) for each in found]
             time.sleep(0.05)
+
+
+def _latest(summary: WatchSummary, line: RankLine) -> WatchSummary:
+    steps = max(summary.steps, line.step + 1 - (summary.step - summary.steps))
+    loss = summary.loss
+    if line.step > loss.last_step and not math.isnan(line.loss):
+        loss = loss.at(line.step, line.loss)
+    return summary._replace(step=max(summary.step, line.step + 1), steps=steps, loss=loss, preflight="")
 
 
 def _runs(summaries: list[WatchSummary]) -> dict[tuple[str, int, int], list[WatchSummary]]:

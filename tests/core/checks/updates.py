@@ -13,6 +13,28 @@ from probe.core.checks.update_facts import Gradients, UpdateFacts, Values
 NAMES = tuple(f"{module}.{part}" for module in ("embed", "layers.0", "layers.1", "head") for part in ("weight", "bias"))
 SIZES = (400, 20, 400, 20, 400, 20, 400, 20)
 
+MARKS = {
+    **dict.fromkeys(("there", "moved", "known", "looked", "trainable"), True),
+    **dict.fromkeys(("again", "untouched", "written", "seen_write"), False),
+}
+USUAL = {
+    "optimizer": 0,
+    "outcome": "applied",
+    "rates": (1e-3,),
+    "backwards": 1,
+    "training": True,
+    "scaled": False,
+    "reduced": None,
+    "around": False,
+    "clip": 1.0,
+    "strangers": (),
+    "replaced": (),
+    "ties": (),
+    "dtypes": {},
+    "loss_seen": True,
+}
+"""Fields of every update, unless a test has others."""
+
 
 def mask(names: tuple[str, ...], chosen: Iterable[str] | bool) -> np.ndarray:
     """Return the parameters of these modules, or names; all or none for a truth value."""
@@ -36,30 +58,25 @@ class Training:
         """Make the next update.
 
         Args:
-            facts: fields of :class:`UpdateFacts` and, by module or name, ``there``, ``again``, ``untouched``, ``moved``,
-                ``written``, ``seen_write``, ``looked``; ``norms`` by name, or one for all.
+            facts: fields of :class:`UpdateFacts`; those of :data:`MARKS` by module or name; ``norms`` by name, or one
+                for all, times ``factor``; ``readable``, whether they could be read.
         """
         facts, step = self._facts | facts, self.step
         self.step += 1
         names = facts.pop("names", self.names)
-        marks = {name: mask(names, facts.pop(name, name in ("there", "moved", "known", "looked", "trainable"))) for name in
-                 ("there", "again", "untouched", "moved", "written", "seen_write", "known", "looked", "trainable")}  # fmt: skip
+        marks = {name: mask(names, facts.pop(name, usual)) for name, usual in MARKS.items()}
         rows = self._rows(names, facts.pop("norms", {}), marks["there"], facts.pop("factor", 1.0))
+        rows = rows if facts.pop("readable", True) else rows[:0]
         looked = np.flatnonzero(marks["looked"])
         shown = {name: marks[name][looked] for name in ("moved", "written", "seen_write", "known")}
         elements = facts.pop("elements", None)
         values = Values(looked, **shown, elements=None if elements is None else np.array(elements))
         gradients = Gradients(marks["there"], marks["again"] & marks["there"], marks["untouched"], None)
-        usual = {
-            **dict(step=step, optimizer=0, outcome="applied", rates=(1e-3,), backwards=1, training=True, scaled=False),
-            **dict(reduced=None, around=False, clip=1.0, strangers=(), replaced=(), state_steps=step, ties=(), dtypes={}),
-            **dict(loss=2.0 + 0.05 * self._random.standard_normal(), loss_seen=True),
-            **dict(sizes=SIZES if names == NAMES else (), parameter_dtypes=("torch.float32",) * len(names)),
-        }  # fmt: skip
-        made = UpdateFacts(
-            names=names, gradients=gradients, values=values, trainable=marks["trainable"], **{**usual, **facts}
-        )
-        return JudgedUpdate(made, facts.get("rows", rows))
+        noise = {"loss": 2.0 + 0.05 * self._random.standard_normal(), "state_steps": step}
+        sizes = SIZES if names == NAMES else ()
+        usual = {**USUAL, **noise, "sizes": sizes, "parameter_dtypes": ("torch.float32",) * len(names)}
+        made = {"names": names, "gradients": gradients, "values": values, "trainable": marks["trainable"], "step": step}
+        return JudgedUpdate(UpdateFacts(**{**usual, **made, **facts}), rows)
 
     def _rows(self, names: tuple[str, ...], norms: float | Mapping[str, float], there: np.ndarray, factor: float):  # type: ignore[no-untyped-def]
         column = 0.1 * np.exp(0.1 * self._random.standard_normal(len(names))) * factor

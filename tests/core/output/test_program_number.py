@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from probe.core.faults import Faults
-from probe.core.output.program_number import FOLDER, ProgramNumber, process_start
+from probe.core.output.program_number import ProgramNumber, folder_of, process_start
 
 ROOT = Path(__file__).parents[3]
 GROUPS: Any = SimpleNamespace(world_size=lambda: 1, rank=lambda: 0)
@@ -41,22 +41,20 @@ def test_the_lowest_free_number_is_taken(tmp_path: Path) -> None:
     [
         (GROUPS, {"PROBE_RUN_ID": ""}),
         (GROUPS, {"WORLD_SIZE": "2"}),
-        (GROUPS, {"PROBE_RUN_ID": "../18f"}),
         (SimpleNamespace(world_size=lambda: 2, rank=lambda: 1), {}),
     ],
 )
 def test_ranks_of_a_launcher_and_programs_that_are_not_watched_have_none(
     groups: Any, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nothing is written for them."""
-    assert taken(tmp_path, groups, **environ).number == 0
+    """Two of them have the same number."""
+    assert [taken(tmp_path, groups, **environ).number for _ in range(2)] == [0, 0]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_number_that_another_process_has_held_meanwhile_is_not_free(tmp_path: Path) -> None:
     """Of a process that ended, or was killed, after this one began; one that ended before leaves it."""
-    folder = tmp_path / FOLDER / "18f"
-    folder.mkdir(parents=True)
+    folder = folder_of(tmp_path, WATCHED)
     (folder / "0").write_text(json.dumps(["1 1", process_start() + 1]))
     (folder / "1").write_text(json.dumps(["1 1", None]))
     os.utime(folder / "1", (process_start() + 1,) * 2)
@@ -94,7 +92,8 @@ def test_processes_that_begin_at_once_have_different_numbers(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     """The run goes on with the number 0."""
-    (tmp_path / FOLDER).write_text("")
-    faults = Faults()
-    assert ProgramNumber(tmp_path, GROUPS, WATCHED, faults).number == 0
+    faults, above = Faults(), tmp_path / "file"
+    above.write_text("")
+    environ = WATCHED | {"PROBE_PROGRESS_DIR": str(above / "folder")}
+    assert ProgramNumber(tmp_path, GROUPS, environ, faults).number == 0
     assert sum(faults.counts.values()) == 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import nan
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
+from probe.core.analysis.diagnosis.check_findings import RankCheckFinding, check_findings
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counted, extent
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
@@ -68,6 +69,8 @@ class Analysis:
     """True if the findings of all steps count."""
     of_run: tuple[RankRunFinding, ...] = ()
     """Findings about numbers of the run, such as the loss."""
+    of_checks: tuple[RankCheckFinding, ...] = ()
+    """Findings of the checks of the training loop."""
 
     @property
     def extent(self) -> Extent:
@@ -149,6 +152,7 @@ def analyse(
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
+        of_checks = tuple(check_findings(rows, run))
     return Analysis(
         run,
         tuple(judged),
@@ -159,6 +163,7 @@ def analyse(
         topo,
         not wanted,
         tuple(each for each in of_run if not wanted or each.finding.step in wanted),
+        tuple(each for each in of_checks if not wanted or {each.finding.step, each.finding.since} & {*wanted}),
     )
 
 

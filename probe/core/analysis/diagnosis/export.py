@@ -6,6 +6,7 @@ from typing import Any
 
 from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.check_findings import check_entries
 from probe.core.analysis.diagnosis.evaluate import counted
 from probe.core.analysis.diagnosis.explain import kind_of_finding
 from probe.core.analysis.diagnosis.located_finding import Located
@@ -44,10 +45,12 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
 def graded(analysis: Analysis) -> list[dict[str, Any]]:
     """Return everything that was found, with grade, kind, place, rank and the step in which it began.
 
-    The order is that of steps; within a step, rows in the order of cause come before numbers of the run.
+    The order is that of steps; within a step, rows in the order of cause come before numbers of the run and
+    findings of the checks.
     """
     rows = [_of_row(located, cause) for located, cause in analysis.findings()]
-    return sorted([*rows, *map(_of_number, analysis.of_run)], key=lambda entry: entry["step"])
+    of_run = [*map(_of_number, analysis.of_run), *check_entries(analysis.of_checks)]
+    return sorted([*rows, *of_run], key=lambda entry: entry["step"])
 
 
 def _of_row(located: Located, cause: Cause) -> dict[str, Any]:

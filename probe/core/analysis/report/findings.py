@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.check_findings import check_texts
 from probe.core.analysis.diagnosis.evaluate import counted, nothing_judged, run_found
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
@@ -161,7 +162,8 @@ def card(analysis: Analysis) -> Diagnosis:
     """Diagnosis of an analysis: the main incident first, then the others in order of time."""
     diagnoses = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
     pairs = [pair for diagnosis in diagnoses for pair in diagnosis.incident.findings]
-    shown = [*summary(analysis), *(printable(translated(diagnosis.text)) for diagnosis in diagnoses)]
+    checks = map(printable, check_texts(analysis.of_checks))
+    shown = [*summary(analysis), *checks, *(printable(translated(diagnosis.text)) for diagnosis in diagnoses)]
     text = "\n".join(map(translated, shown))
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)

@@ -1,0 +1,82 @@
+"""Findings of the checks of the training loop, as the run has written them: facts of its steps cannot be judged again
+from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from probe.core.checks.check import CheckFinding
+from probe.core.language import message
+from probe.core.storage.batches import Readable
+from probe.core.storage.check_lines import CHECKS, of_directory, read_check_lines
+from probe.core.storage.directories import RecordedRun
+from probe.core.storage.layout import ranks_text
+
+MOST = 200
+"""Findings of a run at most, the first ones."""
+
+
+class RankCheckFinding(NamedTuple):
+    """Finding of a check on some ranks."""
+
+    ranks: tuple[int, ...]
+    finding: CheckFinding
+
+    @property
+    def text(self) -> str:
+        """Line for people."""
+        finding, ranks = self.finding, self.ranks
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
+        return f"{finding.grade}: {finding.check}, {who}, step {finding.since}: {finding.text}"
+
+    @property
+    def is_grave(self) -> bool:
+        """True unless it is a note."""
+        return self.finding.grade != "note"
+
+
+def check_findings(rows: Readable, run: RecordedRun) -> list[RankCheckFinding]:
+    """Return what the checks of each rank and the comparison of ranks have found, in order of the steps in which it
+    began, at most ``MOST``."""
+    return sorted([*_of_ranks(rows, run), *_between_ranks(rows, run)], key=_in_order)[:MOST]
+
+
+def _in_order(each: RankCheckFinding) -> tuple[int, int, tuple[int, ...]]:
+    return each.finding.since, each.finding.step, each.ranks
+
+
+def _of_ranks(rows: Readable, run: RecordedRun) -> Iterator[RankCheckFinding]:
+    for directory in run.directories:
+        for finding in of_directory(rows, directory):
+            yield RankCheckFinding(finding.ranks or (directory.rank,), finding)
+
+
+def _between_ranks(rows: Readable, run: RecordedRun) -> Iterator[RankCheckFinding]:
+    """Yield the findings in the folder of all ranks that belong to the program of this run."""
+    programs = {directory.manifest.program for directory in run.directories} - {""}
+    for folder in dict.fromkeys(directory.path.parent for directory in run.directories):
+        for finding, program in read_check_lines(folder / CHECKS, rows.problems) if programs else ():
+            if program in programs:
+                yield RankCheckFinding(finding.ranks or run.ranks, finding)
+
+
+def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
+    """Return findings for JSON, with grade, kind, place, rank and the step in which it began."""
+    return [
+        {
+            "grade": finding.grade,
+            "kind": finding.check,
+            "where": ", ".join(finding.where),
+            "rank": ranks[0] if len(ranks) == 1 else list(ranks),
+            "step": finding.since,
+            "found": finding.step,
+            "text": finding.text,
+        }
+        for ranks, finding in found
+    ]
+
+
+def check_texts(found: Sequence[RankCheckFinding]) -> list[str]:
+    """Return lines for people; none if nothing was found."""
+    return [] if not found else [message("Checks of the loop at every step:"), *(f"  {each.text}" for each in found)]

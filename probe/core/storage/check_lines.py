@@ -1,0 +1,136 @@
+"""Files of the findings of the checks of the training loop: one JSON object a line, written and read here.
+
+A rank writes one in its directory, and the parent process of ``probe run`` one in the folder of all, of what it has
+found between ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from probe.core.checks.check import CheckFinding, Grade
+from probe.core.storage.batches import Readable
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.files import append_line, opened
+from probe.core.storage.location import Place
+from probe.core.storage.manifest import is_whole
+from probe.core.storage.packed_run import TEXTS_TABLE, packed_index
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import plain
+from probe.core.storage.sql import literal, pattern_of
+
+CHECKS = "checks.jsonl"
+PROGRAM = "program"
+"""Field with the identity of the program, of findings between ranks."""
+GRADES: tuple[str, ...] = get_args(Grade)
+MOST = 10_000
+"""Findings of a file that are read; a run writes a few hundred at most."""
+LONGEST = 1 << 20
+"""Bytes of a line at most."""
+
+
+class CheckLine(NamedTuple):
+    """Line of such a file."""
+
+    finding: CheckFinding
+    program: str = ""
+    """Identity of the program; empty in the file of a rank."""
+
+
+class CheckLines:
+    """Writer of the findings of one rank.
+
+    Args:
+        directory: directory of the rank, or the folder of all.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKS
+
+    def write(self, findings: Sequence[CheckFinding], program: str = "") -> None:
+        """Append findings.
+
+        Raises:
+            OSError: if they cannot be written; then none is.
+        """
+        append_line(self.path, "".join(check_line(finding, program) for finding in findings))
+
+
+def check_line(finding: CheckFinding, program: str = "") -> str:
+    """Return the line of a finding."""
+    fields = plain(finding) | ({PROGRAM: program} if program else {})
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def of_directory(rows: Readable, directory: RankDirectory) -> Iterator[CheckFinding]:
+    """Yield the findings that a rank has written in a directory, those of steps that were done again left out.
+
+    Args:
+        rows: reader of the run's rows; of a packed run one that has a ``connection``.
+    """
+    if directory.packed is None:
+        lines = read_check_lines(directory.path / CHECKS, rows.problems)
+    else:
+        lines = _parsed(_packed_text(rows, directory).splitlines(), directory.path / CHECKS, rows.problems)
+    for line in lines:
+        if directory.until is None or line.finding.step < directory.until:
+            yield line.finding
+
+
+def read_check_lines(path: Place, problems: Problems) -> Iterator[CheckLine]:
+    """Yield the lines of a file, none if there is no file. An unfinished last line may be in the making."""
+    if not path.is_file():
+        return
+    try:
+        with opened(path) as file:
+            lines = [line for line in iter(lambda: file.readline(LONGEST), b"") if line.endswith(b"\n")][:MOST]
+    except OSError as error:
+        problems.add(path, f"{error}; the findings of the checks are unknown")
+        return
+    yield from _parsed(lines, path, problems)
+
+
+def _parsed(lines: Sequence[bytes], path: Place, problems: Problems) -> Iterator[CheckLine]:
+    bad = 0
+    for line in lines:
+        try:
+            yield _line(json.loads(line))
+        except (ValueError, RecursionError, KeyError, TypeError):
+            bad += 1
+    if bad:
+        problems.add(path, f"lines that cannot be read, about findings of the checks: {bad}")
+
+
+def _line(fields: Mapping[str, Any]) -> CheckLine:
+    """Parse a line.
+
+    Raises:
+        ValueError: if a field is not as it is written; so are KeyError and TypeError.
+    """
+    step, since, grade = fields["step"], fields["since"], fields["grade"]
+    if grade not in GRADES or not is_whole(step) or not isinstance(since, int):
+        raise ValueError("expected a grade and two steps")
+    evidence = {str(name): float(value) for name, value in dict(fields["evidence"]).items()}
+    where, ranks = tuple(map(str, fields["where"])), tuple(map(int, fields.get("ranks") or ()))
+    finding = CheckFinding(str(fields["check"]), grade, where, step, since, str(fields["text"]), evidence, ranks)
+    return CheckLine(finding, str(fields.get(PROGRAM, "")))
+
+
+def _packed_text(rows: Readable, directory: RankDirectory) -> bytes:
+    """Return the file of a directory of a packed run; nothing if it has none."""
+    index, connection = packed_index(directory.path.parent), getattr(rows, "connection", None)
+    if connection is None or (table := index.table(TEXTS_TABLE)) is None:
+        return b""
+    place = directory.rank, int(index.directories["position"][directory.packed or 0]), CHECKS
+    query = (
+        f"SELECT content FROM read_parquet({literal(pattern_of(table))}) WHERE rank = ? AND directory = ? AND name = ?"  # noqa: S608
+    )
+    try:
+        found = connection.cursor().execute(query, place).fetchone()
+    except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
+        rows.problems.add(table, f"{' '.join(str(error).split())}; the findings of the checks are unknown")
+        return b""
+    return bytes(found[0]) if found else b""

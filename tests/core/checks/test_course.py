@@ -1,0 +1,192 @@
+"""Checks of the course of training: modes, rates, states, leaps, and modules that fall silent."""
+
+from __future__ import annotations
+
+from itertools import count
+from math import nan
+
+import numpy as np
+import pytest
+
+from probe.core.checks import JudgedUpdate
+from tests.core.checks.updates import NAMES, Training, findings, steps
+
+
+def test_evaluation_mode_left_on_is_found_at_the_third_update() -> None:
+    """After ten updates in training mode."""
+    training = Training()
+    (finding,) = findings("root-not-trained", training.updates(20), training.updates(9, training=False))
+    assert (finding.step, finding.since, finding.grade) == (22, 20, "warning")
+
+
+def test_evaluations_between_updates_are_none() -> None:
+    """A backward in evaluation mode now and then is silent; a run that is never in training mode is a note."""
+    training = Training()
+    assert not findings("root-not-trained", (training.update(training=step % 3 == 0) for step in range(60)))
+    assert not findings("root-not-trained", training.updates(9, training=None))
+    assert [finding.grade for finding in findings("root-not-trained", training.updates(30, training=False))] == ["note"]
+
+
+def test_a_rate_of_zero_is_found_at_the_third_update() -> None:
+    """All groups are 0, and were not before."""
+    training = Training()
+    assert steps("rate-zero", training.updates(9, rates=(1e-3, 1e-4)), training.updates(9, rates=(0.0, 0.0))) == [11]
+
+
+@pytest.mark.parametrize("zeros", [(0,), (0, 1, 2, 3), (40, 41), (20, 40, 60), (98, 99)])
+def test_schedules_that_touch_zero_are_none(zeros: tuple[int, ...]) -> None:
+    """A warm-up from zero, restarts at zero, and a linear decay that ends there."""
+    training = Training()
+    rows = (training.update(rates=(0.0 if step in zeros else 1e-3,)) for step in range(100))
+    assert not findings("rate-zero", rows)
+
+
+def test_a_group_that_is_frozen_by_its_rate_is_none() -> None:
+    """One group at 0 is no schedule; a rate that is not known is not judged."""
+    training = Training()
+    assert not findings("rate-zero", training.updates(9, rates=(1e-3, 1e-3)), training.updates(9, rates=(1e-3, 0.0)))
+    assert not findings("rate-zero", training.updates(9), training.updates(9, rates=(nan,)))
+
+
+def test_a_state_that_begins_again_is_found() -> None:
+    """In one run, and in a run that goes on without its optimizer's state."""
+    training = Training()
+    again = (training.update(state_steps=number) for number in range(5))
+    assert steps("state-restarted", training.updates(30), again) == [30]
+    assert steps("state-restarted", Training(first=500).updates(5, state_steps=0)) == [500]
+
+
+def test_a_restored_state_and_a_second_optimizer_are_none() -> None:
+    """A resume with its state; a new optimizer beside the first; one that counts no steps."""
+    assert not findings("state-restarted", Training(first=500).updates(9))
+    late = Training(first=500, optimizer=1)
+    assert not findings("state-restarted", (late.update(state_steps=number) for number in range(9)))
+    assert not findings("state-restarted", Training(first=500).updates(9, state_steps=None))
+
+
+def test_a_module_whose_gradient_vanishes_is_found_within_ten_updates() -> None:
+    """Exactly zero for eight updates after twenty that were not; modules are one finding with their ancestor."""
+    training = Training()
+    gone = training.updates(20, norms={"layers.0": 0.0, "layers.1.weight": 0.0})
+    (finding,) = findings("gradient-gone", training.updates(30), gone)
+    assert (finding.step, finding.since, finding.where) == (37, 30, ("layers.0",))
+
+
+def test_gradients_that_come_and_go_are_none() -> None:
+    """Heads of tasks in turn, experts that are left out for a while, and a loss that is satisfied."""
+    training = Training()
+    assert not findings(
+        "gradient-gone", (training.update(norms={"head": 0.0} if step % 25 else {}) for step in range(200))
+    )
+    names = (*NAMES, "experts.3.weight")
+    experts = Training(names)
+    assert not findings(
+        "gradient-gone", experts.updates(30), experts.updates(15, norms={"experts.3": 0.0}), experts.updates(9)
+    )
+    assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
+    assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
+
+
+def test_a_module_whose_gradient_is_no_longer_computed_is_found() -> None:
+    """The encoder runs without gradients from one step on, and still requires them."""
+    training = Training()
+    detached = training.updates(20, there=["head"])
+    (finding,) = findings("gradient-gone", training.updates(30), detached)
+    assert (finding.step, finding.since, finding.where) == (37, 30, ("embed", "layers.0", "layers.1"))
+    assert "not computed" in finding.text
+
+
+def test_all_gradients_that_fall_to_zero_are_found_if_the_loss_does_not() -> None:
+    """Half precision without the scaler's factor."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(30), training.updates(20, norms=0.0))
+    assert (finding.step, finding.since) == (37, 30)
+    assert not findings("gradient-gone", training.updates(30), training.updates(20, norms=0.0, loss_seen=False))
+
+
+def test_frozen_modules_and_heads_that_take_turns_are_none() -> None:
+    """Stages that freeze what was trained, and tasks that follow each other."""
+    training = Training()
+    frozen = training.updates(40, there=["head"], trainable=["head"])
+    assert not findings("gradient-gone", training.updates(30), frozen)
+    names = (*NAMES, "second.weight")
+    tasks = Training(names)
+    first, second = (lambda: tasks.updates(30, there=NAMES)), (lambda: tasks.updates(30, there=[*NAMES[:6], "second"]))
+    assert not findings("gradient-gone", first(), second(), first(), second())
+
+
+def losses(values: list[float], training: Training) -> list[JudgedUpdate]:
+    """Return updates with these losses."""
+    return [training.update(loss=value) for value in values]
+
+
+def series(number: int, middle: float = 2.0, noise: float = 0.05, seed: int = 1) -> list[float]:
+    """Return noise around a middle."""
+    return list(middle + noise * np.random.default_rng(seed).standard_normal(number))
+
+
+def test_a_loss_that_leaps_and_comes_back_is_found() -> None:
+    """One batch of rubbish: found as the loss comes back, with the step of the leap."""
+    rows = losses([4.2, *series(60), 9.0, 2.5, *series(20)], Training())
+    (finding,) = findings("loss-leap", rows)
+    assert (finding.step, finding.since, finding.grade) == (62, 61, "warning")
+
+
+def test_a_loss_that_diverges_is_found() -> None:
+    """It leaps and goes on rising."""
+    rows = losses([*series(60), *(5.0 * 1.6**step for step in range(10))], Training())
+    assert steps("loss-leap", rows) == [66]
+
+
+def test_a_loss_far_beyond_all_before_is_found_at_once() -> None:
+    """If the gradients are as well, also where the loss is too uneven to be judged otherwise."""
+    training = Training()
+    rows = losses([abs(value) for value in series(60, 0.0)], training)
+    assert steps("loss-leap", rows, [training.update(loss=90.0, factor=50.0)]) == [60]
+    assert not steps("loss-leap", rows, [training.update(loss=90.0)])
+
+
+def test_healthy_losses_do_not_leap() -> None:
+    """Curricula, tasks in turn, policy losses around zero, a restart below the first loss, heavy tails."""
+    shift = [*series(60, 1.6), *(1.6 + 6.0 * 0.96**step for step in range(60))]
+    assert not steps("loss-leap", losses(shift, Training()))
+    assert not steps("loss-leap", losses([*series(60, 1.8), *series(60, 2.8)], Training()))
+    assert not steps("loss-leap", losses([4.2, *series(60), *series(5, 3.5), *series(60)], Training()))
+    policy = np.random.default_rng(3).standard_t(2, 2000)
+    assert not steps("loss-leap", losses(list(policy), Training()))
+    heads = Training()
+    parts = ["embed", "layers", "head.weight"], ["embed", "layers", "head.bias"]
+    rows = (heads.update(there=parts[step % 50 == 49], loss=1e4 if step % 50 == 49 else 2.0) for step in range(200))
+    assert not steps("loss-leap", rows)
+
+
+def test_noise_alone_never_leaps() -> None:
+    """Ten thousand updates with normal noise, and with a slow trend."""
+    training = Training()
+    values = np.array(series(10_000)) * np.linspace(2, 1, 10_000)
+    rows = losses(list(values), training)
+    assert not findings("loss-leap", rows)
+    assert not findings("gradient-leap", rows)
+
+
+def test_a_norm_that_leaps_while_the_loss_does_not_is_found() -> None:
+    """A wrong product in the backward: found as the norm comes back."""
+    training = Training()
+    rows = [*training.updates(60), training.update(factor=40.0), *training.updates(9)]
+    (finding,) = findings("gradient-leap", rows)
+    assert (finding.step, finding.since, finding.grade) == (61, 60, "warning")
+
+
+def test_a_norm_that_leaps_with_the_loss_counts_if_both_come_back() -> None:
+    """A rubbish batch is found; another stage of a curriculum is not."""
+    training = Training()
+    rows = [*training.updates(60), training.update(factor=40.0, loss=3.5), *training.updates(9)]
+    assert steps("gradient-leap", rows) == [61]
+    stage = (training.update(factor=1 + 40 * 0.5**step, loss=6 * 0.97**step) for step in count())
+    assert not steps("gradient-leap", rows[:60], (next(stage) for _ in range(30)))
+
+
+def test_norms_of_all_sizes_do_not_leap() -> None:
+    """LBFGS and policy gradients have norms over orders of magnitude."""
+    training, random = Training(), np.random.default_rng(5)
+    assert not findings("gradient-leap", (training.update(factor=10 ** random.normal()) for _ in range(1000)))

@@ -1,0 +1,161 @@
+"""Checks of what updates apply: cleared, computed anew, finite, there."""
+
+from __future__ import annotations
+
+from math import nan
+
+import numpy as np
+import pytest
+
+from tests.core.checks.updates import NAMES, Training, findings, steps
+
+
+def test_gradients_that_nothing_clears_are_found_at_the_third_update() -> None:
+    """Forgotten zero_grad: found once, with the first update at which it was so."""
+    training = Training()
+    (finding,) = findings("stale-gradient", [training.update()], training.updates(9, again=True))
+    assert (finding.step, finding.since, finding.where, finding.grade) == (3, 1, (), "warning")
+
+
+def test_stale_gradients_of_a_part_are_named() -> None:
+    """If half of the gradients are stale, their modules are the place."""
+    training = Training()
+    (finding,) = findings("stale-gradient", training.updates(5, again=["layers.0", "layers.1"]))
+    assert finding.where == ("layers.0", "layers.1")
+
+
+def test_a_few_stale_gradients_and_those_of_skipped_updates_are_none() -> None:
+    """A head that is not cleared, two updates in a row, and skipped ones are silent."""
+    training = Training()
+    assert not findings("stale-gradient", training.updates(9, again=["head"]))
+    assert not findings("stale-gradient", (training.update(again=step % 3 != 2) for step in range(12)))
+    assert not findings("stale-gradient", training.updates(9, again=True, outcome="skipped"))
+
+
+def test_an_update_without_a_new_backward_is_found() -> None:
+    """Each second update applies the old gradients: found at the second of them."""
+    training = Training()
+    updates = (training.update(untouched=bool(step % 2), backwards=1 - step % 2) for step in range(8))
+    assert steps("update-without-backward", updates) == [3]
+
+
+def test_gradients_set_by_hand_and_one_repeated_update_are_none() -> None:
+    """Evolution strategies write gradients without a backward; a step too many happens once at the end of an epoch."""
+    training = Training()
+    assert not findings("update-without-backward", training.updates(9, backwards=0))
+    rare = (training.update(untouched=step % 7 == 6, backwards=int(step % 7 != 6)) for step in range(40))
+    assert not findings("update-without-backward", rare)
+
+
+def test_an_optimizer_of_frozen_parameters_is_found() -> None:
+    """Gradients go to parameters that no optimizer has: these are the place."""
+    training = Training(there=False, moved=False, backwards=0, strangers=("norm.weight", "norm.bias"))
+    (finding,) = findings("nothing-to-apply", training.updates(6))
+    assert (finding.step, finding.where, finding.grade) == (2, ("norm",), "critical")
+
+
+@pytest.mark.parametrize(("facts", "cause"), [({"backwards": 1}, "cleared"), ({"backwards": 0}, "no backward")])
+def test_cleared_gradients_and_a_loss_without_a_graph_are_found(facts: dict[str, int], cause: str) -> None:
+    """The cause is named."""
+    (finding,) = findings("nothing-to-apply", Training(there=False, moved=False, **facts).updates(6))
+    assert cause in finding.text
+
+
+def test_an_optimizer_whose_part_is_frozen_for_a_while_is_none() -> None:
+    """Beside another optimizer an idle one is healthy; so is one that moves parameters, from gradients of a closure."""
+    assert not findings("nothing-to-apply", Training(there=False, moved=False, backwards=0, alone=False).updates(9))
+    assert not findings("nothing-to-apply", Training(there=False, moved=True, backwards=2).updates(9))
+
+
+def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:
+    """The first parameters in the order of names are the place; it is found once while it lasts."""
+    training = Training()
+    updates = [*training.updates(5), *training.updates(3, norms={"layers.1": nan, "head": np.inf})]
+    (finding,) = findings("gradient-not-finite", updates)
+    assert (finding.step, finding.grade) == (5, "critical")
+    assert finding.where == ("layers.1.weight", "layers.1.bias", "head.weight", "head.bias")
+    assert findings("gradient-not-finite", updates, training.updates(1), training.updates(1, norms=nan))[1].step == 9
+
+
+def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:
+    """Inf under a scaler is not applied, and NaN stands for no gradient."""
+    training = Training()
+    assert not findings("gradient-not-finite", training.updates(4, norms=np.inf, outcome="skipped"))
+    assert not findings("gradient-not-finite", training.updates(4, there=["head"]))
+
+
+def test_a_scaler_that_skips_five_updates_in_a_row_fails() -> None:
+    """After updates were applied it is found at the fifth."""
+    training = Training()
+    updates = [*training.updates(12), *training.updates(20, outcome="skipped")]
+    (finding,) = findings("scaling-fails", updates)
+    assert (finding.step, finding.since, finding.grade) == (16, 12, "critical")
+
+
+def test_a_scaler_that_begins_too_large_or_tries_a_larger_scale_is_healthy() -> None:
+    """The first updates are a warm-up, also of 20 in a row; later single ones are skipped; never applying is not."""
+    training = Training()
+    begin = [*training.updates(20, outcome="skipped"), *training.updates(20)]
+    later = (training.update(outcome="skipped" if step % 9 == 0 else "applied") for step in range(200))
+    assert not findings("scaling-fails", begin, later)
+    assert steps("scaling-fails", training.updates(80, outcome="skipped")) != []
+
+
+def test_a_loss_that_is_not_finite_is_critical_also_if_its_update_is_skipped() -> None:
+    """A transient one is found; a loss that is not known is none."""
+    training = Training()
+    rows = [
+        training.update(),
+        training.update(loss=nan, outcome="skipped"),
+        training.update(),
+        training.update(loss=np.inf),
+    ]
+    assert steps("loss-not-finite", rows) == [1, 3]
+    assert not findings("loss-not-finite", training.updates(3, loss=nan, loss_seen=False))
+
+
+def test_clipping_before_unscaling_is_found_at_the_second_update() -> None:
+    """One such update alone is none."""
+    training = Training()
+    assert steps("clip-before-unscale", training.updates(9, scaled=True)) == [1]
+    assert not findings("clip-before-unscale", (training.update(scaled=step % 4 == 0) for step in range(20)))
+
+
+def test_unreduced_gradients_are_found_at_the_second_update() -> None:
+    """Without a wrapper nothing is judged, which is said so."""
+    training = Training()
+    assert steps("unreduced-accumulation", training.updates(9, reduced=False)) == [1]
+    assert not findings("unreduced-accumulation", training.updates(9, reduced=True))
+    assert not findings("unreduced-accumulation", training.updates(9))
+
+
+def test_a_bypassed_wrapper_is_found_at_the_second_update() -> None:
+    """A penalty that calls the module once between two usual updates is none."""
+    training = Training(reduced=True)
+    assert steps("wrapper-bypassed", training.updates(9, around=True)) == [1]
+    assert not findings("wrapper-bypassed", (training.update(around=step % 2 == 0) for step in range(20)))
+
+
+def test_missing_gradients_are_one_note() -> None:
+    """An unused pooler is named after three updates; frozen parameters are left out; so are tasks in turn."""
+    training = Training(there=[name for name in NAMES if not name.startswith("head")])
+    (finding,) = findings("no-gradient", training.updates(9))
+    assert (finding.step, finding.where, finding.grade) == (2, ("head",), "note")
+    (finding,) = findings("no-gradient", Training(there=["head"], frozen=True).updates(9))
+    assert (finding.where, finding.grade) == (("embed", "layers.0", "layers.1"), "warning")
+    assert [finding.grade for finding in findings("no-gradient", Training(there=["head"]).updates(9))] == ["note"]
+    used = ["embed", "layers.0"]
+    assert not findings("no-gradient", Training(there=used, trainable=used).updates(5))
+    assert not findings(
+        "no-gradient", (training.update(there=["embed", "layers", f"head.{part}"]) for part in ("weight", "bias") * 3)
+    )
+
+
+def test_clipping_at_every_update_is_a_note() -> None:
+    """100 updates in a row below a tenth, not 99."""
+    training = Training()
+    (finding,) = findings("constant-clip", training.updates(150, clip=0.01))
+    assert (finding.step, finding.grade) == (99, "note")
+    assert not findings(
+        "constant-clip", (training.update(clip=1.0 if step % 100 == 99 else 0.01) for step in range(300))
+    )
