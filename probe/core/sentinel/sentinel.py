@@ -38,7 +38,7 @@ MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
-UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.005
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.01
 """Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
 most."""
 MOST_PATTERNS = 64
@@ -514,10 +514,10 @@ class Sentinel:
             self._look()
 
     def _look(self) -> None:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         self._watch.parameters.look()
+        self._look_seconds = time.thread_time() - begun
         self._updates, self._looked_at = 0, time.perf_counter()
-        self._look_seconds = self._looked_at - begun
         self._present = None
 
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:

@@ -64,6 +64,15 @@ def test_a_restored_state_and_a_second_optimizer_are_none() -> None:
     assert not findings("state-restarted", Training(first=500).updates(9, state_steps=None))
 
 
+def test_a_training_that_begins_anew_with_other_weights_is_none() -> None:
+    """A search for the learning rate restores weights and state; a state that is lost alone is found at once."""
+    later = Training(first=30)
+    anew = [later.update(written=True, state_steps=None), later.update(state_steps=1)]
+    assert not findings("state-restarted", Training().updates(30), anew)
+    lost = Training(first=30)
+    assert steps("state-restarted", Training().updates(30), [lost.update(state_steps=None)]) == [30]
+
+
 def test_a_module_whose_gradient_vanishes_is_found_within_ten_updates() -> None:
     """Exactly zero for eight updates after twenty that were not; modules are one finding with their ancestor."""
     training = Training()

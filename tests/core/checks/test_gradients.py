@@ -35,8 +35,9 @@ def test_a_few_stale_gradients_and_those_of_skipped_updates_are_none() -> None:
 def test_an_update_without_a_new_backward_is_found() -> None:
     """Each second update applies the old gradients: found at the second of them."""
     training = Training()
-    updates = (training.update(untouched=bool(step % 2), backwards=1 - step % 2) for step in range(8))
-    assert steps("update-without-backward", updates) == [3]
+    updates = [training.update(untouched=bool(step % 2), backwards=1 - step % 2) for step in range(8)]
+    again = [update._replace(gradients=updates[step // 2 * 2].gradients) for step, update in enumerate(updates)]
+    assert steps("update-without-backward", again) == [3]
 
 
 def test_gradients_set_by_hand_and_one_repeated_update_are_none() -> None:
@@ -45,6 +46,20 @@ def test_gradients_set_by_hand_and_one_repeated_update_are_none() -> None:
     assert not findings("update-without-backward", training.updates(9, backwards=0))
     rare = (training.update(untouched=step % 7 == 6, backwards=int(step % 7 != 6)) for step in range(40))
     assert not findings("update-without-backward", rare)
+
+
+def test_gradients_that_are_written_past_the_framework_are_new() -> None:
+    """Gradients of master copies are filled through ``grad.data``: other numbers in objects that seem untouched."""
+    assert not findings("update-without-backward", Training(untouched=True, backwards=0).updates(9))
+
+
+@pytest.mark.parametrize(("facts", "number"), [({}, 1), ({"rewritten": False}, 0), ({"loss": 0.0}, 0)])
+def test_gradients_that_were_cleared_to_zero_before_the_update_are_none_to_apply(
+    facts: dict[str, float], number: int
+) -> None:
+    """All are exactly zero, and were written after the backward of a loss that is not zero."""
+    training = Training(**{"norms": 0.0, "rewritten": True, "moved": False, **facts})
+    assert len(findings("nothing-to-apply", training.updates(5))) == number
 
 
 def test_an_optimizer_of_frozen_parameters_is_found() -> None:
