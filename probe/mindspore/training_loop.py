@@ -300,7 +300,7 @@ def reference(value: Any) -> Callable[[], object]:
     return _nothing if isinstance(value, mindspore.Parameter) else weakref.ref(value)
 
 
-class ParameterReader:
+class CellReader:
     """Reader of the same parameters again and again.
 
     Args:
@@ -320,9 +320,9 @@ class ParameterReader:
         return ready, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
 
 
-def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
     """Return a reader of the moments of ``parameters``."""
-    return ParameterReader(parameters, columns)
+    return CellReader(parameters, columns)
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

@@ -197,7 +197,7 @@ class _Watched:
     def clear(self) -> None:
         """Begin with the next update."""
         self.backwards: list[_Backward] = []
-        """Those that have reached the parameters."""
+        """Backwards that have reached the parameters."""
         self.accumulated = False
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
