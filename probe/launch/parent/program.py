@@ -44,7 +44,7 @@ class Program:
         self._relay: SignalRelay | None = None
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED)
         try:
-            self.pid = os.posix_spawnp(command[0], command, environ, setsigmask=self._mask, setsigdef=RESTORED)
+            self.pid = os.posix_spawnp(command[0], [*command], environ, setsigmask=self._mask, setsigdef=RESTORED)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             raise
