@@ -43,6 +43,9 @@ class Values(NamedTuple):
     """For each of these, whether an operation of the framework has written it since the last update."""
     known: Mask
     """For each of these, whether its numbers after the last update are known, so that ``written`` says something."""
+    elements: npt.NDArray[np.int64] | None = None
+    """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
+    if it is known of none."""
 
 
 class UpdateFacts(NamedTuple):

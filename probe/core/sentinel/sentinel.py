@@ -614,25 +614,32 @@ class Sentinel:
         owned = self._watch.run.framework.hooks.owned(optimizer)
         order, every = [*map(id, owned)], self._watch.parameters.every
         if order != watched.order or every is not watched.every:
-            self._renew(watched, owned, order, every)
-            watched.groups = self._loop.groups(optimizer)
+            self._renew(watched, optimizer, owned, order, every)
         return watched
 
-    def _renew(self, watched: _Watched, owned: Sequence[Parameter], order: list[int], every: Mapping[int, Any]) -> None:
-        others = order != watched.order
-        names = tuple(every[identity].name if identity in every else "" for identity in order)
-        watched.every, watched.order, self._outside = every, order, None
-        if names != watched.names:
-            watched.names = names
-        if others:
-            watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
-            watched.dtypes = self._loop.dtypes(owned)
+    def _renew(
+        self,
+        watched: _Watched,
+        optimizer: Optimizer,
+        owned: Sequence[Parameter],
+        order: list[int],
+        every: Mapping[int, Any],
+    ) -> None:
+        """Take other parameters or names; what fails is tried again with the next look."""
+        if order != watched.order:
+            watched.order = []
+            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
             watched.identities = frozenset(order)
             watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.rota = Rota(self._loop, watched.parameters, watched.sizes)
             watched.clear()
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        if names != watched.names:
+            watched.names = names
+        watched.groups = self._loop.groups(optimizer)
+        watched.every, watched.order, self._outside = every, order, None
 
     def _strangers(self) -> tuple[str, ...]:
         """Return the parameters that have a gradient and are in no optimizer."""

@@ -69,7 +69,8 @@ class Training:
         rows = rows if facts.pop("readable", True) else rows[:0]
         looked = np.flatnonzero(marks["looked"])
         shown = {name: marks[name][looked] for name in ("moved", "written", "seen_write", "known")}
-        values = Values(looked, **shown)
+        elements = facts.pop("elements", None)
+        values = Values(looked, **shown, elements=None if elements is None else np.array(elements))
         gradients = Gradients(marks["there"], marks["again"] & marks["there"], marks["untouched"], None)
         noise = {"loss": 2.0 + 0.05 * self._random.standard_normal(), "state_steps": step}
         sizes = SIZES if names == NAMES else ()
