@@ -110,3 +110,5 @@ class UpdateFacts(NamedTuple):
     """Beginning of the numbers of a root that is not finite, if its graph was walked."""
     rewritten: bool = False
     """True if something has written gradients between the latest backward and the update, such as clipping does."""
+    clipped_late: bool = False
+    """True if gradients that the last update had applied were clipped after it, before any backward."""

@@ -125,12 +125,18 @@ class _Watched:
         self.scaled, self.clip = False, 1.0
         self.roots: list[Callable[[], float]] = []
         self.measured: tuple[Sequence[Tensor], Block] | None = None
+        self.late, self.clipped_late = False, False
+        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
         there = [gradient is not None for gradient in some]
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the last update has applied, as it left them."""
+        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -275,13 +281,16 @@ class Sentinel:
             if {id(gradient) for gradient in held} <= {id(gradient) for gradient in gradients}:
                 scale = self._watch.run.framework.hooks.held_scale(optimizer)
                 watched.scaled = scale is not None and self._number(scale) != 1.0
-                if not watched.scaled:
+                watched.late = not watched.backwards and watched.holds_applied(self._loop.held(watched.parameters))
+                if not watched.scaled and not watched.late:
                     watched.measured = held, self._tensors.moments(held, NORMS, 0.0, None)
 
     def clipped(self, factor: float) -> None:
         """Note the factor by which gradients are clipped."""
         for watched in self._each():
-            if watched.measured is not None or watched.scaled:
+            if watched.late:
+                watched.clipped_late, watched.late = factor < 1, False
+            elif watched.measured is not None or watched.scaled:
                 watched.clip *= factor
 
     # Updates.
@@ -325,6 +334,7 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
+            clipped_late=watched.clipped_late,
             rewritten=watched.was_rewritten(self._loop.held(watched.some)),
         )
         self._updating = facts, watched
