@@ -203,6 +203,8 @@ class _Watched:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
+        self.late = self.clipped_late = False
+        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.dropped: Callable[[], tuple[str, ...]] = tuple
@@ -222,6 +224,10 @@ class _Watched:
         if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
             return False
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the last update has applied, as it left them."""
+        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -435,6 +441,9 @@ class Sentinel:
     def _measure(
         self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
     ) -> None:
+        watched.late = not watched.backwards and watched.holds_applied(held)
+        if watched.late:
+            return
         scale = self._watch.run.framework.hooks.held_scale(optimizer)
         # a factor that only a device knows is hardly 1
         watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
@@ -453,6 +462,9 @@ class Sentinel:
         """Note the factor by which the gradients are clipped whose total norm was computed last."""
         clipping, self._clipping = self._clipping, []
         for watched, positions in clipping:
+            if watched.late:
+                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
+                continue
             for position in positions:
                 watched.factors[position] = watched.factors.get(position, 1.0) * factor
 
@@ -512,6 +524,7 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
+            clipped_late=watched.clipped_late,
         )
 
     def unseen(self, optimizer: Optimizer) -> None:
