@@ -52,7 +52,7 @@ class RotaReading(NamedTuple):
         if self.last is not None and self.again is not None:
             shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
             if len(shared):
-                known[here] = True
+                known[here] = np.asarray(self.last.versions)[there] >= 0
                 last, again = self.last.wait()[there], self.again.wait()[there]
                 written[here] = ~_equal(last, again)
                 elements[here] = np.where(_is_one_element(last, again), 1, -1)

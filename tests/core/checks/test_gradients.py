@@ -83,13 +83,13 @@ def test_an_optimizer_whose_part_is_frozen_for_a_while_is_none() -> None:
 
 
 def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:
-    """The first parameters in the order of names are the place; it is found once while it lasts."""
+    """It is found once while it lasts; the first parameters in the order of names are the place if all are bad."""
     training = Training()
-    updates = [*training.updates(5), *training.updates(3, norms={"layers.1": nan, "head": np.inf})]
+    updates = [*training.updates(5), *training.updates(3, norms=nan)]
     (finding,) = findings("gradient-not-finite", updates)
-    assert (finding.step, finding.grade) == (5, "critical")
-    assert finding.where == ("layers.1.weight", "layers.1.bias", "head.weight", "head.bias")
-    assert findings("gradient-not-finite", updates, training.updates(1), training.updates(1, norms=nan))[1].step == 9
+    assert (finding.step, finding.where, finding.grade) == (5, NAMES[:5], "critical")
+    again = [*updates, training.update(), training.update(norms={"head": np.inf})]
+    assert findings("gradient-not-finite", again)[1].where == ("head",)
 
 
 def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:
@@ -157,9 +157,6 @@ def test_missing_gradients_are_one_note() -> None:
     training = Training(there=[name for name in NAMES if not name.startswith("head")])
     (finding,) = findings("no-gradient", training.updates(9))
     assert (finding.step, finding.where, finding.grade) == (2, ("head",), "note")
-    (finding,) = findings("no-gradient", Training(there=["head"], frozen=True).updates(9))
-    assert (finding.where, finding.grade) == (("embed", "layers.0", "layers.1"), "warning")
-    assert [finding.grade for finding in findings("no-gradient", Training(there=["head"]).updates(9))] == ["note"]
     used = ["embed", "layers.0"]
     assert not findings("no-gradient", Training(there=used, trainable=used).updates(5))
     assert not findings(

@@ -137,15 +137,13 @@ def test_a_flipped_bit_is_found_at_the_next_update() -> None:
 
 
 def test_what_programs_write_is_no_flipped_bit() -> None:
-    """Clamping of all weights, of one again and again, of a scalar at its bound, and normalised rows."""
+    """Clamping of all weights, of one again and again, of a scalar at its bound, and of too few to judge."""
     training = Training()
     quiet = list(training.updates(20))
     assert not findings("written-between-updates", quiet, training.updates(9, written=True))
     assert not findings("written-between-updates", training.updates(30, written=["head.weight"]))
     sizes = (400, 20, 400, 20, 400, 20, 400, 1)
     assert not findings("written-between-updates", quiet, training.updates(1, written=["head.bias"], sizes=sizes))
-    many = training.updates(1, written=["embed.weight"], elements=[40] + [0] * 7)
-    assert not findings("written-between-updates", quiet, many)
     assert not findings(
         "written-between-updates", quiet, training.updates(1, written=["embed.weight"], looked=NAMES[:2])
     )
