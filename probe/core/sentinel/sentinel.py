@@ -32,8 +32,8 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-MOST_ROOTS = 4096
-"""Roots whose values are kept for one update."""
+MOST_BACKWARDS = 4096
+"""Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
@@ -398,9 +398,8 @@ class Sentinel:
         watched.reached.mark(some)
         if watched.again.any():
             watched.applied.mark(self._loop.held(watched.parameters))
-        if len(watched.backwards) >= MOST_ROOTS:
-            running.root = None
-        watched.backwards.append(running)
+        if len(watched.backwards) < MOST_BACKWARDS:
+            watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
         if not self._loop.keeps(some):
@@ -572,6 +571,9 @@ class Sentinel:
         rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
         if not rest:
             return None
+        if scale is not None and watched.returned:  # the backward has returned them with its factor
+            watched.returned.clear()
+            watched.forget_norms()
         origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
         blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         for one in watched.measured:
