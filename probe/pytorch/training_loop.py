@@ -21,7 +21,7 @@ from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.pytorch import graph_walk, loss_scale, tensors
-from probe.pytorch.dtensor import local
+from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.host_moments import Array, plain
 
 first_not_finite = graph_walk.first_not_finite
@@ -220,7 +220,13 @@ def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
     with torch._C.DisableTorchFunction():
-        return [-1 if tensor is None or tensor.is_inference() else tensor._version for tensor in held]
+        return [-1 if tensor is None or tensor.is_inference() else _version(tensor) for tensor in held]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    if type(tensor) in PLAIN:
+        return tensor._version
+    return tensor._version + local(tensor)._version  # FSDP2 adds past the distributed tensor to its part
 
 
 class RepeatedReader:
