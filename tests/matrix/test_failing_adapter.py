@@ -36,6 +36,7 @@ ELSEWHERE = {
             "hooks.holds",
             "tensors.unchanged",
             "loop.first_not_finite",
+            "loop.origins",
         ),
         "tests/pytorch/test_failing_adapter.py",
     ),

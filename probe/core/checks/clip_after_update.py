@@ -33,7 +33,7 @@ class ClipAfterUpdate(FactCheck):
         self.judged = True
         if self._share.completes(facts.clipped_late and facts.clip == 1, facts.step):
             text = (
-                f"in {UPDATES} of the last {LATEST} updates the gradients of the one before were clipped after it had "
-                "applied them: that has no effect"
+                f"in {UPDATES} of the last {LATEST} updates the gradients of the update before were clipped after it "
+                "had applied them: the clipping has no effect"
             )
             yield self.finding(facts, self._share.since, text, {"updates": UPDATES})

@@ -9,8 +9,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 
 UPDATES, MOST, SHARE = 3, 8, 0.03
-"""Updates in a row: the least, the most, and their part of the updates so far. A schedule may end just before the run
-does."""
+"""Updates in a row: least, most, and their part of the updates so far. A schedule may end just before the run."""
 
 
 class RateZero(ChangeCheck):
@@ -48,7 +47,5 @@ class RateZero(ChangeCheck):
         self._since = self._since if self._zero else facts.step
         self._zero += 1
         if self._zero == min(MOST, max(UPDATES, ceil(SHARE * self._number))):
-            text = (
-                f"all learning rates are 0 in {self._zero} updates in a row, and were up to {self._highest:.3g} before"
-            )
+            text = f"all learning rates are 0 in {self._zero} updates in a row, up to {self._highest:.3g} before"
             yield self.finding(facts, self._since, text, {"highest": self._highest})

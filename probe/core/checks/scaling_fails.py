@@ -53,8 +53,8 @@ class ScalingFails(FactCheck):
             return
         if self._few.completes(skipped, facts.step):
             text = (
-                f"the gradient scaler has skipped {FEW} updates in a row since step {self._few.since}, after its scale "
-                "was usable"
+                f"the gradient scaler has skipped {FEW} updates in a row since step {self._few.since}, though its "
+                "scale was a usable one"
             )
             yield self.finding(facts, self._few.since, text, {"updates": FEW}, (), "warning")
         if self._streak.completes(skipped, facts.step):

@@ -113,5 +113,7 @@ class UpdateFacts(NamedTuple):
     clips: Array | None = None
     """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
     only a device knows the factor."""
+    seen: bool = True
+    """False of an update in which no hook runs, such as a compiled one: its losses are known, nothing else."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""

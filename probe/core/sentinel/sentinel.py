@@ -32,8 +32,8 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-MOST_ROOTS = 4096
-"""Roots whose values are kept for one update."""
+MOST_BACKWARDS = 4096
+"""Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
@@ -203,7 +203,7 @@ class _Watched:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
-        self.late, self.clipped_late = False, False
+        self.late = self.clipped_late = False
         """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
@@ -310,6 +310,8 @@ class Sentinel:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
         if self._blind:
             return
+        if self._watch.run.look is not None:  # for updates that no hook has seen
+            self._watch.run.look()
         running = _Backward(inputs)
         others = [other for thread, other in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
@@ -396,9 +398,8 @@ class Sentinel:
         watched.reached.mark(some)
         if watched.again.any():
             watched.applied.mark(self._loop.held(watched.parameters))
-        if len(watched.backwards) >= MOST_ROOTS:
-            running.root = None
-        watched.backwards.append(running)
+        if len(watched.backwards) < MOST_BACKWARDS:
+            watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
         if not self._loop.keeps(some):
@@ -461,7 +462,7 @@ class Sentinel:
         clipping, self._clipping = self._clipping, []
         for watched, positions in clipping:
             if watched.late:
-                watched.clipped_late, watched.late = factor < 1, False
+                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
                 continue
             for position in positions:
                 watched.factors[position] = watched.factors.get(position, 1.0) * factor
@@ -487,21 +488,30 @@ class Sentinel:
         backwards = watched.of_thread()
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
-        facts = UpdateFacts(
-            step=run.clock.step,
+        facts = self._facts(number, optimizer, watched, gradients, len(backwards))
+        rewritten = watched.was_rewritten(self._loop.held(watched.some))
+        facts = facts._replace(rewritten=rewritten, clips=self._clips(watched))
+        roots = tuple(backward.root for backward in backwards if backward.root is not None)
+        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+
+    def _facts(
+        self, number: int, optimizer: Optimizer, watched: _Watched, gradients: Gradients, backwards: int
+    ) -> UpdateFacts:
+        """Return what is known of an update before it, or after it if nothing has seen it."""
+        return UpdateFacts(
+            step=self._watch.run.clock.step,
             optimizer=number,
             names=watched.names,
             outcome="unknown",
             rates=self._loop.rates(optimizer),
             gradients=gradients,
             values=None,
-            backwards=len(backwards),
+            backwards=backwards,
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
             around=False,
             clip=min(watched.factors.values(), default=1.0),
-            clips=self._clips(watched),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_),
@@ -514,10 +524,22 @@ class Sentinel:
             cut=self._cut,
             beginning=self._beginning,
             clipped_late=watched.clipped_late,
-            rewritten=watched.was_rewritten(self._loop.held(watched.some)),
         )
+
+    def unseen(self, optimizer: Optimizer) -> None:
+        """Pass on the losses of an update that has ended, and in which no hook runs."""
+        run = self._watch.run
+        number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
+        if number is None:
+            return
+        watched = self._of(optimizer)
+        none = np.zeros(len(watched.parameters), np.bool_)
+        backwards, absent = watched.backwards, Gradients(none, none, none, None)
+        facts = self._facts(number, optimizer, watched, absent, len(backwards))._replace(seen=False)
+        self._cut, self._beginning, self._present = False, None, None
+        watched.clear()
         roots = tuple(backward.root for backward in backwards if backward.root is not None)
-        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+        self._receive(ReadUpdate(facts, None, roots))
 
     def _look_again(self) -> None:
         """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
@@ -549,6 +571,9 @@ class Sentinel:
         rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
         if not rest:
             return None
+        if scale is not None and watched.returned:  # the backward has returned them with its factor
+            watched.returned.clear()
+            watched.forget_norms()
         origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
         blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         for one in watched.measured:
@@ -627,25 +652,32 @@ class Sentinel:
         owned = self._watch.run.framework.hooks.owned(optimizer)
         order, every = [*map(id, owned)], self._watch.parameters.every
         if order != watched.order or every is not watched.every:
-            self._renew(watched, owned, order, every)
-            watched.groups = self._loop.groups(optimizer)
+            self._renew(watched, optimizer, owned, order, every)
         return watched
 
-    def _renew(self, watched: _Watched, owned: Sequence[Parameter], order: list[int], every: Mapping[int, Any]) -> None:
-        others = order != watched.order
-        names = tuple(every[identity].name if identity in every else "" for identity in order)
-        watched.every, watched.order, self._outside = every, order, None
-        if names != watched.names:
-            watched.names = names
-        if others:
-            watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
-            watched.dtypes = self._loop.dtypes(owned)
+    def _renew(
+        self,
+        watched: _Watched,
+        optimizer: Optimizer,
+        owned: Sequence[Parameter],
+        order: list[int],
+        every: Mapping[int, Any],
+    ) -> None:
+        """Take other parameters or names; what fails is tried again with the next look."""
+        if order != watched.order:
+            watched.order = []
+            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
             watched.identities = frozenset(order)
             watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.rota = Rota(self._loop, watched.parameters, watched.sizes)
             watched.clear()
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        if names != watched.names:
+            watched.names = names
+        watched.groups = self._loop.groups(optimizer)
+        watched.every, watched.order, self._outside = every, order, None
 
     def _strangers(self) -> tuple[str, ...]:
         """Return the parameters that have a gradient and are in no optimizer."""

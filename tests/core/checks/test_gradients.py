@@ -100,7 +100,7 @@ def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:
 
 
 def test_a_scaler_that_skips_five_updates_in_a_row_fails() -> None:
-    """After updates were applied it is a warning at the third, as of bad batches, and critical at the fifth."""
+    """After applied updates it is a warning at the third, as of three bad batches, and critical at the fifth."""
     training = Training()
     updates = [*training.updates(12), *training.updates(20, outcome="skipped")]
     few, finding = findings("scaling-fails", updates)
