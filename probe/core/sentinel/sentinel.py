@@ -557,11 +557,11 @@ class Sentinel:
 
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
         there = _there(held)
-        if len(watched.applied):
+        again = untouched = np.zeros_like(there)
+        if len(watched.applied) and watched.backwards:
             again = watched.again & watched.applied.same(held)
-            untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
-        else:
-            again = untouched = np.zeros_like(there)
+        elif len(watched.applied):
+            untouched = watched.applied.untouched(held)
         return Gradients(there, again, untouched, self._read(watched, held, scale))
 
     def _read(
