@@ -316,7 +316,7 @@ def reference(value: Any) -> Callable[[], object]:
     return functools.partial(_objects.get, address) if _objects.get(address) is value else weakref.ref(value)
 
 
-class ParameterReader:
+class CellReader:
     """Reader of the same parameters again and again.
 
     Args:
@@ -336,9 +336,9 @@ class ParameterReader:
         return ready, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
 
 
-def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
     """Return a reader of the moments of ``parameters``."""
-    return ParameterReader(parameters, columns)
+    return CellReader(parameters, columns)
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

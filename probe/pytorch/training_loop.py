@@ -241,24 +241,31 @@ class RepeatedReader:
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments."""
-        if self._kind and (rows := self._in_one_pass(positions)) is not None:
-            return [*positions], lambda: rows
+        quick, rows = self._in_one_pass(positions) if self._kind else ([], np.empty((0, len(self._columns))))
+        others = [*positions] if not quick else sorted({*positions}.difference(quick))
         with torch._C.DisableTorchFunction():
-            there = [position for position in positions if _has_numbers(self._parameters[position])]
-        if not there:
-            return [], lambda: np.empty((0, len(self._columns)))
-        stored = [self._parameters[position] for position in there]
-        return there, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+            others = [position for position in others if _has_numbers(self._parameters[position])]
+        if not others:
+            return quick, lambda: rows
+        wait = tensors.to_host([tensors.moments([self._parameters[each] for each in others], self._columns, 0.0)])
+        rank = {position: number for number, position in enumerate((*quick, *others))}
+        there = [position for position in positions if position in rank]
+        return there, lambda: np.concatenate([rows, wait()])[[rank[position] for position in there]]
 
-    def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
-        """Return the moments; None if a parameter has moved, or has NaN or Inf."""
-        known = [self._plain[position] for position in positions]
-        addresses = [each[0] for each in known if each is not None]
-        if [self._parameters[position].data_ptr() for position in positions] != addresses:
-            return None
-        sizes = [each[1] for each in known if each is not None]
-        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
-        return rows[:, self._places] if valid.all() else None
+    def _in_one_pass(self, positions: Sequence[int]) -> tuple[list[int], Array]:
+        """Return the positions of parameters that could be read so, and their moments. Those that have moved, or have
+        NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which would
+        round otherwise."""
+        here = [each for each in positions if self._is_in_place(each)]
+        stored = [place for each in here if (place := self._plain[each]) is not None]
+        rows, valid = fused_reduce.each([place[0] for place in stored], [place[1] for place in stored], self._kind)
+        if valid.all():
+            return here, rows[:, self._places]
+        return [each for each, is_valid in zip(here, valid, strict=True) if is_valid], rows[valid][:, self._places]
+
+    def _is_in_place(self, position: int) -> bool:
+        place = self._plain[position]
+        return place is not None and self._parameters[position].data_ptr() == place[0]
 
 
 def _has_numbers(parameter: Any) -> bool:

@@ -23,8 +23,8 @@ RANK = """
     def summary(ended=True, findings=(), steps=20, loss=LossSpan(2.5, 1.5, 19, 20, 19), number=0):
         looked = Looked(("gradients in 5 of 20 steps",), ("activations",))
         launch, why = os.environ.get("MASTER_PORT", ""), "step_interval is 4"
-        board.summary(WatchSummary(rank, os.getpid(), number, number, launch, steps, steps, 5, why, loss, tuple(findings),
-            looked, "", f"out/rank{rank}", 0, ended))
+        board.summary(WatchSummary(rank, os.getpid(), number, number, launch, steps, steps, 5, why, loss,
+            tuple(findings), looked, "", f"out/rank{rank}", 0, ended))
 """
 TWO = """
     import os, subprocess, sys

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.mindspore.sentinel_loops import FAULTY, HEALTHY, Attach, batches, clipped, function, made, scaled
+from tests.mindspore.sentinel_loops import FAULTY, HEALTHY, Attach, batches, clipped, function, scaled
 from tests.mindspore.test_run import ran
-from tests.mindspore.toys import TrainerMon, ms, nn
+from tests.mindspore.toys import TrainerMon, nn
 
 from probe.mindspore.private_api import executor  # isort: skip - only where MindSpore is
 from probe.mindspore.training_loop import GlobalNormClip  # isort: skip
@@ -106,7 +106,9 @@ def test_loss_and_norms_are_those_of_numpy(
         patch.setattr(nn.Optimizer, "__call__", call)
         loop(attach)
     skipped = len(inputs) - len(weights)
-    losses, norms = zip(*(by_hand(*pair, held) for pair, held in zip(inputs[skipped:], weights, strict=True)), strict=True)
+    losses, norms = zip(
+        *(by_hand(*pair, held) for pair, held in zip(inputs[skipped:], weights, strict=True)), strict=True
+    )
     assert (skipped > 0) == (loop is scaled)
     np.testing.assert_allclose(series(tmp_path, "gradient_norm"), norms, rtol=error)
     np.testing.assert_allclose(series(tmp_path, "loss_root")[1:], losses[1:], rtol=error)

@@ -98,9 +98,6 @@ class UpdateFacts(NamedTuple):
     """Position of each parameter's group among ``rates``; empty if it is not known."""
     parameter_dtypes: tuple[str, ...] = ()
     """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
-    frozen: bool = False
-    """True if the models have parameters that require no gradient and are in no optimizer: the others train by
-    intention."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
     cut: bool = False
@@ -116,3 +113,7 @@ class UpdateFacts(NamedTuple):
     clips: Array | None = None
     """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
     only a device knows the factor."""
+    seen: bool = True
+    """False of an update in which no hook runs, such as a compiled one: its losses are known, nothing else."""
+    clipped_late: bool = False
+    """True if gradients that the last update had applied were clipped after it, before any backward."""

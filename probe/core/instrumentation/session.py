@@ -378,6 +378,8 @@ class Session:
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""
         self._updates.take("unknown")
+        if self._sentinel is not None:
+            attempt(self.faults, "sentinel", self._sentinel.unseen, optimizer)
         if self._watches(optimizer) and self._turns.take(optimizer):
             self._end()
 

@@ -38,7 +38,7 @@ MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
-UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.005
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.01
 """Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
 most."""
 MOST_PATTERNS = 64
@@ -90,22 +90,22 @@ class ReadUpdate(NamedTuple):
 
 
 def _norms(
-    wait: Callable[[], Array], places: Sequence[int], unscaled: int, is_scaled: bool, number: int
+    wait: Callable[[], Array], places: Sequence[int], is_scaled: Mask | None, number: int
 ) -> Callable[[], Array]:
     """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
 
     Args:
-        wait: waits for a row for each of ``places``, and one with the factor of those that are scaled.
+        wait: waits for a row for each of ``places``, and perhaps one with a factor.
         places: position of each row among the gradients; -1 if it is out of date.
-        unscaled: number of the first rows, which are not scaled.
+        is_scaled: rows that have the factor in the last one; None if there is none.
         number: number of the gradients.
     """
 
     def read() -> Array:
         sums = wait()
         rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
-        if is_scaled:
-            rows[unscaled:] /= sums[-1, 0]
+        if is_scaled is not None:
+            rows[is_scaled] /= sums[-1, 0]
         whole = np.full((number + 1, 2), np.nan)
         whole[np.asarray(places, np.int64)] = rows
         return whole[:-1]
@@ -117,12 +117,15 @@ class _Backward:
     """Backward that runs.
 
     Args:
-        root: function that waits for the value of its root; None if that is no loss.
-        scaled: whether a scaler has multiplied the root.
+        inputs: identities of what it was asked for.
     """
 
-    def __init__(self, root: Callable[[], float] | None, inputs: Collection[int], scaled: bool) -> None:
-        self.root, self.inputs, self.scaled, self.thread = root, inputs, scaled, threading.get_ident()
+    def __init__(self, inputs: Collection[int]) -> None:
+        self.inputs, self.thread = inputs, threading.get_ident()
+        self.root: Callable[[], float] | None = None
+        """Function that waits for the value of its root; None if that is no loss."""
+        self.scaled = False
+        """True if a scaler has multiplied its root."""
         self.shared = False
         """True if one on another thread has run meanwhile."""
         self.before: dict[int, GradientMarks] = {}
@@ -136,19 +139,23 @@ class _Measured(NamedTuple):
 
     positions: Sequence[int]
     identities: Sequence[int]
-    references: Sequence[Callable[[], object]]
+    references: Sequence[Callable[[], object]] | None
+    """Functions to the gradients; None where they do not stay with their parameters."""
     block: Block
+    returned: bool = False
+    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
 
-    def still(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[bool]:
-        """Return for each position whether its gradient is the measured one, or was made of it by a clip.
+    def places(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[int]:
+        """Return the positions, -1 where another gradient is there now.
 
         Args:
-            origins: identity, by position, of what a clip has made each gradient of.
+            origins: identity of what was measured, of the gradient at each position.
         """
-        return [
-            reference() is held[place] or (held[place] is not None and origins.get(place) == identity)
-            for place, identity, reference in zip(self.positions, self.identities, self.references, strict=True)
-        ]
+        same = [origins.get(n) == identity for n, identity in zip(self.positions, self.identities, strict=True)]
+        if self.references is not None:
+            refers = (reference() is held[n] for n, reference in zip(self.positions, self.references, strict=True))
+            same = [one and other for one, other in zip(same, refers, strict=True)]
+        return [n if is_same else -1 for n, is_same in zip(self.positions, same, strict=True)]
 
 
 class _Watched:
@@ -190,18 +197,20 @@ class _Watched:
     def clear(self) -> None:
         """Begin with the next update."""
         self.backwards: list[_Backward] = []
-        """Those that have reached the parameters."""
+        """Backwards that have reached the parameters."""
         self.accumulated = False
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
+        self.late = self.clipped_late = False
+        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
+        self.forget_norms()
         self.dropped: Callable[[], tuple[str, ...]] = tuple
         """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
         self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
         """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
-        self.forget_norms()
 
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
@@ -215,6 +224,10 @@ class _Watched:
         if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
             return False
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the last update has applied, as it left them."""
+        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -263,10 +276,10 @@ class Sentinel:
         """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
-        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
-        """Updates since parameters were searched for, when that was, and how long it took."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
+        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
+        """Updates since parameters were searched for, when that was, and how long it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
         """Parameters that are in no optimizer, with their names; None if they have to be looked for."""
@@ -297,12 +310,15 @@ class Sentinel:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
         if self._blind:
             return
-        scaled = root is not None and self._loop.scale_of(root) is not None
-        running = _Backward(None if root is None else self._value(root), inputs, scaled)
+        if self._watch.run.look is not None:  # for updates that no hook has seen
+            self._watch.run.look()
+        running = _Backward(inputs)
         others = [other for thread, other in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
         for one in (running, *others) if others else ():
             one.shared = True
+        if root is not None:
+            running.root = self._value(root, running)
         for watched in self._each():
             self._look_before(watched, running)
 
@@ -315,9 +331,10 @@ class Sentinel:
             names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
             self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
 
-    def _value(self, root: Tensor) -> Callable[[], float]:
+    def _value(self, root: Tensor, running: _Backward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
+        running.scaled = scale is not None
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
         if isinstance(value, float):
             self._trace(root, value)
@@ -366,6 +383,7 @@ class Sentinel:
         for watched in self._each():
             if id(watched) not in running.counted:
                 self._count(watched, running)
+        running.before.clear()
 
     def _count(self, watched: _Watched, running: _Backward) -> None:
         """Note a backward if it has reached the parameters of an optimizer."""
@@ -385,28 +403,20 @@ class Sentinel:
         watched.accumulated |= reached
         watched.forget_norms()
         if not self._loop.keeps(some):
-            self._take(watched, running.scaled)
+            self._take(watched, running)
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
 
-    def _take(self, watched: _Watched, scaled: bool) -> None:
+    def _take(self, watched: _Watched, running: _Backward) -> None:
         """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
-        them. What a scaler has multiplied may rightly not be finite."""
-        held = self._loop.held(watched.parameters)
-        new = [(place, gradient) for place, gradient in enumerate(held) if gradient is not None]
-        if new and not scaled:
-            watched.measured.append(self._measurement(new))
-            watched.returned.append((tuple(watched.names[place] for place, _ in new), watched.measured[-1].block))
-
-    def _measurement(self, gradients: Sequence[tuple[int, Tensor]]) -> _Measured:
-        """Take the norms of gradients at some positions."""
-        tensors = [gradient for _, gradient in gradients]
-        return _Measured(
-            [place for place, _ in gradients],
-            [*map(id, tensors)],
-            [*map(self._loop.reference, tensors)],
-            self._tensors.moments(tensors, NORMS, 0.0, None),
-        )
+        them."""
+        present = [(n, one) for n, one in enumerate(self._loop.held(watched.parameters)) if one is not None]
+        if running.scaled or not present:
+            return
+        positions, identities = [n for n, _ in present], [id(gradient) for _, gradient in present]
+        block = self._tensors.moments([gradient for _, gradient in present], NORMS, 0.0, None)
+        watched.measured.append(_Measured(positions, identities, None, block, returned=True))
+        watched.returned.append((tuple(watched.names[n] for n in positions), block))
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -430,18 +440,30 @@ class Sentinel:
     def _measure(
         self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
     ) -> None:
+        watched.late = not watched.backwards and watched.holds_applied(held)
+        if watched.late:
+            return
         scale = self._watch.run.framework.hooks.held_scale(optimizer)
         # a factor that only a device knows is hardly 1
         watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
-        known = {position for one in watched.measured for position in one.positions}
+        origins = {n: id(held[n]) for n in positions}
+        known = {n for one in watched.measured for n in one.places(held, origins)}
         new = [(n, gradient) for n in positions if n not in known and (gradient := held[n]) is not None]
-        if new and not watched.scaled:
-            watched.measured.append(self._measurement(new))
+        if not new or watched.scaled:
+            return
+        keeps = self._loop.keeps(watched.parameters)
+        references = [self._loop.reference(gradient) for _, gradient in new] if keeps else None
+        block = self._tensors.moments([gradient for _, gradient in new], NORMS, 0.0, None)
+        where = [n for n, _ in new]
+        watched.measured.append(_Measured(where, [origins[n] for n in where], references, block))
 
     def clipped(self, factor: float) -> None:
         """Note the factor by which the gradients are clipped whose total norm was computed last."""
         clipping, self._clipping = self._clipping, []
         for watched, positions in clipping:
+            if watched.late:
+                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
+                continue
             for position in positions:
                 watched.factors[position] = watched.factors.get(position, 1.0) * factor
 
@@ -466,15 +488,25 @@ class Sentinel:
         backwards = watched.of_thread()
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
-        facts = UpdateFacts(
-            step=run.clock.step,
+        facts = self._facts(number, optimizer, watched, gradients, len(backwards))
+        rewritten = watched.was_rewritten(self._loop.held(watched.some))
+        facts = facts._replace(rewritten=rewritten, clips=self._clips(watched))
+        roots = tuple(backward.root for backward in backwards if backward.root is not None)
+        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+
+    def _facts(
+        self, number: int, optimizer: Optimizer, watched: _Watched, gradients: Gradients, backwards: int
+    ) -> UpdateFacts:
+        """Return what is known of an update before it, or after it if nothing has seen it."""
+        return UpdateFacts(
+            step=self._watch.run.clock.step,
             optimizer=number,
             names=watched.names,
             outcome="unknown",
             rates=self._loop.rates(optimizer),
             gradients=gradients,
             values=None,
-            backwards=len(backwards),
+            backwards=backwards,
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
@@ -491,11 +523,23 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
-            rewritten=watched.was_rewritten(self._loop.held(watched.some)),
-            clips=self._clips(watched),
+            clipped_late=watched.clipped_late,
         )
+
+    def unseen(self, optimizer: Optimizer) -> None:
+        """Pass on the losses of an update that has ended, and in which no hook runs."""
+        run = self._watch.run
+        number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
+        if number is None:
+            return
+        watched = self._of(optimizer)
+        none = np.zeros(len(watched.parameters), np.bool_)
+        backwards, absent = watched.backwards, Gradients(none, none, none, None)
+        facts = self._facts(number, optimizer, watched, absent, len(backwards))._replace(seen=False)
+        self._cut, self._beginning, self._present = False, None, None
+        watched.clear()
         roots = tuple(backward.root for backward in backwards if backward.root is not None)
-        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+        self._receive(ReadUpdate(facts, None, roots))
 
     def _look_again(self) -> None:
         """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
@@ -505,10 +549,10 @@ class Sentinel:
             self._look()
 
     def _look(self) -> None:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         self._watch.parameters.look()
+        self._look_seconds = time.thread_time() - begun
         self._updates, self._looked_at = 0, time.perf_counter()
-        self._look_seconds = self._looked_at - begun
         self._present = None
 
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
@@ -524,31 +568,36 @@ class Sentinel:
         self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
         """Return a function that waits for the norms and sums, those from before a clip where they were taken."""
-        rest = {position: gradient for position, gradient in enumerate(held) if gradient is not None}
+        rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
         if not rest:
             return None
         if scale is not None and watched.returned:  # the backward has returned them with its factor
             watched.returned.clear()
             watched.forget_norms()
         origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
-        blocks, places = [], list[int]()
+        blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         for one in watched.measured:
-            same = one.still(held, origins)
             blocks.append(one.block)
-            places += [n if is_same else -1 for n, is_same in zip(one.positions, same, strict=True)]
-            for position in places:
-                rest.pop(position, None)
-        unscaled = len(places)
-        if rest:
-            watched.returned.clear()
-        if len(watched.returned) > 1:
-            watched.dropped = self._dropped([*watched.returned][:-1])
+            places += (new := one.places(held, origins))
+            is_scaled += [one.returned] * len(new)
+            for n in new:
+                rest.pop(n, None)
         if rest:
             blocks.append(self._tensors.moments([*rest.values()], NORMS, 0.0, None))
             places += rest
-        if scale is not None and rest:
+            is_scaled += [True] * len(rest)
+        self._forget_returned(watched, bool(rest))
+        if scale is not None:
             blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
-        return _norms(self._tensors.to_host(blocks), places, unscaled, scale is not None and bool(rest), len(held))
+        mask = None if scale is None else np.asarray(is_scaled, np.bool_)
+        return _norms(self._tensors.to_host(blocks), places, mask, len(held))
+
+    def _forget_returned(self, watched: _Watched, others: bool) -> None:
+        """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        if others:
+            watched.returned.clear()
+        if len(watched.returned) > 1:
+            watched.dropped = self._dropped([*watched.returned][:-1])
 
     def _clips(self, watched: _Watched) -> Array | None:
         """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
@@ -581,10 +630,11 @@ class Sentinel:
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again, facts = _there(held), update.facts._replace(outcome=outcome)
-        read = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
+        watched.again = _there(held)
+        facts = update.facts._replace(outcome=outcome)
+        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
-        self._receive(read)
+        self._receive(ended)
 
     # What belongs to whom.
 
@@ -602,25 +652,32 @@ class Sentinel:
         owned = self._watch.run.framework.hooks.owned(optimizer)
         order, every = [*map(id, owned)], self._watch.parameters.every
         if order != watched.order or every is not watched.every:
-            self._renew(watched, owned, order, every)
-            watched.groups = self._loop.groups(optimizer)
+            self._renew(watched, optimizer, owned, order, every)
         return watched
 
-    def _renew(self, watched: _Watched, owned: Sequence[Parameter], order: list[int], every: Mapping[int, Any]) -> None:
-        others = order != watched.order
-        names = tuple(every[identity].name if identity in every else "" for identity in order)
-        watched.every, watched.order, self._outside = every, order, None
-        if names != watched.names:
-            watched.names = names
-        if others:
-            watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
-            watched.dtypes = self._loop.dtypes(owned)
+    def _renew(
+        self,
+        watched: _Watched,
+        optimizer: Optimizer,
+        owned: Sequence[Parameter],
+        order: list[int],
+        every: Mapping[int, Any],
+    ) -> None:
+        """Take other parameters or names; what fails is tried again with the next look."""
+        if order != watched.order:
+            watched.order = []
+            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
             watched.identities = frozenset(order)
             watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.rota = Rota(self._loop, watched.parameters, watched.sizes)
             watched.clear()
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        if names != watched.names:
+            watched.names = names
+        watched.groups = self._loop.groups(optimizer)
+        watched.every, watched.order, self._outside = every, order, None
 
     def _strangers(self) -> tuple[str, ...]:
         """Return the parameters that have a gradient and are in no optimizer."""

@@ -41,6 +41,7 @@ class Program:
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             raise ValueError("children of this process leave no exit code")
         self._inherited = inherited
+        self._relay: SignalRelay | None = None
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED)
         try:
             self.pid = os.posix_spawnp(command[0], [*command], environ, setsigmask=self._mask, setsigdef=RESTORED)
@@ -58,10 +59,13 @@ class Program:
 
     def _wait_alone(self) -> int:
         """Wait without a look at anything else; pass on signals that do not come from the terminal."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED)
         for number in RELAYED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 passes = number not in FROM_TERMINAL
                 signal.signal(number, (lambda received, _: os.kill(self.pid, received)) if passes else lambda *_: None)
+        if self._relay is not None:
+            self._relay.pass_rest()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         while (status := self._status(0)) is None:
             pass
@@ -69,7 +73,7 @@ class Program:
 
     def _accompany(self, look: Callable[[], object]) -> int:
         _let_go(self._inherited)
-        relay = SignalRelay(self.pid)
+        self._relay = relay = SignalRelay(self.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         due = time.monotonic() + LOOK_SECONDS
         while (status := self._status(os.WNOHANG | os.WUNTRACED)) is None:

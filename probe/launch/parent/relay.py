@@ -76,6 +76,13 @@ class SignalRelay:
                 with suppress(ProcessLookupError):
                     os.kill(self._program, number)
 
+    def pass_rest(self) -> None:
+        """Pass on what has come and does not come from the terminal, in place of a further :meth:`wait`."""
+        for number in {*_numbers(self._wakeups), *(number for number, _ in self._received)}:
+            if number in self._signals and number not in FROM_TERMINAL:
+                with suppress(ProcessLookupError):
+                    os.kill(self._program, number)
+
     def close(self) -> None:
         """End the witness; signals have no effect from now on."""
         if self._witness is not None:
