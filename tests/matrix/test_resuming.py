@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from probe.core.checks.check import CheckFinding
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.storage.check_lines import CHECKS, CheckLines, read_check_lines
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
 from tests.matrix.harness import Harness, train_step
@@ -78,6 +80,17 @@ def test_what_is_done_again_is_put_aside(framework: Harness, root: Path) -> None
     assert {row: before[row] for row in before if row.step >= 5}.items() <= read(aside).items()
     found = last_run(root, Problems())
     assert [(each.path, each.first_step) for each in found.directories] == [(old, 0)]
+
+
+def test_findings_of_checks_in_steps_that_are_done_again_are_put_aside(framework: Harness, root: Path) -> None:
+    """Those of the checks, by the step in which they were found."""
+    old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 8, step_count_per_record=3)
+    finding = CheckFinding("rate-zero", "warning", (), 4, 2, "all learning rates are 0", {})
+    CheckLines(old).write([finding, finding._replace(step=6)])
+    run(framework, 5, 1, append_output=STAMPS, step_count_per_record=3)
+    (aside,) = old.glob("superseded-*-from-step-5")
+    steps = [[line.finding.step for line in read_check_lines(place / CHECKS, Problems())] for place in (old, aside)]
+    assert steps == [[4], [4, 6]]
 
 
 def test_nothing_is_put_aside_before_a_step_is_written(framework: Harness, root: Path) -> None:
