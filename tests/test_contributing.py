@@ -89,6 +89,41 @@ class AnomalyPresent(About):
         (r"RULES: dict\[.*\] = \{", '    "AnomalyPresent": AnomalyPresent,'),
     ),
 )
+CHECK = Addition(
+    "a check of the training loop",
+    "probe/core/checks/second_update.py",
+    '''
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import UnusualCheck
+
+
+class SecondUpdate(UnusualCheck):
+    """Note the second update."""
+
+    name = "second-update"
+    title = "Second update"
+    source = "https://example.org"
+    sees = "steps"
+    remedy = "Stop after the first."
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        if update.facts.step == 1:
+            yield self.finding(update.facts, 1, "there is a second update", {})
+''',
+    "probe/core/checks/__init__.py",
+    (
+        (
+            r"from probe.core.checks.scaling_fails import ScalingFails",
+            "from probe.core.checks.second_update import SecondUpdate",
+        ),
+        (r"CHECKS: dict\[.*\] = \{", '    "second-update": SecondUpdate,'),
+    ),
+)
 SINK = Addition(
     "a writer",
     "probe/core/output/sinks/lines.py",
@@ -300,7 +335,7 @@ class NamesTracker:
         ),
     ),
 )
-ADDITIONS = (OP, RULE, SINK, TRACKER, SIGNAL, CHANNEL, ENGINE, KIND)
+ADDITIONS = (OP, RULE, CHECK, SINK, TRACKER, SIGNAL, CHANNEL, ENGINE, KIND)
 IMPORTS = {
     ENGINE.touched: ("from probe.pytorch.engines import .*pipelining", "wrapping"),
     KIND.touched: ("from probe.mindspore.optimizers import .*torch_style", "plain"),
@@ -334,6 +369,15 @@ print(Path(monitor.output_directory, "lines.txt").read_text())
 print(sorted({(finding.rule, finding.step) for finding in monitor.findings}))
 print(Path("titles.txt").read_text())
 print(Path("names.txt").read_text())
+"""
+JUDGING = """
+from probe.core.checks.panel import CheckPanel
+from probe.core.faults import Faults
+from tests.core.checks.updates import Training
+
+panel, training = CheckPanel(Faults()), Training()
+found = [finding for _ in range(4) for finding in panel.judge(training.update())]
+print([finding.step for finding in found if finding.check == "second-update"])
 """
 WRAPPING = """
 import torch
@@ -438,6 +482,11 @@ def test_what_any_framework_uses_is_added_by_these_edits(copy: Path, tmp_path: P
     assert "toy: first bad: weight (param_origin) on rank 0 at step 1" in out
     assert "probe/findings" in out
     assert "probe/ones/weight/rms" in out
+
+
+def test_a_check_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
+    """It judges the updates of a run among the others."""
+    assert printed(copy, JUDGING, tmp_path) == "[1]\n"
 
 
 @pytest.mark.torch

@@ -24,7 +24,7 @@ def train(run: Run) -> None:
     monitor = watch(model, optimizer)
     for step in range(run.steps):
         if run.faulty and step >= ONSET:
-            optimizer.param_groups[0]["lr"] *= 5
+            optimizer.param_groups[0]["lr"] = min(5 * optimizer.param_groups[0]["lr"], 1e6)
         loss = text_loss(model, text(run.seed, step))
         update(optimizer, loss)
         monitor.log(loss=loss)

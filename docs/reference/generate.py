@@ -26,6 +26,8 @@ from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db  # noqa: E40
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step  # noqa: E402
 from probe.core.analysis.report.findings import Diagnosis, Mark  # noqa: E402
 from probe.core.analysis.report.write import write_report  # noqa: E402
+from probe.core.checks import CHECKS  # noqa: E402
+from probe.core.checks.check import CheckClass  # noqa: E402
 from probe.core.config.dialect import Dialect  # noqa: E402
 from probe.core.config.errors import ConfigError  # noqa: E402
 from probe.core.config.msprobe import MSPROBE  # noqa: E402
@@ -142,13 +144,46 @@ def dialects() -> str:
     """The page of the configurations of other monitors."""
     parts = [DIALECTS_HEAD]
     for dialect in DIALECTS:
-        parts.append(f"## {dialect.title}\n\n| section | key | effect |\n| --- | --- | --- |")
+        parts.append(f"## {dialect.title}\n")
         for key in dict.fromkeys(dialect.keys):
             section = f"`{key.section}`" if key.section else "top of the file"
             effect = inline(" ".join(key.effect.split()))
             words = effect if key.supported else f"*None.* Here, {effect}"
-            parts.append(f"| {section} | `{key.name}` | {words.replace('|', chr(92) + '|')} |")
+            parts.append(_item(f"`{key.name}` ({section}): {words}").rstrip("\n"))
         parts.append("")
+    return _joined(parts)
+
+
+CHECKS_HEAD = """\
+# Checks
+
+Every update of an optimizer is judged by these checks, sampled or not, while training goes on. They run no forward,
+draw no random number and make training wait for no device. Their findings are in `checks.jsonl` in the directory of the
+rank; `probe anomalies` and the report list them. A line that begins with `preflight` counts the checks that hold, and
+names those that could not see what they judge. This page is made by `make reference`.
+"""
+CLASSES: dict[CheckClass, tuple[str, str]] = {
+    "fact": ("Facts", "What holds in every meaningful training loop."),
+    "change": ("Changes", "What held for some steps of this run, and holds no longer."),
+    "unusual": ("Unusual", "What legitimate programs do, too: a note, which is no alarm."),
+}
+
+
+def checks() -> str:
+    """The page of the checks of the training loop."""
+    parts = [CHECKS_HEAD]
+    for kind, (title, meaning) in CLASSES.items():
+        parts.append(f"## {title}\n\n{meaning}\n")
+        for name, check in CHECKS.items():
+            if check.kind == kind:
+                facts = [
+                    f"Grade: {getattr(check, 'grade', 'warning')}.",
+                    f"Sees {check.sees}.",
+                    f"Remedy: {check.remedy}",
+                    f"Reported in <{check.source}>.",
+                ]
+                about = markdown(inspect.getdoc(check) or "")
+                parts += [f"### {name}\n\n{check.title}.\n", about, "".join(map(_item, facts))]
     return _joined(parts)
 
 
@@ -346,6 +381,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": full_markdown,
     "commands.md": commands,
     "python.md": python,
+    "checks.md": checks,
     "dialects.md": dialects,
 }
 """The text of each page, by its file beside this one."""

@@ -82,7 +82,7 @@ def anomalies(
         complain(line, "warning")
     if written:
         complain(message("written: {written}", written=written), "info")
-    if not analysis.extent.rows:
+    if not analysis.extent.rows and not analysis.of_checks:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
     grave = any(each.is_grave for each in analysis.of_checks)

@@ -47,6 +47,8 @@ class ScriptWatch:
         """Optimizers that were found, not noted when they were made: their models may have run."""
         self._in_vain = weakref.WeakSet[Any]()
         """Optimizers that have stepped, and of which no model holds the parameters."""
+        self._stranger: weakref.ref[Any] | None = None
+        """Latest model that was called for training and has no parameter of the optimizers that wait."""
         self._idle: list[weakref.ref[Any]] = []
         """Optimizers that are no longer watched, because others stepped and they did not."""
         self._prefixes: list[tuple[str, weakref.ref[Any]]] = []
@@ -212,6 +214,8 @@ class ScriptWatch:
         wanted = {id(parameter) for owner in owners for parameter in self._finder.owned(owner)}
         if wanted and any(id(parameter) in wanted for parameter in self._finder.parameters(model)):
             self._attach(model, owners)
+        elif wanted:
+            self._stranger = weakref.ref(model)
 
     def _attach(self, called: Any, owners: Sequence[Any], late: bool = False) -> None:
         everything = ModelSearch(self._finder, called)
@@ -229,8 +233,19 @@ class ScriptWatch:
             self._watch(everything.outermost(found), served, prefixed=True, late=late)
         elif called is None:
             self._in_vain.update(owners)
+            self._watch_stranger(owners)
         else:
             self._give_up("no model holds the parameters of its optimizers")
+
+    def _watch_stranger(self, owners: Sequence[Any]) -> None:
+        """Watch the model that trains beside optimizers of other parameters: they were made before it was moved, copied
+        or loaded, and nothing updates it."""
+        model = None if self._stranger is None else self._stranger()
+        owned = [parameter for owner in owners for parameter in self._finder.owned(owner)]
+        if model is None or not owned or self._finder.have_gradients(owned):
+            return
+        if self._finder.have_gradients(self._finder.parameters(model)):
+            self._watch([model], owners, prefixed=True, late=True)
 
     def _watch(self, models: Sequence[Any], optimizers: Sequence[Any], prefixed: bool, late: bool = False) -> None:
         """Attach a monitor, unless the program has one of its own."""

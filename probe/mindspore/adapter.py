@@ -7,7 +7,7 @@ import mindspore
 from probe.core.backend import numpy_ops
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
-from probe.mindspore import collectives, compiled_steps, groups, hooks, tensors
+from probe.mindspore import collectives, compiled_steps, groups, hooks, tensors, training_loop
 from probe.mindspore.optimizers.nn_cell import on_every_step
 
 ADAPTER = FrameworkAdapter(
@@ -18,6 +18,7 @@ ADAPTER = FrameworkAdapter(
     groups=groups,
     collectives=collectives,
     arrays=numpy_ops,
+    loop=training_loop,
     on_every_step=on_every_step,
 )
 

@@ -55,6 +55,9 @@ class CellFinder:
     def before_tracing(self, models: Sequence[Any]) -> list[Any]:
         return [*models]
 
+    def have_gradients(self, parameters: Iterable[Any]) -> bool:  # noqa: ARG002
+        return False
+
     def is_compiled_inside(self) -> bool:
         return False
 

@@ -6,17 +6,17 @@ backwards has it: a ``DistributedGradReducer``, or else the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
-from mindspore import nn
+from mindspore import Parameter, Tensor, nn
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
-from probe.core.door import count, replace, weakly
+from probe.core.door import attempt, count, replace, weakly
 from probe.mindspore.cell_hooks import surfacing
 
 Owned = Callable[[Any], Sequence[Any]]
@@ -36,6 +36,9 @@ _sums: dict[int, WeakSet[_Sum]] = {}
 their hooks keep the entries alive."""
 _applied: dict[int, Any] = {}
 """Gradients with which the optimizer is about to step, by the identity of the parameter."""
+_passed: dict[int, Callable[[], Any]] = {}
+"""References to the gradients of the update that runs, by the identity of the parameter. Gradients that are parameters
+are left out: programs add to these in place, and nothing shows when."""
 
 
 class _Owner:
@@ -50,8 +53,40 @@ def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: A
     has one (msadapter)."""
     if id(parameter) in _applied:
         return _applied[id(parameter)]
+    return _in_attribute(parameter, main_grad)
+
+
+def _in_attribute(parameter: Any, main_grad: bool) -> Any:
     held = getattr(parameter, "main_grad", None) if main_grad else None
     return getattr(parameter, "grad", None) if held is None else held
+
+
+def present(parameter: Any) -> Any:
+    """Return the gradient of a parameter that the optimizer is called with, or that a backward has just returned; else
+    the one that the parameter itself holds (msadapter)."""
+    identity = id(parameter)
+    if identity in _applied:
+        return _applied[identity]
+    if identity in _passed and (value := _passed[identity]()) is not None:
+        return value
+    return _in_attribute(parameter, main_grad=True)
+
+
+def release() -> None:
+    """Forget the gradients of the update that has ended."""
+    _passed.clear()
+
+
+@contextmanager
+def returned(gradients: Mapping[int, Any]) -> Iterator[None]:
+    """Context in which :func:`present` returns ``gradients``, those of a backward, by the identity of the parameter."""
+    before = {**_applied}
+    _applied.update(gradients)
+    try:
+        yield
+    finally:
+        _applied.clear()
+        _applied.update(before)
 
 
 def gradients_of(optimizer: Any, main_grad: bool) -> Callable[[Any], Any]:
@@ -108,19 +143,28 @@ def _nothing(*_: Any) -> None:
 def applied(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, listener: StepListener) -> Iterator[None]:
     """Context in which :func:`gradient` returns the gradients with which ``optimizer`` is about to step; if
     ``gradients`` is None, those that its parameters hold."""
-    if listener.sampled:
+    release()
+    if listener.reads_gradients:
         try:
             parameters = owned(optimizer)
             values = [gradient(optimizer, p, main_grad=True) for p in parameters] if gradients is None else gradients
             pairs = list(zip(parameters, values, strict=False))
-            _report_sums(pairs)
+            if listener.sampled:
+                _report_sums(pairs)
             _applied.update((id(parameter), value) for parameter, value in pairs)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             count(listener.faults, "gradients given to the optimizer", error)
     try:
         yield
     finally:
+        attempt(listener.faults, "gradients given to the optimizer", _pass_on)
         _applied.clear()
+
+
+def _pass_on() -> None:
+    """Keep references to the gradients until :func:`release`."""
+    tensors = ((identity, value) for identity, value in _applied.items() if isinstance(value, Tensor))
+    _passed.update((identity, ref(value)) for identity, value in tensors if not isinstance(value, Parameter))
 
 
 def _report_sums(pairs: Sequence[tuple[Any, Any]]) -> None:

@@ -15,7 +15,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.backend import numpy_moments
+from probe.core.backend import fused_reduce, numpy_moments
 from probe.core.backend.protocols import Adam
 from probe.mindspore import device_moments
 
@@ -24,6 +24,8 @@ Array = npt.NDArray[np.float64]
 to_host = device_moments.to_host
 HELD_ELEMENTS = numpy_moments.SMALL
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
+IN_ONE_PASS = (("sum", "sumsq"), ("min", "max", "sum", "sumsq"))
+"""Moments that are read at every step, of all gradients or of many parameters: by one call of the compiled pass."""
 ROW = 511
 """Eight-byte words of one sum of :func:`checksum`. Odd, so that negating all elements of a row changes its sum."""
 
@@ -79,7 +81,7 @@ def _ask(tensor: Any, attribute: str) -> Any:
         raise Deferred(error) from error
 
 
-def _on_host(tensor: Any) -> bool:
+def on_host(tensor: Any) -> bool:
     device = _ask(tensor, "device")
     return str(_default_device() if device is None else device).upper().startswith("CPU")
 
@@ -97,7 +99,7 @@ def _held(tensor: Any) -> bool:
 def identity(tensor: Any) -> tuple[Hashable, Callable[[], object]]:
     """Return the identity of object and content for larger tensors in host memory, since ``tensor[0] = 1`` does not
     change a tensor's version. For other tensors, return a new identity at each call."""
-    content = checksum(numbers(tensor)) if _on_host(tensor) and not _held(tensor) else object()
+    content = checksum(numbers(tensor)) if on_host(tensor) and not _held(tensor) else object()
     return (id(tensor), content), weakref.ref(tensor)
 
 
@@ -111,38 +113,53 @@ def checksum(array: npt.NDArray[Any]) -> int:
 
 def hold(tensor: Any) -> npt.NDArray[Any] | None:
     """Return a copy of a small tensor in host memory; None for other tensors."""
-    return numbers(tensor).copy() if _held(tensor) and _on_host(tensor) else None
+    return numbers(tensor).copy() if _held(tensor) and on_host(tensor) else None
 
 
 def number(tensor: Any) -> float | None:
     """Return the element of a tensor of one element in host memory; None for other tensors."""
-    return float(numbers(tensor).item()) if _on_host(tensor) else None
+    return float(numbers(tensor).item()) if on_host(tensor) else None
 
 
 def unchanged(tensor: Any, block: Any, column: int) -> bool:  # noqa: ARG001
     """Return whether the identity of ``tensor``, by which it was found, includes its content."""
-    return _on_host(tensor) and not _held(tensor)
+    return on_host(tensor) and not _held(tensor)
 
 
 def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors, or of arrays from :func:`hold`, as ``len(tensors) x len(columns)``: a
     float64 array for those in host memory (read at once, without a wait), a tensor for those on a device (no wait)."""
-    if all(isinstance(tensor, np.ndarray) or _on_host(tensor) for tensor in tensors):
+    if all(isinstance(tensor, np.ndarray) or on_host(tensor) for tensor in tensors):
         arrays = [tensor if isinstance(tensor, np.ndarray) else numbers(tensor) for tensor in tensors]
+        if columns in IN_ONE_PASS and (rows := _in_one_pass(arrays, columns)) is not None:
+            return rows
         return numpy_moments.moments(arrays, columns, eps if scale is None else eps * float(numbers(scale)))
     return device_moments.moments(tensors, columns, eps if scale is None else eps * scale)
 
 
+def _in_one_pass(arrays: Sequence[npt.NDArray[Any]], columns: tuple[str, ...]) -> Array | None:
+    """Return the moments by one call of the compiled pass; None if it cannot read all of them."""
+    places = fused_reduce.places(columns)
+    if places is None or any(array.dtype != np.float32 or not array.flags.c_contiguous for array in arrays):
+        return None
+    rows, valid = fused_reduce.each([array.ctypes.data for array in arrays], [array.size for array in arrays])
+    rows = rows[:, places]
+    if not valid.all():
+        beyond = np.flatnonzero(~valid)
+        rows[beyond] = numpy_moments.moments([arrays[position] for position in beyond], columns, 0.0)
+    return rows
+
+
 def agreement(one: Any, other: Any) -> Any:
     """Return the fraction of elements that have the same sign, 0-d, computed where the tensors are."""
-    if _on_host(one) and _on_host(other):
+    if on_host(one) and on_host(other):
         return mindspore.Tensor(numpy_moments.agreement(numbers(one), numbers(other)))
     return device_moments.agreement(one, other)
 
 
 def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
     """Return update and ratio of two moments, computed where they are."""
-    if not _on_host(first):
+    if not on_host(first):
         return device_moments.adam(first, second, about)
     beta1, beta2, eps, steps = (_number(x) for x in (about.beta1, about.beta2, about.eps, about.steps))
     known = Adam(beta1, beta2, eps, steps, about.early)

@@ -66,6 +66,9 @@ class TorchFinder:
             found.append(model)
         return found
 
+    def have_gradients(self, parameters: Iterable[Any]) -> bool:
+        return any(parameter.grad is not None for parameter in parameters)
+
     @passage
     def is_compiled_inside(self) -> bool:
         return callable(_compiler())

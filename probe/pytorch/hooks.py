@@ -127,9 +127,9 @@ def _compiled(model: torch.nn.Module) -> list[str]:
     ]
 
 
-backward_id: Callable[[], int] = torch._C._current_graph_task_id
+backward_id = torch._C._current_graph_task_id
 """Function that returns the identity of the running backward pass; -1 if none is running."""
-graph_size: Callable[[], int | None] = getattr(torch.autograd, "_get_sequence_nr", lambda: None)
+graph_size = getattr(torch.autograd, "_get_sequence_nr", lambda: None)
 """Function that returns the number of nodes that this thread has made (torch 2.4 to 2.13)."""
 
 

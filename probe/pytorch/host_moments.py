@@ -39,9 +39,11 @@ elements, 1e-6 here). The norms of the runs of longer tensors are combined in fl
 def plain(tensor: torch.Tensor) -> Plain | None:
     """Return address, number, kind and description of numbers that the compiled pass reads where they are; None for
     other dtypes, devices and layouts, for a pending negation, and for a subclass of tensors."""
+    if type(tensor) not in PLAIN:  # first: the class of the user's would see what is asked of it
+        return None
     dtype = tensor.dtype
     kind = KINDS.get(dtype)
-    if kind is None or type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if kind is None or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
     if not tensor.is_contiguous() or tensor.is_neg() or not (size := tensor.numel()):
         return None

@@ -67,10 +67,10 @@ def hold(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def number(tensor: torch.Tensor) -> float | None:
     """Return the element of a tensor of one element in host memory; None for any other."""
-    tensor = local(tensor)
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    with unseen():
+    with torch._C.DisableTorchFunction(), unseen():
+        tensor = local(tensor)
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return None
         return float(tensor.item())
 
 
@@ -92,7 +92,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
     is_known = scale is None or "below" not in columns  # eps, in the tensors' unit
     if is_known and (block := host_moments.in_one_pass(held, columns, eps)) is not None:
         return block
-    with unseen():
+    with torch._C.DisableTorchFunction(), unseen():
         plain = [tensor.detach() for tensor in held]
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))

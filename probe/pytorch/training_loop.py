@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import utils
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
 
@@ -19,14 +21,16 @@ from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.pytorch import graph_walk, loss_scale, tensors
-from probe.pytorch.dtensor import local
+from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.host_moments import Array, plain
 
 first_not_finite = graph_walk.first_not_finite
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
-_ENGINE, _TOTAL, _CLIP = "_engine_run_backward", "_get_total_norm", "_clip_grads_with_norm_"
-"""Functions of torch 2.7 to 2.13: where ``backward`` and ``grad`` enter the engine, and the two halves of
-``clip_grad_norm_``."""
+_ENGINE = "_engine_run_backward"
+"""Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""
+_TOTAL = (clip_grad, "_get_total_norm"), (utils, "get_total_norm")
+_CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
+"""The two halves of ``clip_grad_norm_`` in torch 2.6 to 2.13, as it calls them and as programs do."""
 
 
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -75,12 +79,12 @@ _backwards: Shared[_Backwards] = Shared(_enter, weak=True)
 
 def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
     @passage
-    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
         if compiling() or torch._C._current_graph_task_id() != -1:
-            return original(roots, *args, **kwargs)
+            return original(*args, **kwargs)
         for listener in _backwards:
-            attempt(listener.faults, "backward", _announce, listener.began, roots, args, kwargs)
-        result = original(roots, *args, **kwargs)
+            attempt(listener.faults, "backward", _announce, listener.began, args)
+        result = original(*args, **kwargs)
         for listener in _backwards:
             attempt(listener.faults, "backward", listener.ended)
         return result
@@ -88,21 +92,24 @@ def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
     return run_backward
 
 
-def _announce(began: Began, roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
-    with torch._C.DisableTorchFunctionSubclass():
-        root = None if _level() is not None else _loss(roots, args[0] if args else ())
-    began(root, {id(each) for each in inputs or ()})
+def _announce(began: Began, args: tuple[Any, ...]) -> None:
+    """Announce a backward by the arguments of the engine, which torch passes by position: roots, their gradients,
+    whether the graph is kept and made, inputs."""
+    roots, gradients, _, makes_graph, inputs, *_ = args
+    with torch._C.DisableTorchFunction():
+        root = None if _level() is not None else _loss(roots, gradients)
+    # gradients that will be differentiated again are not those that an update applies
+    began(root, set() if makes_graph else set(map(id, inputs or ())))
 
 
 def _loss(roots: Any, gradients: Any) -> torch.Tensor | None:
     """Return the root of a backward if it is a loss: no gradient but 1 was passed in, as far as the host knows."""
-    if len(roots) != 1 or not isinstance(root := roots[0], torch.Tensor):
+    if len(roots) != 1 or not issubclass(type(root := roots[0]), torch.Tensor):
         return None
     if root.numel() != 1 or root.grad_fn is None or root.is_complex():
         return None
     passed = gradients[0] if gradients else None
-    if isinstance(passed, torch.Tensor) and passed.device.type == "cpu" and float(local(passed.detach())) != 1.0:
+    if passed is not None and issubclass(type(passed), torch.Tensor) and tensors.number(passed) not in (None, 1.0):
         return None
     return root
 
@@ -113,10 +120,11 @@ def scale_of(root: torch.Tensor) -> torch.Tensor | None:
 
 
 def _measure() -> Iterator[Undo]:
-    for name, around in ((_TOTAL, _around_total), (_CLIP, _around_clip)):
-        if hasattr(clip_grad, name):
-            original = getattr(clip_grad, name)
-            yield replace(clip_grad, name, functools.wraps(original)(around(original)))
+    for names, around in ((_TOTAL, _around_total), (_CLIP, _around_clip)):
+        for module, name in names:
+            if hasattr(module, name):
+                original = getattr(module, name)
+                yield replace(module, name, functools.wraps(original)(around(original)))
 
 
 _norms: Shared[_Norms] = Shared(_measure, weak=True)
@@ -124,11 +132,12 @@ _norms: Shared[_Norms] = Shared(_measure, weak=True)
 
 def _around_total(original: Callable[..., Any]) -> Callable[..., Any]:
     @passage
-    def total_norm(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+    def total_norm(*args: Any, **kwargs: Any) -> Any:
+        gradients = args[0] if args else kwargs.get("tensors")
         if not compiling() and isinstance(gradients, list | tuple):
             for listener in _norms:
                 attempt(listener.faults, "total norm", listener.measured, gradients)
-        return original(gradients, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return total_norm
 
@@ -145,8 +154,9 @@ def _around_clip(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _clipping(clipped: Callable[[float], None], limit: Any, total: Any) -> None:
-    known = not isinstance(total, torch.Tensor) or total.device.type == "cpu"
-    clipped(min(1.0, float(limit) / (float(local(total)) + 1e-6)) if known else math.nan)
+    number = tensors.number(total) if issubclass(type(total), torch.Tensor) else float(total)
+    factor = math.nan if number is None else float(limit) / (number + 1e-6)
+    clipped(1.0 if factor > 1 else factor)
 
 
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:
@@ -182,23 +192,41 @@ def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         if not any(each.requires_grad for each in args if issubclass(type(each), torch.Tensor)):
             cut()
 
 
 def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
     """Return the gradient that each parameter holds: ``grad``, else ``main_grad``."""
-    return [_held(parameter) if (grad := parameter.grad) is None else grad for parameter in parameters]
+    with torch._C.DisableTorchFunction():
+        return [_held(parameter) if (grad := parameter.grad) is None else grad for parameter in parameters]
 
 
 def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
+def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
+    """Return True: gradients stay with ``parameters`` until they are cleared."""
+    return True
+
+
+def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
+    """Return the identities of ``gradients``: a clip changes them in place."""
+    return [*map(id, gradients)]
+
+
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
-    return [-1 if tensor is None else tensor._version for tensor in held]
+    with torch._C.DisableTorchFunction():
+        return [-1 if tensor is None or tensor.is_inference() else _version(tensor) for tensor in held]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    if type(tensor) in PLAIN:
+        return tensor._version
+    return tensor._version + local(tensor)._version  # FSDP2 adds past the distributed tensor to its part
 
 
 class RepeatedReader:
@@ -219,26 +247,36 @@ class RepeatedReader:
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments."""
-        if self._kind and (rows := self._in_one_pass(positions)) is not None:
-            return [*positions], lambda: rows
-        there = [position for position in positions if _has_numbers(self._parameters[position])]
-        if not there:
-            return [], lambda: np.empty((0, len(self._columns)))
-        stored = [local(self._parameters[position].detach()) for position in there]
-        return there, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+        quick, rows = self._in_one_pass(positions) if self._kind else ([], np.empty((0, len(self._columns))))
+        others = [*positions] if not quick else sorted({*positions}.difference(quick))
+        with torch._C.DisableTorchFunction():
+            others = [position for position in others if _has_numbers(self._parameters[position])]
+        if not others:
+            return quick, lambda: rows
+        wait = tensors.to_host([tensors.moments([self._parameters[each] for each in others], self._columns, 0.0)])
+        rank = {position: number for number, position in enumerate((*quick, *others))}
+        there = [position for position in positions if position in rank]
+        return there, lambda: np.concatenate([rows, wait()])[[rank[position] for position in there]]
 
-    def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
-        """Return the moments; None if a parameter has moved, or has NaN or Inf."""
-        known = [self._plain[position] for position in positions]
-        addresses = [each[0] for each in known if each is not None]
-        if [self._parameters[position].data_ptr() for position in positions] != addresses:
-            return None
-        sizes = [each[1] for each in known if each is not None]
-        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
-        return rows[:, self._places] if valid.all() else None
+    def _in_one_pass(self, positions: Sequence[int]) -> tuple[list[int], Array]:
+        """Return the positions of parameters that could be read so, and their moments. Those that have moved, or have
+        NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which would
+        round otherwise."""
+        here = [each for each in positions if self._is_in_place(each)]
+        stored = [place for each in here if (place := self._plain[each]) is not None]
+        rows, valid = fused_reduce.each([place[0] for place in stored], [place[1] for place in stored], self._kind)
+        if valid.all():
+            return here, rows[:, self._places]
+        return [each for each, is_valid in zip(here, valid, strict=True) if is_valid], rows[valid][:, self._places]
+
+    def _is_in_place(self, position: int) -> bool:
+        place = self._plain[position]
+        return place is not None and self._parameters[position].data_ptr() == place[0]
 
 
 def _has_numbers(parameter: Any) -> bool:
+    if is_lazy(parameter):
+        return False
     part = local(parameter)
     return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
 
@@ -250,12 +288,14 @@ def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> RepeatedReade
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
     """Return the number of elements of each parameter that this process holds."""
-    return tuple(local(parameter).numel() for parameter in parameters)
+    with torch._C.DisableTorchFunction():
+        return tuple(0 if is_lazy(parameter) else local(parameter).numel() for parameter in parameters)
 
 
 def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     """Return the dtype of each parameter."""
-    return tuple(str(parameter.dtype) for parameter in parameters)
+    with torch._C.DisableTorchFunction():
+        return tuple(str(parameter.dtype) for parameter in parameters)
 
 
 def groups(optimizer: Any) -> tuple[int, ...]:
@@ -266,7 +306,8 @@ def groups(optimizer: Any) -> tuple[int, ...]:
 
 def requires(parameters: Iterable[Any]) -> list[bool]:
     """Return which parameters require a gradient."""
-    return [bool(parameter.requires_grad) for parameter in parameters]
+    with torch._C.DisableTorchFunction():
+        return [bool(parameter.requires_grad) for parameter in parameters]
 
 
 def training(models: Iterable[torch.nn.Module]) -> bool:
@@ -281,7 +322,8 @@ def rates(optimizer: Any) -> tuple[float, ...]:
 
 def _on_host(value: Any) -> float:
     if isinstance(value, torch.Tensor):
-        return float(value.detach()) if value.device.type == "cpu" and value.numel() == 1 else math.nan
+        number = tensors.number(value) if value.numel() == 1 else None
+        return math.nan if number is None else number
     return float(value) if isinstance(value, int | float) else math.nan
 
 

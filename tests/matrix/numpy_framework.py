@@ -112,12 +112,11 @@ HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
     structure=lambda model: tuple(id(thing) for kind in (Module, Tensor) for _, thing in model.named(kind)),
-    runs=lambda module: module.forward is not None,
+    **{"runs": lambda module: module.forward is not None, "tokens": lambda things: [*map(id, things)]},  # noqa: PIE804
     **{"value": lambda optimizer, parameter: parameter, "watch_inputs": lambda tensors: tensors},  # noqa: PIE804
     gradients_of=lambda optimizer, main_grad: lambda parameter: parameter.grad,
     holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
     **{"owned": lambda optimizer: optimizer.parameters, "learning_rate": lambda optimizer: optimizer.lr},  # noqa: PIE804
-    tokens=lambda parameters: [*map(id, parameters)],
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
     **dict.fromkeys(("state_names", "may_rest", "has_compiled", "at_work"), lambda *_: {}),
     adam=lambda optimizer: lambda parameter: None,

@@ -35,6 +35,8 @@ ELSEWHERE = {
             "hooks.found_inf",
             "hooks.holds",
             "tensors.unchanged",
+            "loop.first_not_finite",
+            "loop.origins",
         ),
         "tests/pytorch/test_failing_adapter.py",
     ),
@@ -48,6 +50,7 @@ REPLACED = {"tensors.plain"}
 """Functions whose failure changes no row: tensors are then reduced in the general way, which counts its failures."""
 SETTINGS = EVERYTHING | {
     "run": {"enable": True},
+    "sentinel": {"enable": True},
     "mg_direction": True,
     "ur_distribution": True,
     "monitor_mbs_grad": True,

@@ -56,7 +56,11 @@ def test_an_adapter_answers_every_question(framework: Harness, part: str) -> Non
     asked = members(getattr(contract, part.capitalize()))
     assert asked
     for name, signature in asked.items():
-        answer = inspect.signature(getattr(adapter, name))
+        if inspect.isbuiltin(function := getattr(adapter, name)):  # compiled, without a signature
+            assert not signature.parameters
+            function()
+            continue
+        answer = inspect.signature(function)
         keywords = {n: None for n, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         answer.bind(*[None] * (len(signature.parameters) - len(keywords)), **keywords)
 

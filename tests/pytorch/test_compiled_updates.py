@@ -23,6 +23,7 @@ EVERYTHING = {
     "mv_distribution": True,
     "cc_distribution": {"enable": True},
 }
+SENTINEL = {"sentinel": {"enable": True}}
 
 
 class Plain:
@@ -58,16 +59,23 @@ class Outcome:
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.steps: dict[int, dict[str, int]] = {}
-        interval, compiling = options.pop("step_interval", 1), {"backend": backend, **options}
+        interval, watched = options.pop("step_interval", 1), options.pop("watched", EVERYTHING)
+        compiling = {"backend": backend, **options}
+        self.numbers: list[dict[str, float]] = []
         if monitored:
-            settings = {"format": "api", "step_interval": interval, "alert": {"rules": []}, **EVERYTHING}
+            settings = {"format": "api", "step_interval": interval, "alert": {"rules": []}, **watched}
             self.monitor = TrainerMon(settings)
             self.monitor.on_snapshot(self._receive)
             self.monitor.set_monitor(self.model, 1, self.optimizer)
+            self.monitor.on_run_step(lambda step: self.numbers.append({**step.values}))
         self._train(part, compiling)
         counters = torch._dynamo.utils.counters
         self.compiled = dict(counters["stats"]), dict(counters["graph_break"]), dict(counters["recompiles"])
         if monitored:
+            assert self.monitor.flush()
+            collector = self.monitor._collector
+            assert collector is not None
+            self.preflight = "" if collector.judge is None else collector.judge.panel.preflight()
             self.monitor.stop()
             self.faults = self.monitor.faults
 
@@ -82,10 +90,11 @@ class Outcome:
             update = torch.compile(self.optimizer.step, **compiling)
 
         def step() -> None:
-            self.model(X).pow(2).sum().backward()
+            forward().pow(2).sum().backward()
             update()
             self.optimizer.zero_grad()
 
+        forward = torch.compile(lambda: self.model(X), **compiling) if part == "model" else lambda: self.model(X)
         trained = torch.compile(step, **compiling) if part == "step" else step
         for _ in range(STEPS):
             trained()
@@ -97,9 +106,9 @@ class Outcome:
 
 def assert_undisturbed(part: str, kind: str, backend: str, **options: Any) -> Outcome:
     """The same weights to the bit, and the same graphs, breaks and recompilations, with and without monitor."""
-    interval = options.pop("step_interval", 1)
+    ours = {name: options.pop(name) for name in ("step_interval", "watched") if name in options}
     without = Outcome(False, part, kind, backend, **options)
-    within = Outcome(True, part, kind, backend, step_interval=interval, **options)
+    within = Outcome(True, part, kind, backend, **ours, **options)
     assert within.compiled == without.compiled
     assert within.compiled[0].get("unique_graphs", 0) > 0
     assert all(torch.equal(a, b) for a, b in zip(within.weights, without.weights, strict=True))
@@ -125,6 +134,30 @@ def test_an_update_compiled_as_one_graph_has_no_break(backend: str) -> None:
     run = assert_undisturbed("update", "Plain", backend, fullgraph=True)
     assert run.faults[COMPILED] == STEPS
     assert [*run.steps] == [*range(STEPS)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize(("part", "kind"), [("model", "Adam"), ("update", "SGD"), ("step", "Adam")])
+def test_the_sentinel_compiles_nothing(part: str, kind: str, backend: str) -> None:
+    """As many graphs, breaks and recompilations as without it. It sees the loss of each backward that is not compiled;
+    an update that is compiled is counted as unseen, and no check claims to have looked."""
+    run = assert_undisturbed(part, kind, backend, watched=SENTINEL, step_interval=1000)
+    assert len(run.numbers) == STEPS
+    if part == "model":
+        assert all(step["loss_root"] > 0 and step["gradient_norm"] > 0 for step in run.numbers)
+        assert run.faults == {}
+    else:
+        assert run.faults == {COMPILED: STEPS}
+        assert all("gradient_norm" not in step for step in run.numbers)
+        assert all(step["loss_root"] > 0 and step["backwards"] == 1.0 for step in run.numbers)
+        assert "1 hold" in run.preflight
+        assert "updates are compiled, and no hook runs in them: gradient-not-finite" in run.preflight
+
+
+def test_the_sentinel_breaks_no_graph_that_must_be_whole() -> None:
+    """``fullgraph=True`` for the model with a clip of its gradients, and for an update."""
+    assert_undisturbed("update", "Plain", "eager", fullgraph=True, watched=SENTINEL)
+    assert_undisturbed("model", "SGD", "aot_eager", fullgraph=True, watched=SENTINEL)
 
 
 def test_steps_that_are_not_sampled_are_counted_too() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.matrix.test_failing_adapter import SETTINGS, Switch, breakable
+from tests.matrix.test_failing_adapter import SETTINGS, Injected, Switch, breakable, functions
 from tests.required import require
 
 torch = require("torch")
@@ -78,3 +78,61 @@ def test_a_function_that_few_trainings_call_leaves_training_as_it_is(
         switch.failing = set()
     monitor.stop()
     assert switch.called == set(RARE)
+
+
+class Clipped:
+    """A training with micro batches, checkpoints that cut the graph, a clip and a loss that is not finite."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Checkpointed()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.inputs = torch.Generator().manual_seed(1)
+
+    def step(self, factor: float = 1.0) -> list[bytes]:
+        """The weights after another update."""
+        for _ in range(2):
+            x = torch.randn(8, WIDE, generator=self.inputs)
+            checkpoint(self.model.inner, x, use_reentrant=True)
+            (self.model(x).pow(2).mean() * factor).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return [parameter.detach().numpy().tobytes() for parameter in self.model.parameters()]
+
+
+LOOP = [name for name in functions(TrainerMon.framework) if name.startswith("loop.")]
+
+
+@pytest.mark.parametrize("name", LOOP)
+def test_a_function_of_the_training_loop_that_fails(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails from the beginning of a run: training is as without a monitor, and each failure is counted; when it
+    works again, the sentinel goes on."""
+    caplog.set_level(logging.CRITICAL, "probe")
+    switch = Switch()
+    monkeypatch.setattr(TrainerMon, "framework", breakable(TrainerMon.framework, switch))
+    alone, watched = Clipped(), Clipped()
+    monitor, steps = TrainerMon({"format": "api", "alert": {"rules": []}, "sentinel": {"enable": True}}), []
+    if name.startswith("loop.on_"):  # before training begins
+        switch.failing = {name}
+        with pytest.raises(Injected):
+            monitor.set_monitor(watched.model, 1, watched.optimizer)
+        switch.failing = set()
+        assert watched.step() == alone.step()
+        return
+    monitor.set_monitor(watched.model, 1, watched.optimizer)
+    monitor.on_run_step(lambda step: steps.append(step.values))
+    switch.failing = {name}
+    for factor in (1.0, 1.0, float("inf")):
+        assert watched.step(factor) == alone.step(factor)
+    assert monitor.flush()
+    assert sum(monitor.faults.values()) > 0
+    switch.failing, before = set(), monitor.faults
+    for _ in range(3):
+        assert watched.step() == alone.step()
+    assert monitor.flush()
+    assert monitor.faults == before
+    assert steps[-1]["backwards"] == 2.0
+    monitor.stop()

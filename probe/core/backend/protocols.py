@@ -549,10 +549,20 @@ class TrainingLoop(Protocol):
         """
 
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
-        """Return the gradient that each parameter holds now."""
+        """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
+        which the update that runs was called, that the backward has returned that ends, or that is clipped now."""
+
+    def keeps(self, parameters: Sequence[Parameter]) -> bool:
+        """Return whether gradients stay with ``parameters`` from a backward to the update, so that they were cleared if
+        they are gone."""
+
+    def origins(self, gradients: Sequence[Tensor]) -> Sequence[int]:
+        """Return the identities of the gradients of which a clip has made these; their own if it changes them in place,
+        or none has."""
 
     def versions(self, tensors: Sequence[Tensor | None]) -> Sequence[int]:
-        """Return a number for each tensor that every write by an operation changes; -1 for None."""
+        """Return a number for each tensor that every write by an operation changes; -1 for None, and for a tensor whose
+        writes are not counted."""
 
     def reference(self, tensor: Tensor) -> Callable[[], object]:
         """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""

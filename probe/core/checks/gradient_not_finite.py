@@ -9,6 +9,7 @@ import numpy as np
 from probe.core.checks.beginning import UsedParameter, frontier
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.places import listing
 
 MOST = 5
 
@@ -16,7 +17,8 @@ MOST = 5
 class GradientNotFinite(FactCheck):
     """Report an applied update with gradients that hold NaN or Inf: the weights are spoilt by it.
 
-    What a gradient scaler skips is no finding.
+    What a gradient scaler skips is no finding. Such gradients without a scaler that the program has dropped are a
+    warning.
     """
 
     name = "gradient-not-finite"
@@ -30,6 +32,7 @@ class GradientNotFinite(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._since: int | None = None
+        self._dropped = False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -37,6 +40,11 @@ class GradientNotFinite(FactCheck):
         if facts.outcome != "applied" or norms is None:
             return
         self.judged = True
+        if facts.dropped and not self._dropped:
+            number = len(facts.dropped)
+            text = f"{number} gradients were not finite, and the program has dropped them: {listing(facts.dropped)}"
+            yield self.finding(facts, facts.step, text, {"not_finite": number}, facts.dropped, "warning")
+        self._dropped = bool(facts.dropped)
         bad = facts.gradients.there & ~np.isfinite(norms)
         if not bad.any():
             self._since = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import Mask
@@ -17,8 +17,8 @@ UPDATES = 3
 class NoGradient(UnusualCheck):
     """Note parameters of the optimizer that require a gradient, and have none in its first three updates.
 
-    Unused parts do so, such as the pooler of a language model, or the heads of other tasks. It is a warning if it is
-    more than half of what the optimizer holds, and others are frozen: then what should train has been chosen.
+    Unused parts do so, such as the pooler of a language model, or the heads of other tasks. If it is most of the model,
+    the loss may not depend on it.
     """
 
     name = "no-gradient"
@@ -51,5 +51,4 @@ class NoGradient(UnusualCheck):
             names = [name for name, lacks in zip(facts.names, self._without, strict=True) if lacks]
             where = ancestors(names, facts.names)
             text = f"{number} of {total} parameters have no gradient in the first {UPDATES} updates: {listing(where)}"
-            grade: Grade = "warning" if facts.frozen and 2 * number > total else "note"
-            yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where, grade)
+            yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.loop_check import FactCheck, norms_of
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
 
 UPDATES = 3
+CLEARED = "they were cleared between the backward and the update"
 
 
 class NothingToApply(FactCheck):
@@ -17,7 +18,8 @@ class NothingToApply(FactCheck):
 
     It is a fact only with one of the causes: the gradients go to parameters that no optimizer has, a backward has
     computed some that were cleared before the update, or it is the only optimizer, and no backward reaches its
-    parameters. An optimizer of a part that is frozen for a while, beside another one, has none of them.
+    parameters. An optimizer of a part that is frozen for a while, beside another one, has none of them. Gradients that
+    are all exactly zero count as none if they were written after the backward of a loss that is not zero.
     """
 
     name = "nothing-to-apply"
@@ -42,7 +44,10 @@ class NothingToApply(FactCheck):
             return
         self.judged = True
         moved = facts.values is not None and bool(facts.values.moved.any())
-        cause = None if moved or facts.gradients.there.any() else self._cause(update)
+        if facts.gradients.there.any():
+            cause = CLEARED if _were_cleared(update) else None
+        else:
+            cause = None if moved else self._cause(update)
         if self._streak.completes(cause is not None, facts.step):
             where = ancestors(facts.strangers, facts.strangers)
             text = f"none of the {len(facts.names)} parameters of the optimizer has a gradient at its updates: {cause}"
@@ -54,5 +59,12 @@ class NothingToApply(FactCheck):
         if facts.strangers:
             return f"the backward reaches others, which no optimizer has ({listing(facts.strangers)})"
         if facts.backwards:
-            return "they were cleared between the backward and the update"
+            return CLEARED
         return "no backward reaches them" if facts.alone else None
+
+
+def _were_cleared(update: JudgedUpdate) -> bool:
+    """Return whether all gradients are exactly zero, though the loss is not, and were written after its backward."""
+    facts, norms = update.facts, norms_of(update)
+    lost = facts.backwards > 0 and facts.rewritten and facts.loss_seen and bool(facts.loss)
+    return lost and norms is not None and not norms[facts.gradients.there].any()

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 
 from probe.core.checks import CHECKS
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.loss_leap import LossLeap
+from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.door import FaultCounter, attempt
 
+OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name})
+"""Checks that judge losses alone."""
+COMPILED = "updates are compiled, and no hook runs in them"
 MOST_REPEATS = 3
 """Findings of one check about the same places of one optimizer."""
 MOST = 20
@@ -33,6 +38,8 @@ class CheckPanel:
         self._numbers: Counter[str] = Counter()
         self._broken: set[str] = set()
         """Names of the checks that have found something graver than a note."""
+        self._compiled = False
+        """True if an update was compiled."""
         self.omitted = 0
         """Findings that were left out because the same was reported before."""
 
@@ -44,7 +51,10 @@ class CheckPanel:
         if len(self._checks) > 1:
             update = update._replace(facts=update.facts._replace(alone=False))
         findings: list[CheckFinding] = []
+        self._compiled |= not update.facts.seen
         for name, check in self._checks.get(number, {}).items():
+            if not update.facts.seen and name not in OF_LOSSES:
+                continue
             rows = attempt(self._faults, f"check {name}", _judged, check, update)
             if rows is None:
                 self._failed.add(name)
@@ -106,6 +116,8 @@ class CheckPanel:
             return "no update so far"
         reasons = [check.missing() for checks in self._checks.values() if (check := checks.get(name)) is not None]
         unseen = [reason for reason in reasons if reason is not None and not isinstance(reason, NotApplicable)]
+        if self._compiled and name not in OF_LOSSES and None not in reasons:
+            return COMPILED
         if unseen:
             some = f" (of {len(unseen)} of {len(reasons)} optimizers)" if len(unseen) < len(reasons) else ""
             return unseen[0] + some

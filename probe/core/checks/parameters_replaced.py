@@ -18,6 +18,10 @@ class ParametersReplaced(FactCheck):
     It is critical if parameters of the model have a gradient and are in no optimizer, or if nothing that the optimizer
     holds has one. Otherwise what is in their place is in an optimizer, or frozen: a head that a program has exchanged
     leaves such parameters behind, which is a note.
+
+    Parameters that were replaced before the first update were never seen in the model. They are found by their number:
+    in the first three updates, as many parameters of the optimizer are in no model and have no gradient, as parameters
+    of the models have one and are in no optimizer.
     """
 
     name = "parameters-replaced"
@@ -30,12 +34,14 @@ class ParametersReplaced(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._names: tuple[str, ...] = ()
-        self._harmless = Streak(UPDATES)
+        self._harmless, self._before = Streak(UPDATES), Streak(UPDATES)
+        self._updates = 0
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         self.judged = True
+        yield from self._replaced_before(update)
         left = not facts.gradients.there.any()
         harmful = bool(facts.replaced) and (bool(facts.strangers) or left)
         harmless = self._harmless.completes(bool(facts.replaced) and not harmful, facts.step)
@@ -55,3 +61,21 @@ class ParametersReplaced(FactCheck):
         yield self.finding(
             facts, since, text, {"replaced": len(facts.replaced), "parameters": len(facts.names)}, where, grade
         )
+
+    def _replaced_before(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Yield the finding about parameters that were replaced before the first update."""
+        facts = update.facts
+        if self._updates == UPDATES or facts.outcome == "skipped":
+            return
+        self._updates += 1
+        rows = zip(facts.names, facts.gradients.there, strict=True)
+        strange = [bool(has) for name, has in rows if not name]
+        alike = bool(strange) and not any(strange) and len(strange) == len(facts.strangers)
+        if self._before.completes(alike and not facts.replaced, facts.step):
+            where = ancestors(facts.strangers, (*facts.names, *facts.strangers))
+            text = (
+                f"{len(strange)} parameters of the optimizer are in no model and have no gradient, and as many of the "
+                f"model have one and are in no optimizer: {listing(where)} was replaced after the optimizer was made"
+            )
+            evidence = {"replaced": len(strange), "parameters": len(facts.names)}
+            yield self.finding(facts, self._before.since, text, evidence, where)

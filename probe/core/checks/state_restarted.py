@@ -8,12 +8,16 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import ChangeCheck
 
 BEFORE, AGAIN = 10, 3
+RECENT = 2
+"""Updates within which parameters and state are written together."""
 
 
 class StateRestarted(ChangeCheck):
     """Report that the steps which the optimizer's state counts begin again in the run, or in a run that goes on.
 
-    A run goes on if its first step is above 10. Of several optimizers, one that begins later has its own beginning.
+    A run goes on if its first step is above 10. Of several optimizers, one that begins later has its own beginning. If
+    most parameters were written, too, just before, the program has begun anew by intention: after a search for the
+    learning rate, for the next fold, or with new factors of low rank.
     """
 
     name = "state-restarted"
@@ -26,6 +30,8 @@ class StateRestarted(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._updates, self._highest, self._first_seen = 0, 0, -1
+        self._written = -RECENT
+        """Number of the latest update before which most parameters were written."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -33,15 +39,19 @@ class StateRestarted(ChangeCheck):
         self._updates += 1
         if self._updates == 1:
             self._first_seen = facts.step
-        steps = facts.state_steps
+        if facts.values is not None and 2 * int(facts.values.written.sum()) >= int(facts.values.known.sum()) > 0:
+            self._written = self._updates
+        steps = 0 if facts.state_steps is None and self._highest > BEFORE else facts.state_steps
         if steps is None:
             return
         self.judged = True
         resumed = self._first_seen > BEFORE and facts.optimizer == 0 and facts.alone
         if steps < AGAIN and self._highest > BEFORE:
-            text = f"the optimizer's state has counted {self._highest} steps and begins again with {steps}"
-            yield self.finding(facts, facts.step, text, {"before": self._highest, "steps": steps})
-            self._highest = 0
+            before, self._highest = self._highest, 0
+            if self._updates - self._written < RECENT:
+                return
+            text = f"the optimizer's state has counted {before} steps and begins again with {steps}"
+            yield self.finding(facts, facts.step, text, {"before": before, "steps": steps})
         elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_seen >= 0:
             text = f"the run goes on from step {self._first_seen}, and the optimizer's state begins with {steps} steps"
             yield self.finding(facts, self._first_seen, text, {"first": self._first_seen, "steps": steps})

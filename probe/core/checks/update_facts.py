@@ -75,7 +75,7 @@ class UpdateFacts(NamedTuple):
     """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before
     it."""
     clip: float
-    """Factor by which the gradients were clipped, 1 if they were not; NaN if it is not known on the host."""
+    """Least factor by which gradients were clipped, 1 if none was; NaN if it is not known on the host."""
     strangers: tuple[str, ...]
     """Parameters of the models that have a gradient and are in no optimizer of the run."""
     replaced: tuple[str, ...]
@@ -98,9 +98,6 @@ class UpdateFacts(NamedTuple):
     """Position of each parameter's group among ``rates``; empty if it is not known."""
     parameter_dtypes: tuple[str, ...] = ()
     """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
-    frozen: bool = False
-    """True if the models have parameters that require no gradient and are in no optimizer: the others train by
-    intention."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
     cut: bool = False
@@ -108,3 +105,15 @@ class UpdateFacts(NamedTuple):
     that requires a gradient."""
     beginning: Beginning | None = None
     """Beginning of the numbers of a root that is not finite, if its graph was walked."""
+    rewritten: bool = False
+    """True if something has written gradients between the latest backward and the update, such as clipping does."""
+    dropped: tuple[str, ...] = ()
+    """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
+    factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
+    clips: Array | None = None
+    """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
+    only a device knows the factor."""
+    seen: bool = True
+    """False of an update in which no hook runs, such as a compiled one: its losses are known, nothing else."""
+    clipped_late: bool = False
+    """True if gradients that the last update had applied were clipped after it, before any backward."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.loop_check import FactCheck, norms_of
 from probe.core.checks.streak import Share
+from probe.core.checks.update_facts import Array
 
 UPDATES, LATEST = 2, 4
 
@@ -15,6 +18,7 @@ class UpdateWithoutBackward(FactCheck):
     """Report updates without a new backward, and without gradients that were written in another way.
 
     Gradients that a program sets itself, as in evolution strategies or PCGrad, are new objects, or have been written.
+    Those that it writes past the framework, such as gradients of master copies, have other norms and sums.
     """
 
     name = "update-without-backward"
@@ -27,6 +31,8 @@ class UpdateWithoutBackward(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._share = Share(UPDATES, LATEST)
+        self._last: Array | None = None
+        """Norms and sums of the gradients of the last update; None if they could not be read."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -35,7 +41,10 @@ class UpdateWithoutBackward(FactCheck):
         if facts.outcome != "applied" or not there.any():
             return
         self.judged = True
-        old = facts.backwards == 0 and bool(untouched[there].all())
+        rows, last = None if norms_of(update) is None else update.gradients[there], self._last
+        self._last = rows
+        same = rows is None or last is None or np.array_equal(rows, last, equal_nan=True)
+        old = facts.backwards == 0 and bool(untouched[there].all()) and same
         if self._share.completes(old, facts.step):
             text = (
                 f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "

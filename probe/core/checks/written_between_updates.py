@@ -16,7 +16,7 @@ QUIET = 10
 KNOWN = 4
 """Parameters whose numbers must be known."""
 FLIPPED = 2
-"""Elements that differ at most, where their number is known."""
+"""Elements that differ at most."""
 SETTLED = 50
 """Updates before it in which no parameter was written at all."""
 
@@ -26,7 +26,8 @@ class WrittenBetweenUpdates(ChangeCheck):
 
     Of one parameter it is reported if no operation has written it: a flipped bit, or a write past the framework.
     Programs that write so write several, or write again and again, such as a weight that is clamped or normalised after
-    each update. A parameter of a single element is left out, which programs clamp as it reaches a bound.
+    each update; or many elements of one now and then, such as unused codes of a codebook, so that the change must be
+    of one or two elements. A parameter of a single element is left out, which programs clamp as it reaches a bound.
 
     Of all parameters it is reported if operations have written them for the first time after fifty updates: an average
     of the weights, or another model's, that was put in for an evaluation and not taken out again. A checkpoint that is
@@ -89,13 +90,13 @@ class WrittenBetweenUpdates(ChangeCheck):
         facts, values = update.facts, update.facts.values
         assert values is not None, "the caller has looked"
         position = int(values.looked[place])
-        elements = -1 if values.elements is None else int(values.elements[place])
-        if elements > FLIPPED or (facts.sizes and facts.sizes[position] < 2):
+        elements = FLIPPED if values.elements is None else int(values.elements[place])
+        if not 0 < elements <= FLIPPED or (facts.sizes and facts.sizes[position] < 2):
             return
         name = facts.names[position]
         text = (
             f"{name or 'a parameter without a name'} has changed between the last update and this one, and no "
             f"operation has written it; {number - 1} others that were looked at are as they were"
         )
-        evidence = {"known": number} | ({"elements": elements} if elements >= 0 else {})
+        evidence = {"known": number} | ({} if values.elements is None else {"elements": elements})
         yield self.finding(facts, facts.step, text, evidence, tuple(filter(None, [name])))

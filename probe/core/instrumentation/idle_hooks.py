@@ -3,7 +3,9 @@ without effect costs time, too."""
 
 from __future__ import annotations
 
-from probe.core.backend.protocols import Remove, Restful
+import time
+
+from probe.core.backend.protocols import Hooks, Remove, Restful
 from probe.core.faults import Faults
 
 FAILED = "hooks between sampled steps"
@@ -45,6 +47,20 @@ class IdleHooks:
             hook = next(reversed(self._hooks))
             hook()
             self._hooks.pop(hook, None)
+
+    def move(self, hooks: Hooks) -> float:
+        """Put the hooks back if they rest; else take them out, if the framework lets them. Do neither in a backward,
+        where frameworks iterate over them. Return the seconds in which they were taken out."""
+        if hooks.backward_id() != -1:
+            return 0.0
+        if self.resting:
+            self.wake()
+            return 0.0
+        if not hooks.may_rest():
+            return 0.0
+        begun = time.perf_counter()
+        self.rest()
+        return time.perf_counter() - begun
 
     def rest(self) -> None:
         """Take all hooks out."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
 
 from probe.core.backend.protocols import Module, Optimizer, Remove, Tensor, unheard
 from probe.core.door import attempt, count
@@ -18,13 +17,17 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
+from probe.core.instrumentation.retirement import Retirement
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
 from probe.core.instrumentation.step_boundary import (
     FinishedStep,
     ForwardMarks,
+    RunListener,
     StepConsumer,
+    StepTimer,
     Turns,
+    UpdateListener,
     UpdateReading,
     Updates,
 )
@@ -32,26 +35,6 @@ from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome
 
 Between = Callable[[int], None]
-
-
-class RunListener(Protocol):
-    """Listener to every step, sampled or not."""
-
-    def updating(self, optimizer: Optimizer) -> None:
-        """Receive an optimizer that is about to update."""
-
-    def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
-        """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
-
-
-class UpdateListener(Protocol):
-    """Listener to every update of the watched optimizers, sampled or not."""
-
-    def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
-
-    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
-        """Receive the outcome of its update."""
 
 
 class Session:
@@ -83,12 +66,7 @@ class Session:
         self._succession = Succession(run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
-        self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
-        """Time of the last step's end; seconds of the delivery thread and of the device up to the last sampled step."""
-        self._own = 0.0
-        """Seconds of the monitor between the last step and the one in progress."""
-        self._rested = 0.0
-        """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
+        self._timer = StepTimer()
         self._updates = Updates(run.framework.tensors)
         self._update = UpdateReading()
         """The update of the step that ended last."""
@@ -96,12 +74,10 @@ class Session:
         self._thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
-        self._retire_with: Callable[[], None] | None = None
-        self._disarm: Remove = lambda: None
-        """Removes the hook that ends the run at a forward."""
-        self._detached = self._working = self._leaving = self._retires = False
+        self._retirement = Retirement(self._hooks, self._waits)
+        self._detached = self._working = self._leaving = False
         """True, in this order, once the hooks have no effect; while an optimizer's hook runs; once all hooks are to be
-        removed at the next forward; once the run ends at a forward."""
+        removed at the next forward."""
         self.last: tuple[int, Pending, tuple[str, ...]] | None = None
         """Number, moments and ops of the step that ended last, if it was sampled."""
         run.clock.begin(start, schedule.samples(start))
@@ -197,7 +173,8 @@ class Session:
         if self._compiled_updates and not self._detached:
             attempt(self.faults, "compiled update", self._compiled_updates.find, self._run)
         self._rest()
-        if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
+        at_once |= self._retirement.under_way
+        if not at_once and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
         self._run.idle.remove()
@@ -220,16 +197,19 @@ class Session:
             self._stack.callback(self._hooks.at_next_forward(model, close, self.faults))
 
     def retire(self, remove: Callable[[], None]) -> None:
-        """Call ``remove`` at the next forward, where hooks can be removed safely: at the end of a step the framework
-        still iterates over them."""
-        self._retire_with = remove
+        """Call ``remove`` at a forward once the schedule has ended and no step waits for other ranks: the end would
+        have to wait, too."""
+        self._retirement.remove = remove
+
+    def _waits(self) -> bool:
+        return self._detached or (self._output is not None and self._output.waits_for_ranks)
 
     def count_only(self) -> None:
         """Remove every hook except those that count steps. Call where hooks can be removed."""
         self._output = None
         self._sources.close()
         self._listens = False
-        self._disarm()
+        self._retirement.disarm()
 
     def remove_at_end(self, remove: Remove) -> None:
         """Call ``remove`` when the session detaches."""
@@ -398,6 +378,8 @@ class Session:
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""
         self._updates.take("unknown")
+        if self._sentinel is not None:
+            attempt(self.faults, "sentinel", self._sentinel.unseen, optimizer)
         if self._watches(optimizer) and self._turns.take(optimizer):
             self._end()
 
@@ -446,7 +428,7 @@ class Session:
         try:
             if sampled or self._schedule.pace is not None:
                 self._schedule.ended(step, sampled)
-            self._time(sampled, hooks, handing)
+            self._timer.ended(self._output, self._schedule.pace, sampled, hooks, handing)
             self._turns.updated.clear()
             if run.clock.micro_step > self._succession.micro_steps:
                 self._succession.step_ended(run.clock.micro_step)
@@ -460,9 +442,9 @@ class Session:
                 self.forwards.step_ended(self._run.clock.sampled and self._listens)
             except Exception as error:  # noqa: BLE001 - training goes on after any error
                 count(run.faults, "forwards", error)
-            self._own = time.perf_counter() - self._ended
-        if self._schedule.finished and self._retire_with is not None:
-            self._arm_retirement()
+            self._timer.own = time.perf_counter() - self._timer.at
+        if self._schedule.finished and self._retirement.remove is not None:
+            self._stack.callback(self._retirement.arm(self._run.chunks[0][1], self.faults))
 
     def _tell(self, listener: RunListener, step: int) -> None:
         run = self._run
@@ -483,46 +465,15 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the next step begins
             count(run.faults, "end of step", error)
 
-    def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """Count the time of the step and the monitor's part of it: ``hooks``, the time since ``handing``, and the work
-        before the step began."""
-        now = time.perf_counter()
-        took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
-        if self._output is not None:
-            times = self._output.times
-            times.seconds, times.own = times.seconds + took, times.own + own
-        if (pace := self._schedule.pace) is not None:
-            pace.step(took, own, sampled)
-            if sampled and self._output is not None:
-                delivered, self._delivered = self._delivered, self._output.beside
-                on_device, self._on_device = self._on_device, self._output.on_device
-                pace.sampled(own + self._rested + self._on_device - on_device, self._delivered - delivered)
-                self._rested = 0.0
-
     def _begin(self, step: int) -> None:
-        """Begin ``step``, with the hooks that it needs."""
-        sampled = self._samples(step)
-        try:
-            self._move_hooks(step, sampled)
-        except Exception as error:  # noqa: BLE001 - training goes on after any error
-            count(self._run.faults, "hooks", error)
-        if sampled and self._run.idle.resting:
+        """Begin ``step``, with the hooks that it needs: they rest if neither it nor the next one is sampled."""
+        sampled, idle = self._samples(step), self._run.idle
+        if sampled == idle.resting and (sampled or not (self._detached or self._samples(step + 1))):
+            self._timer.rested += attempt(self.faults, "hooks", idle.move, self._hooks) or 0.0
+        if sampled and idle.resting:
             sampled = False
             self._run.faults.lost(UNPLACED, 1)
         self._run.clock.begin(step, sampled)
-
-    def _move_hooks(self, step: int, sampled: bool) -> None:
-        """Put the hooks back if ``step`` is sampled, and take them out if neither it nor the next one is, except in a
-        backward, where frameworks iterate over them."""
-        idle = self._run.idle
-        if sampled != idle.resting or self._hooks.backward_id() != -1:
-            return
-        if sampled:
-            idle.wake()
-        elif not (self._detached or self._samples(step + 1)) and self._hooks.may_rest():
-            begun = time.perf_counter()
-            idle.rest()
-            self._rested += time.perf_counter() - begun
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
@@ -563,19 +514,3 @@ class Session:
         self._run.clock.updated.clear()
         if not drained:
             self._run.recorder.clear()
-
-    def _arm_retirement(self) -> None:
-        remove, self._retire_with = self._retire_with, None
-        _, model = self._run.chunks[0]
-        if remove is not None:
-            self._disarm = self._hooks.at_next_forward(model, partial(self._retire, remove), self.faults)
-            self._stack.callback(self._disarm)
-
-    def _retire(self, remove: Callable[[], None]) -> None:
-        """End the run at the first forward at which no step waits for other ranks: the end would have to wait, too."""
-        if not self._detached and (self._output is None or not self._output.waits_for_ranks):
-            self._retires = True
-            try:
-                remove()
-            finally:
-                self._retires = False

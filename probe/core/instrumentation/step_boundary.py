@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from math import nan
 from typing import NamedTuple, Protocol
@@ -10,6 +11,7 @@ from typing import NamedTuple, Protocol
 from probe.core.backend.protocols import Optimizer, Tensor, Tensors
 from probe.core.instrumentation.context import PendingRows, Run
 from probe.core.instrumentation.overhead import Spent, StepTimes
+from probe.core.instrumentation.schedule import Pace
 from probe.core.records import Outcome, TextFile, Update
 
 
@@ -212,3 +214,58 @@ class StepConsumer(Protocol):
 
     def succeed(self, run: Run) -> None:
         """Note that another optimizer has replaced one of ``run``."""
+
+
+class UpdateListener(Protocol):
+    """Listener to every update of the watched optimizers, sampled or not."""
+
+    def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
+
+    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
+        """Receive the outcome of its update."""
+
+    def unseen(self, optimizer: Optimizer) -> None:
+        """Receive an optimizer whose update has ended, and in which no hook runs."""
+
+
+class RunListener(Protocol):
+    """Listener to every step, sampled or not."""
+
+    def updating(self, optimizer: Optimizer) -> None:
+        """Receive an optimizer that is about to update."""
+
+    def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
+        """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
+
+
+class StepTimer:
+    """Measurement of steps, and of the monitor's part of each."""
+
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+        """Time at which the last step ended."""
+        self.own = 0.0
+        """Seconds of the monitor between the last step and the one in progress."""
+        self.rested = 0.0
+        """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
+        self._delivered = self._on_device = 0.0
+        """Seconds of the delivery thread and of the device up to the last sampled step."""
+
+    def ended(
+        self, output: StepConsumer | None, pace: Pace | None, sampled: bool, hooks: float, handing: float
+    ) -> None:
+        """Count the time of the step that ends now and the monitor's part of it: ``hooks``, the time since ``handing``,
+        and the work before the step began."""
+        now = time.perf_counter()
+        took, own, self.at = now - self.at, self.own + hooks + now - handing, now
+        if output is not None:
+            times = output.times
+            times.seconds, times.own = times.seconds + took, times.own + own
+        if pace is not None:
+            pace.step(took, own, sampled)
+            if sampled and output is not None:
+                delivered, self._delivered = self._delivered, output.beside
+                on_device, self._on_device = self._on_device, output.on_device
+                pace.sampled(own + self.rested + self._on_device - on_device, self._delivered - delivered)
+                self.rested = 0.0

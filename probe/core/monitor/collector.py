@@ -140,13 +140,7 @@ class Collector:
             undo.callback(self._planner.close)
             plan = self._planner.plan
             self._planner.warn(warnings_for(configuration.settings, groups.world_size(), os.environ))
-            if plan.takes_part and not plan.settings.print_struct:
-                self.output = self._new_output(self.run, plan, self.first)
-                undo.callback(self.output.discard)
-            consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
-            session = Session(self.run, plan.schedule, self.first, consumer, self._between)
-            undo.callback(session.detach)
-            session.attach(plan.sources)
+            session = self._new_session(plan, undo)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
             self.judge = attached(
@@ -169,6 +163,17 @@ class Collector:
         self._report_beginning()
         if not self._planner.dynamic:
             session.retire(self._retire)
+
+    def _new_session(self, plan: Plan, undo: ExitStack) -> Session:
+        """Return an attached session, with its output if this rank writes any; ``undo`` removes both."""
+        if plan.takes_part and not plan.settings.print_struct:
+            self.output = self._new_output(self.run, plan, self.first)
+            undo.callback(self.output.discard)
+        consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
+        session = Session(self.run, plan.schedule, self.first, consumer, self._between)
+        undo.callback(session.detach)
+        session.attach(plan.sources)
+        return session
 
     @property
     def _rank(self) -> int:

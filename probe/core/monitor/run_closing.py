@@ -61,7 +61,11 @@ class RunClosing:
 
     def _renew(self, at_once: bool) -> None:
         """Write the summary of a run that goes on, which may be killed."""
-        if not self._closed and os.getpid() == self._process and (at_once or time.monotonic() - self._written > RENEW_SECONDS):
+        if (
+            not self._closed
+            and os.getpid() == self._process
+            and (at_once or time.monotonic() - self._written > RENEW_SECONDS)
+        ):
             attempt(self._faults, WHERE, self._write, False)
 
     def _write(self, ended: bool) -> None:

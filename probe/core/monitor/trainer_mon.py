@@ -137,9 +137,7 @@ class Monitor(Legacy):
             self._collector.end()
         subject = Subject.of(self.framework, attachment.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
-            for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
-                other.stop()
-            self._replace_alike(subject)
+            self._replace_others(subject)
         try:
             self._collector = Collector(
                 self._configuration, subject, self._collectives, self._process_group, self._listeners
@@ -167,9 +165,12 @@ class Monitor(Legacy):
         mine = [model for each in self._models if (model := each()) is not None]
         return bool(self._parts(mine) & self._parts(models))
 
-    def _replace_alike(self, subject: Subject) -> None:
-        """End runs of the same configuration on the same models and parameters, as when a cell of a notebook runs
-        again. Hooks keep them alive, even where no reference to their monitors is left."""
+    def _replace_others(self, subject: Subject) -> None:
+        """End the automatic runs on the same models, and runs of the same configuration on the same models and
+        parameters, as when a cell of a notebook runs again. Hooks keep these alive, even where no reference to their
+        monitors is left."""
+        for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
+            other.stop()
         for collector, configuration in [*_RUNS.items()]:
             run = collector.run
             is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings

@@ -98,6 +98,8 @@ class Output:
             undo.pop_all()
         self._updates = UpdateReader()
         self._overhead = Overhead(run.framework.clock)
+        self.times = self._overhead.times
+        """Durations of the steps so far, to which the session adds each."""
         self._finishing, self._finished = threading.RLock(), False
         """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
         self._exchange = GlobalExchange(run, attached.number, self._delivery)
@@ -201,11 +203,6 @@ class Output:
         return True
 
     # State.
-
-    @property
-    def times(self) -> StepTimes:
-        """Durations of the steps so far, to which the session adds each."""
-        return self._overhead.times
 
     @property
     def waits_for_ranks(self) -> bool:

@@ -12,8 +12,8 @@ from probe.core.checks.update_facts import Mask
 
 
 class GradientMarks:
-    """Gradient objects that a list of parameters held when they were marked, with the versions that writes change. Nothing
-    is kept alive."""
+    """Gradient objects that parameters held when they were marked, with the versions that writes change. Nothing is
+    kept alive."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop

@@ -86,7 +86,7 @@ class NodeComparison:
         return f"the gradients of {texts[0]}" if texts else ""
 
     def _open_new(self) -> None:
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in sorted(self._folder.glob(f"[!.]*{SUFFIX}")):
             if path in self._files:
                 continue
             self._files[path] = None

@@ -16,6 +16,8 @@ COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
 LEAST, MOST = 1 << 17, 1 << 24
 """Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
+ALIKE = 1e-3
+"""Relative difference of numbers that are the same, one of them derived from sums."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -46,18 +48,39 @@ class RotaReading(NamedTuple):
         positions = np.asarray(self.before.positions, np.int64)
         moved = ~_equal(self.before.wait(), self.after.wait())
         written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
+        elements = np.full(len(positions), -1)
         if self.last is not None and self.again is not None:
             shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
             if len(shared):
-                known[here] = True
-                written[here] = ~_equal(self.last.wait(), self.again.wait())[there]
+                known[here] = np.asarray(self.last.versions)[there] >= 0
+                last, again = self.last.wait()[there], self.again.wait()[there]
+                written[here] = ~_equal(last, again)
+                elements[here] = np.where(_is_one_element(last, again), 1, -1)
                 seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
-        return Values(positions, moved, written, seen, known)
+        return Values(positions, moved, written, seen, known, elements)
 
 
 def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
     return same
+
+
+def _is_one_element(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return where moments have changed as if one element had become the new extreme, or NaN or Inf.
+
+    The differences of the sums and of the sums of squares then give its number of before and of after.
+    """
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        rise, squares = after[:, 2] - before[:, 2], after[:, 3] - before[:, 3]
+        new = (squares / rise + rise) / 2
+        old = new - rise
+        extremes = (after[:, 1] > before[:, 1], after[:, 1]), (after[:, 0] < before[:, 0], after[:, 0])
+        is_new = [beyond & (np.abs(new - extreme) <= ALIKE * np.abs(extreme)) for beyond, extreme in extremes]
+        slack = ALIKE * np.abs(new)  # the difference of two large numbers says little about a small one
+        was_there = (old >= before[:, 0] - slack) & (old <= before[:, 1] + slack)
+        spoilt = ~np.isfinite(after).all(axis=1) & np.isfinite(before).all(axis=1)
+    single: npt.NDArray[np.bool_] = spoilt | ((is_new[0] | is_new[1]) & was_there)
+    return single
 
 
 class Rota:

@@ -4,6 +4,10 @@ and the facts of the loop, and passes them on for judging. It waits for no devic
 from __future__ import annotations
 
 import math
+import os
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
@@ -28,8 +32,17 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
+MOST_BACKWARDS = 4096
+"""Backwards that are remembered until the next update, of an optimizer that may never be updated."""
+MOST_RETURNED = 64
+"""Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.01
+"""Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
+most."""
+MOST_PATTERNS = 64
+"""Sets of gradients of one optimizer that are remembered."""
 
 
 class SeenSession(Protocol):
@@ -51,16 +64,24 @@ class ReadUpdate(NamedTuple):
     looked: RotaReading | None
     roots: tuple[Callable[[], float], ...]
     """Functions that wait for the value of each root."""
+    leftover: Callable[[], bool] | None = None
+    """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
+    each was seen to be cleared."""
+    dropped: Callable[[], tuple[str, ...]] = tuple
+    """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""
         facts = self.facts
         gradients = facts.gradients.read() if facts.gradients.read is not None else np.empty((0, 2))
         loss = math.fsum(values) if all(map(math.isfinite, values := self._roots())) else sum(values)
+        if self.leftover is not None and not self.leftover():
+            facts = facts._replace(gradients=facts.gradients._replace(again=np.zeros_like(facts.gradients.again)))
         facts = facts._replace(
             values=None if self.looked is None else self.looked.values(),
             loss=loss if values else math.nan,
             loss_seen=bool(values),
+            dropped=self.dropped(),
         )
         return JudgedUpdate(facts, gradients)
 
@@ -68,13 +89,82 @@ class ReadUpdate(NamedTuple):
         return [root() for root in self.roots]
 
 
+def _norms(
+    wait: Callable[[], Array], places: Sequence[int], is_scaled: Mask | None, number: int
+) -> Callable[[], Array]:
+    """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
+
+    Args:
+        wait: waits for a row for each of ``places``, and perhaps one with a factor.
+        places: position of each row among the gradients; -1 if it is out of date.
+        is_scaled: rows that have the factor in the last one; None if there is none.
+        number: number of the gradients.
+    """
+
+    def read() -> Array:
+        sums = wait()
+        rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
+        if is_scaled is not None:
+            rows[is_scaled] /= sums[-1, 0]
+        whole = np.full((number + 1, 2), np.nan)
+        whole[np.asarray(places, np.int64)] = rows
+        return whole[:-1]
+
+    return read
+
+
+class _Backward:
+    """Backward that runs.
+
+    Args:
+        inputs: identities of what it was asked for.
+    """
+
+    def __init__(self, inputs: Collection[int]) -> None:
+        self.inputs, self.thread = inputs, threading.get_ident()
+        self.root: Callable[[], float] | None = None
+        """Function that waits for the value of its root; None if that is no loss."""
+        self.scaled = False
+        """True if a scaler has multiplied its root."""
+        self.shared = False
+        """True if one on another thread has run meanwhile."""
+        self.before: dict[int, GradientMarks] = {}
+        """Marks of some gradients of each optimizer as it began, by the identity of what is remembered of it."""
+        self.counted: set[int] = set()
+        """Identities of what is remembered of the optimizers that have been updated within it."""
+
+
+class _Measured(NamedTuple):
+    """Gradients whose norms were taken before they were clipped."""
+
+    positions: Sequence[int]
+    identities: Sequence[int]
+    references: Sequence[Callable[[], object]] | None
+    """Functions to the gradients; None where they do not stay with their parameters."""
+    block: Block
+    returned: bool = False
+    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
+
+    def places(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[int]:
+        """Return the positions, -1 where another gradient is there now.
+
+        Args:
+            origins: identity of what was measured, of the gradient at each position.
+        """
+        same = [origins.get(n) == identity for n, identity in zip(self.positions, self.identities, strict=True)]
+        if self.references is not None:
+            refers = (reference() is held[n] for n, reference in zip(self.positions, self.references, strict=True))
+            same = [one and other for one, other in zip(same, refers, strict=True)]
+        return [n if is_same else -1 for n, is_same in zip(self.positions, same, strict=True)]
+
+
 class _Watched:
     """Memory of one optimizer since its last update."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
-        self.ends: tuple[int, ...] = (0,)
-        """Number of the parameters, and the identities of the first and the last."""
+        self.order: list[int] = []
+        """Identities of the parameters."""
         self.every: object = None
         """Names of the models' parameters from which :attr:`names` were taken."""
         self.names: tuple[str, ...] = ()
@@ -84,27 +174,82 @@ class _Watched:
         self.some: Sequence[Parameter] = ()
         self.identities: frozenset[int] = frozenset()
         self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
-        """Marks of all gradients at the end of the last update, and of some at the last backward."""
+        """Marks of all gradients at the end of the last update, and of some after the last backward."""
         self.again: Mask = np.zeros(0, np.bool_)
         """Gradients that nothing has cleared since the last update."""
+        self.there: Mask = np.zeros(0, np.bool_)
+        """Gradients of the last update."""
+        self.patterns: set[bytes] = set()
+        """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
         self.clear()
 
+    def has_lost(self, there: Mask) -> bool:
+        """Return whether gradients are missing that the last update had, as never before; note those of this one."""
+        lost = len(there) == len(self.there) and bool((self.there & ~there).any())
+        self.there, pattern = there, there.tobytes()
+        new = pattern not in self.patterns
+        if new and len(self.patterns) < MOST_PATTERNS:
+            self.patterns.add(pattern)
+            return lost
+        return False
+
     def clear(self) -> None:
         """Begin with the next update."""
-        self.backwards = 0
-        self.asked = False
-        """True if the backward that runs was asked for gradients of these parameters."""
+        self.backwards: list[_Backward] = []
+        """Backwards that have reached the parameters."""
+        self.accumulated = False
+        """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
-        self.scaled, self.clip = False, 1.0
-        self.roots: list[Callable[[], float]] = []
-        self.measured: tuple[Sequence[Tensor], Block] | None = None
+        self.scaled = False
+        self.late = self.clipped_late = False
+        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
+        self.leftover: Callable[[], bool] | None = None
+        self.forget_norms()
+        self.dropped: Callable[[], tuple[str, ...]] = tuple
+        """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
+        self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
+        """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
+
+    def forget_norms(self) -> None:
+        """Forget the norms that were taken, since the gradients are others now."""
+        self.measured: list[_Measured] = []
+        self.factors: dict[int, float] = {}
+        """Factor by which the gradient at each position was clipped."""
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
         there = [gradient is not None for gradient in some]
+        if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
+            return False
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the last update has applied, as it left them."""
+        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
+
+    def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
+        """Return whether something has written gradients since the latest backward."""
+        if not self.backwards or len(some) != len(self.reached):
+            return False
+        return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
+
+    def of_thread(self) -> list[_Backward]:
+        """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
+        threads, its own."""
+        thread = threading.get_ident()
+        if not any(backward.thread == thread for backward in self.backwards):
+            return self.backwards
+        return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
+
+
+class _Update(NamedTuple):
+    """Update that has begun."""
+
+    facts: UpdateFacts
+    watched: _Watched
+    roots: tuple[Callable[[], float], ...]
 
 
 class Sentinel:
@@ -117,19 +262,24 @@ class Sentinel:
 
     def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
-        self._tensors = watch.run.framework.tensors
+        self._tensors, self._process = watch.run.framework.tensors, os.getpid()
         self._watched: dict[int, _Watched] = {}
-        self._root: Callable[[], float] | None = None
-        """Value of the root of the backward that runs."""
+        self._running: dict[int, _Backward] = {}
+        """The backward that runs on each thread; one that has raised stays until the next."""
         self._present: list[_Watched] | None = None
         """All that is watched; None if it has to be looked for."""
+        self._clipping: list[tuple[_Watched, Sequence[int]]] = []
+        """Positions of the gradients whose total norm was computed last."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
-        self._updating: tuple[UpdateFacts, _Watched] | None = None
+        self._updating: dict[int, _Update] = {}
+        """Updates that have begun, by the identity of the optimizer."""
+        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
+        """Updates since parameters were searched for, when that was, and how long it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: Sequence[tuple[str, Parameter]] | None = None
         """Parameters that are in no optimizer, with their names; None if they have to be looked for."""
@@ -148,15 +298,29 @@ class Sentinel:
         """The counter of failures."""
         return self._watch.run.faults
 
+    @property
+    def _blind(self) -> bool:
+        """True in a forked child, whose updates nothing sees, and while a device records what it will repeat."""
+        run = self._watch.run
+        return os.getpid() != self._process or (run.capturing is not None and run.captured())
+
     # Backwards.
 
     def began(self, root: Tensor | None, inputs: Collection[int]) -> None:
         """Take the value of the root of a backward that begins, and look at what it will add to."""
-        self._root = None if root is None else self._value(root)
-        if root is not None and (number := self._tensors.number(root)) is not None:
-            self._trace(root, number)
+        if self._blind:
+            return
+        if self._watch.run.look is not None:  # for updates that no hook has seen
+            self._watch.run.look()
+        running = _Backward(inputs)
+        others = [other for thread, other in self._running.items() if thread != running.thread]
+        self._running[running.thread] = running
+        for one in (running, *others) if others else ():
+            one.shared = True
+        if root is not None:
+            running.root = self._value(root, running)
         for watched in self._each():
-            self._look_before(watched, inputs)
+            self._look_before(watched, running)
 
     def _trace(self, root: Tensor, value: float) -> None:
         """Look for the beginning of a value that is not finite, once an incident."""
@@ -167,10 +331,13 @@ class Sentinel:
             names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
             self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
 
-    def _value(self, root: Tensor) -> Callable[[], float]:
+    def _value(self, root: Tensor, running: _Backward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
+        running.scaled = scale is not None
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
+        if isinstance(value, float):
+            self._trace(root, value)
         if isinstance(value, float) and isinstance(factor, float):
             known = value / factor if factor else math.nan
             return lambda: known
@@ -188,33 +355,68 @@ class Sentinel:
         number = self._tensors.number(tensor)
         return self._tensors.moments([tensor], ("sum",), 0.0, None) if number is None else number
 
-    def _look_before(self, watched: _Watched, inputs: Collection[int]) -> None:
+    def _look_before(self, watched: _Watched, running: _Backward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(watched.some)
-        if watched.backwards and watched.was_cleared(some):
-            watched.backwards, watched.roots = 0, []
-        watched.reached.mark(some)
-        watched.asked = bool(inputs) and not watched.identities.isdisjoint(inputs)
+        if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
+            watched.clear()
+        marks = running.before[id(watched)] = GradientMarks(self._loop)
+        marks.mark(some)
         if watched.again.any():
             watched.again &= watched.applied.untouched(self._loop.held(watched.parameters))
+            if watched.leftover is None and watched.again.any():
+                watched.leftover = self._leftover(watched)
+
+    def _leftover(self, watched: _Watched) -> Callable[[], bool]:
+        """Return a function that waits for whether gradients have numbers that no operation was seen to write: programs
+        clear them past the framework, too (``grad.data.zero_()``)."""
+        held = self._loop.held(watched.parameters)
+        stale = [one for one, again in zip(held, watched.again, strict=True) if again and one is not None]
+        wait = self._tensors.to_host([self._tensors.moments(stale[:: max(1, len(stale) // SOME)], NORMS, 0.0, None)])
+        return lambda: bool((wait() != 0).any())
 
     def ended_backward(self) -> None:
         """Note whose parameters the backward has reached."""
-        root, self._root = self._root, None
+        running = self._running.pop(threading.get_ident(), None)
+        if running is None or self._blind:
+            return
         for watched in self._each():
-            some = self._loop.held(watched.some)
-            there = [gradient is not None for gradient in some]
-            reached = any(there) and not watched.reached.untouched(some)[there].all()
-            if not (reached or watched.asked):
-                continue
-            watched.reached.mark(some)
-            if watched.again.any():
-                watched.applied.mark(self._loop.held(watched.parameters))
-            watched.backwards += 1
-            if root is not None:
-                watched.roots.append(root)
-            models = [model for _, model in self._watch.run.chunks]
-            watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+            if id(watched) not in running.counted:
+                self._count(watched, running)
+        running.before.clear()
+
+    def _count(self, watched: _Watched, running: _Backward) -> None:
+        """Note a backward if it has reached the parameters of an optimizer."""
+        before = running.before.get(id(watched))
+        if before is None:  # they were others then
+            return
+        some = self._loop.held(watched.some)
+        there = [gradient is not None for gradient in some]
+        reached = any(there) and not before.untouched(some)[there].all()
+        if not reached and (not running.inputs or watched.identities.isdisjoint(running.inputs)):
+            return
+        watched.reached.mark(some)
+        if watched.again.any():
+            watched.applied.mark(self._loop.held(watched.parameters))
+        if len(watched.backwards) < MOST_BACKWARDS:
+            watched.backwards.append(running)
+        watched.accumulated |= reached
+        watched.forget_norms()
+        if not self._loop.keeps(some):
+            self._take(watched, running)
+        models = [model for _, model in self._watch.run.chunks]
+        watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+
+    def _take(self, watched: _Watched, running: _Backward) -> None:
+        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
+        them."""
+        present = [(n, one) for n, one in enumerate(self._loop.held(watched.parameters)) if one is not None]
+        if running.scaled or not present:
+            return
+        positions, identities = [n for n, _ in present], [id(gradient) for _, gradient in present]
+        block = self._tensors.moments([gradient for _, gradient in present], NORMS, 0.0, None)
+        watched.measured.append(_Measured(positions, identities, None, block, returned=True))
+        watched.returned.append((tuple(watched.names[n] for n in positions), block))
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -224,21 +426,46 @@ class Sentinel:
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
         """Take the norms of gradients that are about to be clipped."""
+        self._clipping = []
+        if self._blind:
+            return
+        identities = set(map(id, gradients))
         for watched, optimizer in zip(self._each(), self._watch.run.optimizers, strict=False):
-            held = [gradient for gradient in self._loop.held(watched.parameters) if gradient is not None]
-            if not held or len(held) > len(gradients):
-                continue
-            if {id(gradient) for gradient in held} <= {id(gradient) for gradient in gradients}:
-                scale = self._watch.run.framework.hooks.held_scale(optimizer)
-                watched.scaled = scale is not None and self._number(scale) != 1.0
-                if not watched.scaled:
-                    watched.measured = held, self._tensors.moments(held, NORMS, 0.0, None)
+            held = self._loop.held(watched.parameters)
+            positions = [n for n, one in enumerate(held) if one is not None and id(one) in identities]
+            if positions:
+                self._clipping.append((watched, positions))
+                self._measure(watched, optimizer, held, positions)
+
+    def _measure(
+        self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+    ) -> None:
+        watched.late = not watched.backwards and watched.holds_applied(held)
+        if watched.late:
+            return
+        scale = self._watch.run.framework.hooks.held_scale(optimizer)
+        # a factor that only a device knows is hardly 1
+        watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
+        origins = {n: id(held[n]) for n in positions}
+        known = {n for one in watched.measured for n in one.places(held, origins)}
+        new = [(n, gradient) for n in positions if n not in known and (gradient := held[n]) is not None]
+        if not new or watched.scaled:
+            return
+        keeps = self._loop.keeps(watched.parameters)
+        references = [self._loop.reference(gradient) for _, gradient in new] if keeps else None
+        block = self._tensors.moments([gradient for _, gradient in new], NORMS, 0.0, None)
+        where = [n for n, _ in new]
+        watched.measured.append(_Measured(where, [origins[n] for n in where], references, block))
 
     def clipped(self, factor: float) -> None:
-        """Note the factor by which gradients are clipped."""
-        for watched in self._each():
-            if watched.measured is not None or watched.scaled:
-                watched.clip *= factor
+        """Note the factor by which the gradients are clipped whose total norm was computed last."""
+        clipping, self._clipping = self._clipping, []
+        for watched, positions in clipping:
+            if watched.late:
+                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
+                continue
+            for position in positions:
+                watched.factors[position] = watched.factors.get(position, 1.0) * factor
 
     # Updates.
 
@@ -248,24 +475,43 @@ class Sentinel:
         number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
         if number is None:
             return
+        self._look_again()
         watched = self._of(optimizer)
+        for running in [*self._running.values()]:  # an update within a backward
+            if id(watched) not in running.counted:
+                running.counted.add(id(watched))
+                self._count(watched, running)
         held = self._loop.held(watched.parameters)
+        if watched.has_lost(_there(held)):
+            self._look()
+            watched = self._of(optimizer)
+        backwards = watched.of_thread()
         gradients = self._gradients(watched, held, scale)
         watched.rota.before()
-        facts = UpdateFacts(
-            step=run.clock.step,
+        facts = self._facts(number, optimizer, watched, gradients, len(backwards))
+        rewritten = watched.was_rewritten(self._loop.held(watched.some))
+        facts = facts._replace(rewritten=rewritten, clips=self._clips(watched))
+        roots = tuple(backward.root for backward in backwards if backward.root is not None)
+        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+
+    def _facts(
+        self, number: int, optimizer: Optimizer, watched: _Watched, gradients: Gradients, backwards: int
+    ) -> UpdateFacts:
+        """Return what is known of an update before it, or after it if nothing has seen it."""
+        return UpdateFacts(
+            step=self._watch.run.clock.step,
             optimizer=number,
             names=watched.names,
             outcome="unknown",
             rates=self._loop.rates(optimizer),
             gradients=gradients,
             values=None,
-            backwards=watched.backwards,
+            backwards=backwards,
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
             around=False,
-            clip=watched.clip,
+            clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_),
@@ -277,54 +523,118 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
+            clipped_late=watched.clipped_late,
         )
-        self._updating = facts, watched
+
+    def unseen(self, optimizer: Optimizer) -> None:
+        """Pass on the losses of an update that has ended, and in which no hook runs."""
+        run = self._watch.run
+        number = next((n for n, one in enumerate(run.optimizers) if one is optimizer), None)
+        if number is None:
+            return
+        watched = self._of(optimizer)
+        none = np.zeros(len(watched.parameters), np.bool_)
+        backwards, absent = watched.backwards, Gradients(none, none, none, None)
+        facts = self._facts(number, optimizer, watched, absent, len(backwards))._replace(seen=False)
+        self._cut, self._beginning, self._present = False, None, None
+        watched.clear()
+        roots = tuple(backward.root for backward in backwards if backward.root is not None)
+        self._receive(ReadUpdate(facts, None, roots))
+
+    def _look_again(self) -> None:
+        """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
+        self._updates += 1
+        passed = time.perf_counter() - self._looked_at
+        if self._updates >= UPDATES_A_LOOK and self._look_seconds <= SHARE_OF_LOOKS * passed:
+            self._look()
+
+    def _look(self) -> None:
+        begun = time.thread_time()
+        self._watch.parameters.look()
+        self._look_seconds = time.thread_time() - begun
+        self._updates, self._looked_at = 0, time.perf_counter()
+        self._present = None
 
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
-        there = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
-        if len(watched.applied):
+        there = _there(held)
+        again = untouched = np.zeros_like(there)
+        if len(watched.applied) and watched.backwards:
             again = watched.again & watched.applied.same(held)
-            untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
-        else:
-            again = untouched = np.zeros_like(there)
-        return Gradients(there, again, untouched, self._read(watched, held, there, scale))
+        elif len(watched.applied):
+            untouched = watched.applied.untouched(held)
+        return Gradients(there, again, untouched, self._read(watched, held, scale))
 
     def _read(
-        self, watched: _Watched, held: Sequence[Tensor | None], there: Mask, scale: Tensor | None
+        self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
-        present = [gradient for gradient in held if gradient is not None]
-        if not present:
+        """Return a function that waits for the norms and sums, those from before a clip where they were taken."""
+        rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
+        if not rest:
             return None
-        measured = watched.measured
-        if measured is not None and [*map(id, measured[0])] == [*map(id, present)]:
-            block, factor = measured[1], None
-        else:
-            block, factor = self._tensors.moments(present, NORMS, 0.0, None), scale
-        blocks = [block] if factor is None else [block, self._tensors.moments([factor], NORMS, 0.0, None)]
-        wait = self._tensors.to_host(blocks)
+        if scale is not None and watched.returned:  # the backward has returned them with its factor
+            watched.returned.clear()
+            watched.forget_norms()
+        origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
+        blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
+        for one in watched.measured:
+            blocks.append(one.block)
+            places += (new := one.places(held, origins))
+            is_scaled += [one.returned] * len(new)
+            for n in new:
+                rest.pop(n, None)
+        if rest:
+            blocks.append(self._tensors.moments([*rest.values()], NORMS, 0.0, None))
+            places += rest
+            is_scaled += [True] * len(rest)
+        self._forget_returned(watched, bool(rest))
+        if scale is not None:
+            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
+        mask = None if scale is None else np.asarray(is_scaled, np.bool_)
+        return _norms(self._tensors.to_host(blocks), places, mask, len(held))
 
-        def read() -> Array:
-            rows = wait()
-            rows, unit = (rows, 1.0) if factor is None else (rows[:-1], rows[-1, 0])
-            whole = np.full((len(there), 2), np.nan)
-            whole[there] = np.column_stack((np.sqrt(rows[:, 1]), rows[:, 0])) / unit
-            return whole
+    def _forget_returned(self, watched: _Watched, others: bool) -> None:
+        """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        if others:
+            watched.returned.clear()
+        if len(watched.returned) > 1:
+            watched.dropped = self._dropped([*watched.returned][:-1])
 
-        return read
+    def _clips(self, watched: _Watched) -> Array | None:
+        """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
+        if not watched.factors:
+            return None
+        clips = np.ones(len(watched.parameters))
+        for one in watched.measured:
+            for position in one.positions:
+                clips[position] = watched.factors.get(position, 1.0)
+        return clips
 
-    def updated(self, _: Optimizer, outcome: Outcome) -> None:
+    def _dropped(self, returned: Sequence[tuple[tuple[str, ...], Block]]) -> Callable[[], tuple[str, ...]]:
+        """Return a function that waits for the names of the parameters whose gradients are not finite."""
+        wait = self._tensors.to_host([block for _, block in returned])
+        names = [name for some, _ in returned for name in some]
+
+        def dropped() -> tuple[str, ...]:
+            bad = (name for name, row in zip(names, wait(), strict=True) if not math.isfinite(row[1]))
+            return tuple(dict.fromkeys(bad))
+
+        return dropped
+
+    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Pass the update on, which has ended."""
-        if self._updating is None:
+        update = self._updating.pop(id(optimizer), None)
+        if update is None:
             return
-        (facts, watched), self._updating, self._cut = self._updating, None, False
+        watched, self._cut = update.watched, False
         self._beginning = self._present = None
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again = np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
-        update = ReadUpdate(facts._replace(outcome=outcome), looked, tuple(watched.roots))
+        watched.again = _there(held)
+        facts = update.facts._replace(outcome=outcome)
+        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
-        self._receive(update)
+        self._receive(ended)
 
     # What belongs to whom.
 
@@ -340,30 +650,34 @@ class Sentinel:
         if watched is None:
             watched = self._watched[id(optimizer)] = _Watched(self._loop)
         owned = self._watch.run.framework.hooks.owned(optimizer)
-        ends = (len(owned), id(owned[0]), id(owned[-1])) if owned else (0,)
-        every = self._watch.parameters.every
-        if ends != watched.ends or every is not watched.every:
-            self._renew(watched, owned, ends, every)
-            watched.groups = self._loop.groups(optimizer)
+        order, every = [*map(id, owned)], self._watch.parameters.every
+        if order != watched.order or every is not watched.every:
+            self._renew(watched, optimizer, owned, order, every)
         return watched
 
     def _renew(
-        self, watched: _Watched, owned: Sequence[Parameter], ends: tuple[int, ...], every: Mapping[int, Any]
+        self,
+        watched: _Watched,
+        optimizer: Optimizer,
+        owned: Sequence[Parameter],
+        order: list[int],
+        every: Mapping[int, Any],
     ) -> None:
-        others = ends != watched.ends or [*map(id, owned)] != [*map(id, watched.parameters)]
-        names = tuple(every[id(each)].name if id(each) in every else "" for each in owned)
-        watched.every, watched.ends, self._outside = every, ends, None
-        if names != watched.names:
-            watched.names = names
-        if others:
-            watched.parameters, watched.sizes = [*owned], self._loop.sizes(owned)
-            watched.dtypes = self._loop.dtypes(owned)
-            watched.identities = frozenset(map(id, owned))
+        """Take other parameters or names; what fails is tried again with the next look."""
+        if order != watched.order:
+            watched.order = []
+            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
+            watched.identities = frozenset(order)
             watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
             watched.again = np.zeros(len(owned), np.bool_)
             watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.rota = Rota(self._loop, watched.parameters, watched.sizes)
             watched.clear()
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        if names != watched.names:
+            watched.names = names
+        watched.groups = self._loop.groups(optimizer)
+        watched.every, watched.order, self._outside = every, order, None
 
     def _strangers(self) -> tuple[str, ...]:
         """Return the parameters that have a gradient and are in no optimizer."""
@@ -382,3 +696,7 @@ class Sentinel:
             models = [model for _, model in self._watch.run.chunks]
             self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
         return self._ties[1]
+
+
+def _there(held: Sequence[Tensor | None]) -> Mask:
+    return np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))

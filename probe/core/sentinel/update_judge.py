@@ -11,7 +11,7 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.panel import CheckPanel
-from probe.core.checks.update_facts import UpdateFacts
+from probe.core.checks.update_facts import Array, UpdateFacts
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
@@ -115,7 +115,11 @@ def numbers_of(update: JudgedUpdate) -> dict[str, float]:
     if facts.loss_seen:
         values[f"{LOSS_ROOT}{end}"] = facts.loss
     if facts.gradients.read is not None:
-        there = norms[facts.gradients.there]
-        total = float(np.sqrt(np.sum(there * there)))
-        values |= {f"{GRADIENT_NORM}{end}": total, f"{APPLIED_NORM}{end}": total * facts.clip}
+        applied = norms if facts.clips is None else norms * facts.clips
+        values |= {f"{GRADIENT_NORM}{end}": _total(norms, facts), f"{APPLIED_NORM}{end}": _total(applied, facts)}
     return values
+
+
+def _total(norms: Array, facts: UpdateFacts) -> float:
+    """Return the norm of all gradients together."""
+    return float(np.linalg.norm(norms[facts.gradients.there]))

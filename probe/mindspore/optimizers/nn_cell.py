@@ -17,7 +17,7 @@ from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.gradients import applied, on_reduction
+from probe.mindspore.gradients import applied, on_reduction, release
 from probe.mindspore.loss_scale import held_scale, listened
 
 KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
@@ -63,11 +63,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with applied(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
-            scale = attempt(listener.faults, "loss scale", held_scale, optimizer) if listener.sampled else None
+            scale = attempt(listener.faults, "loss scale", held_scale, optimizer) if listener.reads_gradients else None
             listener.before(optimizer, scale)
 
     def leave(_: Any) -> None:
-        listener.after(optimizer, "applied")
+        try:
+            listener.after(optimizer, "applied")
+        finally:
+            release()
 
     with ExitStack() as attached:
         attached.callback(on_reduction(lambda: owned(optimizer), listener))

@@ -15,7 +15,7 @@ from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.core.door import Around
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.gradients import applied, on_reduction
+from probe.mindspore.gradients import applied, on_reduction, release
 from probe.mindspore.optimizers import nn_cell
 
 
@@ -120,7 +120,7 @@ class _Steps:
             finally:
                 self._running = False
             self._begin()
-            surfacing(self._listener.after)(self._optimizer, "applied")
+            self._end()
             return result
 
         return step
@@ -134,7 +134,13 @@ class _Steps:
     def returned(self, _: Any) -> None:
         """End the step after the cell has run."""
         if not self._running:
-            self._listener.after(self._optimizer, "applied")
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            surfacing(self._listener.after)(self._optimizer, "applied")
+        finally:
+            release()
 
     def _begin(self, gradients: Sequence[Any] | None = None) -> None:
         """Report the gradients, once a step."""

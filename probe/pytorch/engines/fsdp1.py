@@ -51,7 +51,7 @@ may_be_used: Callable[[], bool] = getattr(dist, "is_initialized", bool)
 """Function that returns false as long as there can be no unit, since there is no process group."""
 
 
-def is_flat(parameter: Parameter | None) -> bool:
+def is_flat(parameter: Parameter) -> bool:
     """Return whether a unit has taken over ``parameter``."""
     return getattr(parameter, "_fsdp_flattened", False)
 

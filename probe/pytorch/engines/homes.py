@@ -32,10 +32,12 @@ def home(parameter: torch.nn.Parameter) -> Home | None:
 
 def hidden(parameters: Iterable[torch.nn.Parameter | None]) -> int:
     """Return the number of those that were wrapped after attachment in a way that hides them, and note them."""
-    found = [each for each in parameters if each is not None and fsdp1.is_flat(each) and home(each) is None]
-    for parameter in found:
-        _hidden[parameter] = True
-    return len(found)
+    number = 0
+    for parameter in parameters:
+        if parameter is not None and fsdp1.is_flat(parameter) and home(parameter) is None:
+            _hidden[parameter] = True
+            number += 1
+    return number
 
 
 def check_again(parameter: torch.nn.Parameter) -> None:

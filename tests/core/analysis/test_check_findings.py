@@ -25,9 +25,9 @@ HEADER = "vpp_stage,name,step,norm,shape,dtype\n"
 @pytest.fixture
 def ranks(tmp_path: Path) -> list[Path]:
     """Directories of two ranks of a program, in whose rows nothing is wrong."""
-    directories = [tmp_path / f"Dec03_21-34-40-rank{rank}-0123abcd" for rank in range(2)]
+    directories = [tmp_path / "out" / f"Dec03_21-34-40-rank{rank}-0123abcd" for rank in range(2)]
     for rank, directory in enumerate(directories):
-        directory.mkdir()
+        directory.mkdir(parents=True)
         rows = "".join(f"0,fc.weight,{step},1.0,[2],torch.float32\n" for step in range(20))
         (directory / "grad_reduced_0-99.csv").write_text(HEADER + rows)
         write_manifest(directory, {"rank": rank, "world_size": 2, "program": "one"})
@@ -97,16 +97,17 @@ def test_chosen_steps_choose_findings(ranks: list[Path]) -> None:
 def test_a_packed_run_has_the_same_findings(ranks: list[Path], tmp_path: Path) -> None:
     """Packing keeps the files of the checks, that of the folder, too."""
     CheckLines(ranks[1]).write([STALE])
-    CheckLines(tmp_path).write([STALE._replace(check="replicas-differ", ranks=(0, 1))], "one")
+    CheckLines(tmp_path / "out").write([STALE._replace(check="replicas-differ", ranks=(0, 1))], "one")
     packed = tmp_path / "packed"
-    done = CliRunner().invoke(app, ["pack", str(tmp_path), "--out", str(packed)])
+    done = CliRunner().invoke(app, ["pack", str(tmp_path / "out"), "--out", str(packed)])
     assert done.exit_code == 0, done.output
-    assert listed(packed) == listed(tmp_path) != []
+    assert len(listed(packed)) == 2
+    assert listed(packed) == listed(tmp_path / "out")
 
 
 def test_the_report_has_them(ranks: list[Path], tmp_path: Path) -> None:
     """In the card of the diagnosis."""
     CheckLines(ranks[1]).write([STALE])
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "report.html")])
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")])
     assert done.exit_code in (0, 1), done.output
     assert "stale-gradient, rank 1, step 1" in (tmp_path / "report.html").read_text()

@@ -94,6 +94,23 @@ def test_replaced_parameters_are_critical_at_once() -> None:
     assert finding.grade == "critical"
 
 
+def test_parameters_replaced_before_the_first_update_are_found_by_their_number() -> None:
+    """A head made anew: the optimizer holds two of no model, and the model has two with a gradient in none."""
+    names = (*NAMES[:-2], "", "")
+    new = ("head.weight", "head.bias")
+    training = Training(names=names, there=NAMES[:-2], strangers=new)
+    (finding,) = findings("parameters-replaced", training.updates(9))
+    assert (finding.step, finding.since, finding.where, finding.grade) == (2, 0, ("head",), "critical")
+
+
+@pytest.mark.parametrize("facts", [{"strangers": ("head.weight",)}, {"there": True}, {"names": NAMES}])
+def test_parameters_of_no_model_beside_untrained_ones_are_none(facts: dict[str, object]) -> None:
+    """Another number of them, those that have a gradient, and none."""
+    names = (*NAMES[:-2], "", "")
+    usual = {"names": names, "there": NAMES[:-2], "strangers": ("head.weight", "head.bias")}
+    assert not findings("parameters-replaced", Training(**{**usual, **facts}).updates(9))
+
+
 def test_a_head_that_was_exchanged_and_added_is_a_note() -> None:
     """What the optimizer still holds of the old one does no harm."""
     (finding,) = findings("parameters-replaced", Training(replaced=("head.weight",), there=NAMES[:6]).updates(9))
@@ -120,18 +137,23 @@ def test_a_flipped_bit_is_found_at_the_next_update() -> None:
 
 
 def test_what_programs_write_is_no_flipped_bit() -> None:
-    """Clamping of all weights, of one again and again, of a scalar at its bound, and normalised rows."""
+    """Clamping of all weights, of one again and again, of a scalar at its bound, and of too few to judge."""
     training = Training()
     quiet = list(training.updates(20))
     assert not findings("written-between-updates", quiet, training.updates(9, written=True))
     assert not findings("written-between-updates", training.updates(30, written=["head.weight"]))
     sizes = (400, 20, 400, 20, 400, 20, 400, 1)
     assert not findings("written-between-updates", quiet, training.updates(1, written=["head.bias"], sizes=sizes))
-    many = training.updates(1, written=["embed.weight"], elements=[40] + [0] * 7)
-    assert not findings("written-between-updates", quiet, many)
     assert not findings(
         "written-between-updates", quiet, training.updates(1, written=["embed.weight"], looked=NAMES[:2])
     )
+
+
+@pytest.mark.parametrize(("elements", "number"), [([1] * 8, 1), ([-1] * 8, 0)])
+def test_a_flipped_bit_is_a_change_of_one_element(elements: list[int], number: int) -> None:
+    """Programs reset codes of a codebook, or clamp one weight, past the framework and now and then."""
+    changed = Training(first=30).update(written=["head.weight"], elements=elements)
+    assert len(findings("written-between-updates", Training().updates(30), [changed])) == number
 
 
 def test_an_average_that_is_left_in_the_model_is_found() -> None:

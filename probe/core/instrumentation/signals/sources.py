@@ -35,9 +35,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
     receives a gradient nevertheless: one assigned without a backward, or that of an earlier step again.
     """
     hooks, clock, per_micro_batch = run.framework.hooks, run.clock, run.settings.monitor_mbs_grad
-    touched: set[int] = set()
-    late: set[int] = set()
-    restarted: set[int] = set()
+    touched, late, restarted = set[int](), set[int](), set[int]()
 
     def attach(parameter: Watched) -> Remove:
         thing, identity = parameter.thing, id(parameter.thing)

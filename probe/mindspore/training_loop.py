@@ -1,0 +1,389 @@
+"""Events of a training loop of MindSpore between two updates, in PyNative mode: its backwards, the total norms by which
+it clips, and the gradients that optimizers are called with. Everything here is called in every step, sampled or not.
+
+MindSpore passes gradients as arguments: parameters hold none between a backward and the update, and nothing is added up
+unless the program does it. Only packages that imitate torch (msadapter, mindtorch) keep them in ``grad``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+import numpy.typing as npt
+from mindspore import nn
+
+from probe.core.backend.patch import Shared, Undo
+from probe.core.backend.protocols import Remove
+from probe.core.door import FaultCounter, attempt, replace
+from probe.mindspore import autograd, gradients, loss_scale, tensors
+from probe.mindspore.cell_hooks import surfacing
+from probe.mindspore.optimizers import rates as optimizer_rates
+from probe.mindspore.private_api import executor
+
+try:
+    from mindspore.ops.function.clip_func import _ClipByGlobalNorm as GlobalNormClip
+except ImportError:  # before 2.5
+    from mindspore.ops.composite.clip_ops import _ClipByGlobalNorm as GlobalNormClip
+
+groups, rates = optimizer_rates.groups, optimizer_rates.rates
+Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
+MARKED = 1024
+"""Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
+
+
+class _Backwards:
+    """Listener to the backwards of this process."""
+
+    def __init__(self, began: Began, ended: Callable[[], None], faults: FaultCounter) -> None:
+        self.began, self.ended, self.faults = began, ended, faults
+
+
+class _Norms:
+    """Listener to total norms, and to the clipping by them."""
+
+    def __init__(
+        self, measured: Callable[[Sequence[Any]], None], clipped: Callable[[float], None], faults: FaultCounter
+    ) -> None:
+        self.measured, self.clipped, self.faults = measured, clipped, faults
+
+
+class _Forward:
+    """The forward that was recorded last, whose gradient may be asked for next. Its output is not kept alive."""
+
+    def __init__(self) -> None:
+        self.function = 0
+        """Identity of the function or cell."""
+        self.output: Callable[[], Any] = _nothing
+        """Function that returns its output, or the first of several."""
+        self.single = False
+        """True if it has one output."""
+
+    def ended(self, function: Any, output: Any) -> None:
+        """Note the end of a forward."""
+        self.single = not isinstance(output, tuple | list)
+        first = output if self.single else next(iter(output), None)
+        self.function = id(function)
+        self.output = weakref.ref(first) if isinstance(first, mindspore.Tensor) else _nothing
+
+    def root(self, function: Any, has_aux: bool) -> Any:
+        """Return the output of ``function`` whose gradient is computed if it is a loss: one number, alone or with
+        others that are only returned."""
+        output = self.output() if self.function == id(function) and (self.single or has_aux) else None
+        if output is None or not tensors.is_tensor(output) or output.size != 1:
+            return None
+        return output if "Float" in str(output.dtype) else None
+
+
+def _nothing() -> None:
+    """Return None, as a reference to a tensor that is gone."""
+
+
+_forward = _Forward()
+_scale: Any = None
+"""Factor on the loss of the backward that begins, if the function that is differentiated multiplies by one."""
+_measured: Sequence[Any] | None = None
+"""Gradients whose total norm is about to be computed."""
+_objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The latest object for each gradient that a parameter holds, by the address of its elements."""
+_clipped: dict[int, tuple[Callable[[], Any], int]] = {}
+"""Gradients that the latest clip has made: a reference to each by its identity, and the identity of what it was."""
+
+
+def on_backward(began: Began, ended: Callable[[], None], faults: FaultCounter) -> Remove:
+    """Call ``began`` before each backward that runs in no other, with the loss and the identities of the parameters
+    whose gradients were asked for; ``ended`` after it, if it did not raise."""
+    return _backwards.listen(_Backwards(began, ended, faults))
+
+
+def _listen_to_executor() -> Iterator[Undo]:
+    kind = type(executor)
+    for name, around in (("end_graph", _around_forward), ("check_run", _around_search), ("grad", _around_gradient)):
+        if hasattr(kind, name):
+            original = getattr(kind, name)
+            yield replace(kind, name, functools.wraps(original)(around(original)))
+    if callable(original := getattr(mindspore.Tensor, "backward", None)):  # of a package that imitates torch
+        yield replace(mindspore.Tensor, "backward", functools.wraps(original)(_around_backward(original)))
+
+
+_backwards: Shared[_Backwards] = Shared(_listen_to_executor, weak=True)
+
+
+def _around_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def end_graph(self: Any, function: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, function, output, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "forward", _forward.ended, function, output)
+        return result
+
+    return end_graph
+
+
+def _around_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check_run(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, function, *args, **kwargs)
+        if isinstance(result, tuple) and len(result) == 2 and result[0]:  # the forward has run before
+            for listener in _backwards:
+                attempt(listener.faults, "forward", _forward.ended, function, result[1])
+        return result
+
+    return check_run
+
+
+def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(self: Any, function: Any, operation: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        if autograd.backward_id() != -1:
+            return original(self, function, operation, weights, *args, **kwargs)
+        for listener in _backwards:
+            surfacing(attempt)(listener.faults, "backward", _announce, listener.began, function, operation, weights)
+        result = original(self, function, operation, weights, *args, **kwargs)
+        for listener in _backwards:
+            surfacing(attempt)(
+                listener.faults, "backward", _conclude, listener.ended, function, operation, weights, result
+            )
+        return result
+
+    return grad
+
+
+def _announce(began: Began, function: Any, operation: Any, weights: Any) -> None:
+    global _scale  # noqa: PLW0603 - a fact of the process, for the time of the call
+    root = _forward.root(function, bool(getattr(operation, "has_aux", False)))
+    _scale = None if root is None else loss_scale.scale_within(function)
+    try:
+        began(root, {id(weight) for weight in _asked(function, operation, weights)})
+    finally:
+        _scale = None
+
+
+def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
+    """Return the parameters whose gradients are asked for, in their order."""
+    if weights is None:
+        alone = getattr(operation, "get_by_list", False) and isinstance(function, nn.Cell)
+        return function.trainable_params() if alone else ()
+    return [weights] if isinstance(weights, mindspore.Tensor) else [*weights]
+
+
+def _conclude(ended: Callable[[], None], function: Any, operation: Any, weights: Any, result: Any) -> None:
+    asked = _asked(function, operation, weights)
+    if getattr(operation, "sens_param", False):  # passed in: a factor of the gradients, mostly that of a scaler
+        asked = ()
+    if getattr(operation, "get_all", False) or getattr(operation, "get_by_position", False):
+        result = result[-1] if asked and isinstance(result, tuple | list) and len(result) == 2 else ()
+    values = [result] if isinstance(result, mindspore.Tensor) else [*(result or ())]
+    pairs = zip(asked, values, strict=True) if len(asked) == len(values) else ()
+    with gradients.returned({id(parameter): value for parameter, value in pairs}):
+        ended()
+
+
+def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if autograd.backward_id() != -1:
+            return original(tensor, *args, **kwargs)
+        passed = next(iter((*args, *kwargs.values())), None)
+        for listener in _backwards:
+            surfacing(attempt)(listener.faults, "backward", _announce_root, listener.began, tensor, passed)
+        result = original(tensor, *args, **kwargs)
+        for listener in _backwards:
+            surfacing(attempt)(listener.faults, "backward", listener.ended)
+        return result
+
+    return backward
+
+
+def _announce_root(began: Began, tensor: Any, passed: Any) -> None:
+    began(tensor if passed is None and tensor.size == 1 else None, ())
+
+
+def scale_of(root: Any) -> Any:  # noqa: ARG001
+    """Return the factor by which a ``LossScaler`` has multiplied the loss of the backward that begins; None if none
+    has."""
+    return _scale
+
+
+def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
+    """Return None: nodes of MindSpore's graph do not show the values that they keep."""
+
+
+def on_total_norm(
+    measured: Callable[[Sequence[Any]], None], clipped: Callable[[float], None], faults: FaultCounter
+) -> Remove:
+    """Call ``measured`` with the gradients whose total norm ``ops.clip_by_global_norm`` is about to compute, and
+    ``clipped`` with the factor by which they are then multiplied, NaN if only a device knows it."""
+    return _norms.listen(_Norms(measured, clipped, faults))
+
+
+def _listen_to_clips() -> Iterator[Undo]:
+    inherited = GlobalNormClip.__call__
+
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in _norms:
+            surfacing(attempt)(listener.faults, "total norm", _measure, listener, x, self)
+        result = inherited(self, x, *args, **kwargs)
+        for listener in _norms:
+            attempt(listener.faults, "clip", _remember, x, result)
+        return result
+
+    yield replace(GlobalNormClip, "__call__", call)
+
+
+_norms: Shared[_Norms] = Shared(_listen_to_clips, weak=True)
+
+
+def _measure(listener: _Norms, values: Sequence[Any], clip: Any) -> None:
+    global _measured  # noqa: PLW0603 - a fact of the process, for the time of the call
+    _measured = values
+    try:
+        listener.measured(values)
+        rows = tensors.moments(values, ("sum", "sumsq"), 0.0)
+        limit = tensors.number(clip.clip_norm)
+        known = isinstance(rows, np.ndarray) and limit is not None
+        listener.clipped(limit / max(math.sqrt(rows[:, 1].sum()), limit) if known and limit is not None else math.nan)
+    finally:
+        _measured = None
+
+
+def _remember(values: Sequence[Any], result: Sequence[Any]) -> None:
+    _clipped.clear()
+    for value, made in zip(values, result, strict=True):
+        _clipped[id(made)] = weakref.ref(made), id(value)
+
+
+def origins(values: Sequence[Any]) -> list[int]:
+    """Return the identities of the gradients of which a clip has made these; their own if none has."""
+    return [
+        mark[1] if (mark := _clipped.get(id(value))) is not None and mark[0]() is value else id(value)
+        for value in values
+    ]
+
+
+def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
+    """Listen to nothing: what ``Cell.recompute`` runs again is part of the graph."""
+    return lambda: None
+
+
+def keeps(parameters: Sequence[Any]) -> bool:
+    """Return whether gradients stay with ``parameters`` from a backward to the update: only those of packages that
+    imitate torch do."""
+    return any(hasattr(parameter, "grad") for parameter in parameters[:1])
+
+
+def held(parameters: Sequence[Any]) -> list[Any]:
+    """Return the gradient of each parameter that the update that runs was called with, or that a backward has just
+    returned, or that is about to be clipped; else the one that the parameter holds."""
+    values = _measured
+    if values is not None:
+        same = [tuple(value.shape) for value in values] == [tuple(parameter.shape) for parameter in parameters]
+        return [*values] if same else [None] * len(parameters)
+    found = (gradients.present(parameter) for parameter in parameters)
+    present = [value if isinstance(value, mindspore.Tensor) else None for value in found]
+    if keeps(parameters):
+        _objects.update((_address(value), value) for value in present if value is not None)
+    return present
+
+
+def _address(value: Any) -> int:
+    """Return the address of the elements; in versions that do not show it the identity of the object."""
+    return int(value.data_ptr()) if hasattr(value, "data_ptr") else id(value)
+
+
+def versions(values: Iterable[Any]) -> list[int]:
+    """Return a number for each gradient that writing it changes; -1 for None, and for parameters, whose versions do not
+    show it (MindSpore 2.10)."""
+    return [-1 if value is None or isinstance(value, mindspore.Parameter) else _version(value) for value in values]
+
+
+def _version(value: Any) -> int:
+    """Return a hash of the version, and of the first elements of what is in host memory."""
+    number = getattr(value, "_version", 0)
+    if not tensors.on_host(value):
+        return abs(hash((number, id(value))))
+    return abs(hash((number, tensors.numbers(value).reshape(-1)[:MARKED].tobytes())))
+
+
+def reference(value: Any) -> Callable[[], object]:
+    """Return a function that returns a gradient as long as it exists; None at once for a parameter, to which programs
+    add up gradients in place, so that being the same object says nothing. A gradient that a parameter holds is another
+    object at each access: the function returns the latest with the same elements."""
+    if isinstance(value, mindspore.Parameter):
+        return _nothing
+    address = _address(value)
+    return functools.partial(_objects.get, address) if _objects.get(address) is value else weakref.ref(value)
+
+
+class CellReader:
+    """Reader of the same parameters again and again.
+
+    Args:
+        columns: moments to read.
+    """
+
+    def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
+        self._parameters, self._columns = parameters, columns
+
+    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
+        """Return those of ``positions`` whose parameters have numbers now, and a function that waits for their
+        moments."""
+        ready = [position for position in positions if tensors.is_tensor(self._parameters[position])]
+        if not ready:
+            return [], lambda: np.empty((0, len(self._columns)))
+        stored = [self._parameters[position] for position in ready]
+        return ready, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+
+
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
+    """Return a reader of the moments of ``parameters``."""
+    return CellReader(parameters, columns)
+
+
+def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
+    """Return the number of elements of each parameter."""
+    return tuple(int(parameter.size) for parameter in parameters)
+
+
+def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
+    """Return the dtype of each parameter."""
+    return tuple(str(parameter.dtype) for parameter in parameters)
+
+
+def requires(parameters: Iterable[Any]) -> list[bool]:
+    """Return which parameters require a gradient."""
+    return [bool(parameter.requires_grad) for parameter in parameters]
+
+
+def training(models: Iterable[Any]) -> bool:
+    """Return whether any of the models is in training mode."""
+    return any(bool(model.training) for model in models)
+
+
+def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:  # noqa: ARG001
+    """Return the number of steps in the optimizer's state; None if none is counted, or only a device knows it. That of
+    ``nn.Optimizer`` counts only with a schedule, and some versions not even then."""
+    steps = getattr(optimizer, "state_step", None)
+    number = tensors.number(steps) if isinstance(steps, mindspore.Tensor) and steps.size == 1 else None
+    return None if number is None else int(number)
+
+
+def ties(model: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the names that stand for one parameter of a cell, for each parameter with several."""
+    names: dict[int, list[str]] = {}
+    seen, waiting = set[int](), [("", model)]
+    while waiting:
+        prefix, cell = waiting.pop(0)
+        if id(cell) in seen:
+            continue
+        seen.add(id(cell))
+        for name, parameter in getattr(cell, "_params", {}).items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
+        waiting += [(f"{prefix}{name}.", child) for name, child in getattr(cell, "_cells", {}).items() if child]
+    return tuple(sorted(tuple(sorted(several)) for several in names.values() if len(several) > 1))
+
+
+def reduces(models: Iterable[Any]) -> None:
+    """Return None: the program reduces gradients itself."""
