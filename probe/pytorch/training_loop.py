@@ -219,14 +219,18 @@ def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
 
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
+    held = [*held]
     with torch._C.DisableTorchFunction():
-        return [-1 if tensor is None or tensor.is_inference() else _version(tensor) for tensor in held]
+        try:
+            return [-1 if one is None else one._version if type(one) in PLAIN else _version(one) for one in held]
+        except RuntimeError:  # an inference tensor among them counts no writes
+            return [-1 if one is None or one.is_inference() else _version(one) for one in held]
 
 
 def _version(tensor: torch.Tensor) -> int:
-    if type(tensor) in PLAIN:
-        return tensor._version
-    return tensor._version + local(tensor)._version  # FSDP2 adds past the distributed tensor to its part
+    part = local(tensor)
+    # FSDP2 adds past the distributed tensor to its part
+    return tensor._version if part is tensor else tensor._version + part._version
 
 
 class RepeatedReader:
@@ -239,10 +243,17 @@ class RepeatedReader:
 
     def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
         self._parameters, self._columns = parameters, columns
-        self._plain = [plain(parameter) for parameter in parameters]
         self._places = fused_reduce.places(columns)
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the numbers of the parameters lie."""
+        self._plain = [plain(parameter) for parameter in self._parameters]
         kinds = {known[2] for known in self._plain if known is not None}
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+        self._chosen: Sequence[int] = ()
+        self._parts: tuple[list[Any], list[int], list[int]] = [], [], []
+        """Parameters that were read last, their addresses and sizes."""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
@@ -258,11 +269,15 @@ class RepeatedReader:
 
     def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
         """Return the moments; None if a parameter has moved, or has NaN or Inf."""
-        known = [self._plain[position] for position in positions]
-        addresses = [each[0] for each in known if each is not None]
-        if [self._parameters[position].data_ptr() for position in positions] != addresses:
+        if positions is not self._chosen:
+            known = [place for position in positions if (place := self._plain[position]) is not None]
+            parts = [self._parameters[position] for position in positions]
+            self._parts = parts, [place[0] for place in known], [place[1] for place in known]
+            self._chosen = positions
+        parameters, addresses, sizes = self._parts
+        if [parameter.data_ptr() for parameter in parameters] != addresses:
+            self._look()
             return None
-        sizes = [each[1] for each in known if each is not None]
         rows, valid = fused_reduce.each(addresses, sizes, self._kind)
         return rows[:, self._places] if valid.all() else None
 
