@@ -225,6 +225,9 @@ class UpdateListener(Protocol):
     def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
         """Receive the outcome of its update."""
 
+    def unseen(self, optimizer: Optimizer, /) -> None:
+        """Receive an optimizer that has updated in compiled code, in which no hook runs."""
+
 
 class RunListener(Protocol):
     """Listener to every step, sampled or not."""
