@@ -54,12 +54,27 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: 
     """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
     places = fused_reduce.places(columns) if fused_reduce.available else None
-    known = [each for tensor in tensors if (each := plain(tensor)) is not None] if places is not None else []
-    if len(known) < len(tensors) or len({kind for _, _, kind, _ in known}) > 1:
+    if places is None or not (kind := _kind(tensors)):
         return None
-    addresses, sizes, kinds, _ = zip(*known, strict=True)
-    rows, valid = fused_reduce.each(addresses, sizes, kinds[0], eps, fused_reduce.needed(columns))
+    sizes = [tensor.numel() for tensor in tensors]
+    if 0 in sizes:
+        return None
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    rows, valid = fused_reduce.each(addresses, sizes, kind, eps, fused_reduce.needed(columns))
     return rows[:, places] if valid.all() else None
+
+
+def _kind(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the kind of the numbers of :func:`plain` tensors; empty if they are of several kinds, or not all plain."""
+    if not tensors or not PLAIN.issuperset(map(type, tensors)):
+        return ""
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return ""
+        if not tensor.is_contiguous() or tensor.is_neg():
+            return ""
+    return KINDS.get(dtype, "")
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:

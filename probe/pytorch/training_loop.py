@@ -219,14 +219,18 @@ def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
 
 def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
+    held = [*held]
     with torch._C.DisableTorchFunction():
-        return [-1 if tensor is None or tensor.is_inference() else _version(tensor) for tensor in held]
+        try:
+            return [-1 if one is None else one._version if type(one) in PLAIN else _version(one) for one in held]
+        except RuntimeError:  # an inference tensor among them counts no writes
+            return [-1 if one is None or one.is_inference() else _version(one) for one in held]
 
 
 def _version(tensor: torch.Tensor) -> int:
-    if type(tensor) in PLAIN:
-        return tensor._version
-    return tensor._version + local(tensor)._version  # FSDP2 adds past the distributed tensor to its part
+    part = local(tensor)
+    # FSDP2 adds past the distributed tensor to its part
+    return tensor._version if part is tensor else tensor._version + part._version
 
 
 class RepeatedReader:
@@ -239,10 +243,17 @@ class RepeatedReader:
 
     def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
         self._parameters, self._columns = parameters, columns
-        self._plain = [plain(parameter) for parameter in parameters]
         self._places = fused_reduce.places(columns)
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the numbers of the parameters lie."""
+        self._plain = [plain(parameter) for parameter in self._parameters]
         kinds = {known[2] for known in self._plain if known is not None}
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+        self._chosen: Sequence[int] = ()
+        self._parts: tuple[list[Any], list[int], list[int]] = [], [], []
+        """Parameters that were read last, their addresses and sizes."""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
@@ -259,19 +270,28 @@ class RepeatedReader:
         return there, lambda: np.concatenate([rows, wait()])[[rank[position] for position in there]]
 
     def _in_one_pass(self, positions: Sequence[int]) -> tuple[list[int], Array]:
-        """Return the positions of parameters that could be read so, and their moments. Those that have moved, or have
-        NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which would
-        round otherwise."""
-        here = [each for each in positions if self._is_in_place(each)]
-        stored = [place for each in here if (place := self._plain[each]) is not None]
-        rows, valid = fused_reduce.each([place[0] for place in stored], [place[1] for place in stored], self._kind)
+        """Return the positions of parameters that could be read so, and their moments. Those with NaN, Inf or immense
+        numbers are left out; because of these, others must not be read in another way, which would round otherwise."""
+        nothing = np.empty((0, len(self._columns)))
+        if positions is not self._chosen:
+            self._choose(positions)
+        if [parameter.data_ptr() for parameter in self._parts[0]] != self._parts[1]:
+            self._look()
+            if not self._kind:
+                return [], nothing
+            self._choose(positions)
+        _, addresses, sizes = self._parts
+        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
         if valid.all():
-            return here, rows[:, self._places]
-        return [each for each, is_valid in zip(here, valid, strict=True) if is_valid], rows[valid][:, self._places]
+            return [*positions], rows[:, self._places]
+        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], rows[valid][:, self._places]
 
-    def _is_in_place(self, position: int) -> bool:
-        place = self._plain[position]
-        return place is not None and self._parameters[position].data_ptr() == place[0]
+    def _choose(self, positions: Sequence[int]) -> None:
+        """Keep what is read of the parameters at ``positions``."""
+        places = [place for position in positions if (place := self._plain[position]) is not None]
+        parameters = [self._parameters[position] for position in positions]
+        self._parts = parameters, [place[0] for place in places], [place[1] for place in places]
+        self._chosen = positions
 
 
 def _has_numbers(parameter: Any) -> bool:

@@ -225,8 +225,8 @@ class UpdateListener(Protocol):
     def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
         """Receive the outcome of its update."""
 
-    def unseen(self, optimizer: Optimizer) -> None:
-        """Receive an optimizer whose update has ended, and in which no hook runs."""
+    def unseen(self, optimizer: Optimizer, /) -> None:
+        """Receive an optimizer that has updated in compiled code, in which no hook runs."""
 
 
 class RunListener(Protocol):

@@ -31,23 +31,16 @@ class GradientMarks:
 
     def same(self, gradients: Sequence[Tensor | None]) -> Mask:
         """Return which gradients are the objects that were marked; False where there is none."""
-        return np.fromiter(
-            (
-                gradient is not None and mark is not None and mark() is gradient
-                for gradient, mark in zip(gradients, self._kept, strict=True)
-            ),
-            np.bool_,
-            len(gradients),
-        )
+        return np.array(self._same(gradients), np.bool_)
 
     def untouched(self, gradients: Sequence[Tensor | None]) -> Mask:
         """Return which gradients are the objects that were marked, and were not written since."""
-        versions = self._loop.versions(gradients)
-        return np.fromiter(
-            (
-                gradient is not None and mark is not None and mark() is gradient and old == new
-                for gradient, mark, old, new in zip(gradients, self._kept, self._versions, versions, strict=True)
-            ),
-            np.bool_,
-            len(gradients),
-        )
+        same = self._same(gradients)
+        if True not in same:
+            return np.zeros(len(same), np.bool_)
+        pairs = zip(same, self._versions, self._loop.versions(gradients), strict=True)
+        return np.array([is_same and old == new for is_same, old, new in pairs], np.bool_)
+
+    def _same(self, gradients: Sequence[Tensor | None]) -> list[bool]:
+        pairs = zip(gradients, self._kept, strict=True)
+        return [gradient is not None and mark is not None and mark() is gradient for gradient, mark in pairs]

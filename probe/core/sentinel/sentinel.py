@@ -699,4 +699,4 @@ class Sentinel:
 
 
 def _there(held: Sequence[Tensor | None]) -> Mask:
-    return np.fromiter((gradient is not None for gradient in held), np.bool_, len(held))
+    return np.array([gradient is not None for gradient in held], np.bool_)
