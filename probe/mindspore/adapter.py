@@ -28,10 +28,14 @@ class TrainerMon(Monitor):
 
     framework = ADAPTER
 
-    def end_compiled_step(self) -> None:
+    def end_compiled_step(self, loss: object = None) -> None:
         """Count a step of training in graph mode, in which no hook runs; without effect elsewhere.
 
         ``RunCallback`` calls it at the end of each step.
+
+        Args:
+            loss: the loss that the compiled cell has returned, a tensor.
         """
-        if self._collector is not None and self._collector.session is not None:
-            compiled_steps.ended(self._collector.session)
+        if self._collector is not None and (session := self._collector.session) is not None:
+            training_loop.end_compiled_backward(loss, compiled_steps.optimizers(session))
+            compiled_steps.ended(session)

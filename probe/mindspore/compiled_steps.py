@@ -13,6 +13,20 @@ _optimizers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 """Optimizers whose steps each listener counts."""
 
 
+_counting = False
+"""True while a step is counted that has ended."""
+
+
+def counting() -> bool:
+    """Return whether the update that listeners are called for was compiled."""
+    return _counting
+
+
+def optimizers(listener: StepListener) -> list[Any]:
+    """Return the optimizers whose steps ``listener`` counts."""
+    return [*_optimizers.get(listener, ())]
+
+
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     """Listen to the steps that :func:`ended` counts."""
     own = _optimizers.setdefault(listener, [])
@@ -22,6 +36,11 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
 def ended(listener: StepListener) -> None:
     """Count a step, which has been applied, of each optimizer that ``listener`` listens to."""
-    for optimizer in [*_optimizers.get(listener, ())]:
-        listener.before(optimizer, None)
-        listener.after(optimizer, "applied")
+    global _counting  # noqa: PLW0603 - a fact of the process, for the time of the call
+    _counting = True
+    try:
+        for optimizer in optimizers(listener):
+            listener.before(optimizer, None)
+            listener.after(optimizer, "applied")
+    finally:
+        _counting = False

@@ -21,9 +21,10 @@ from mindspore import nn
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, replace
-from probe.mindspore import autograd, gradients, loss_scale, tensors
+from probe.mindspore import autograd, compiled_steps, gradients, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.optimizers import rates as optimizer_rates
+from probe.mindspore.optimizers import table
 from probe.mindspore.private_api import executor
 
 try:
@@ -200,6 +201,15 @@ def _announce_root(began: Began, tensor: Any, passed: Any) -> None:
     began(tensor if passed is None and tensor.size == 1 else None, ())
 
 
+def end_compiled_backward(loss: object, optimizers: Iterable[Any]) -> None:
+    """Announce a backward that was compiled with its update, after it: of what the compiled cell has returned."""
+    asked = {id(parameter) for optimizer in optimizers for parameter in table.owned(optimizer)}
+    root = loss if isinstance(loss, mindspore.Tensor) and loss.size == 1 else None
+    for listener in _backwards:
+        surfacing(attempt)(listener.faults, "backward", listener.began, root, asked)
+        surfacing(attempt)(listener.faults, "backward", listener.ended)
+
+
 def scale_of(root: Any) -> Any:  # noqa: ARG001
     """Return the factor by which a ``LossScaler`` has multiplied the loss of the backward that begins; None if none
     has."""
@@ -265,6 +275,11 @@ def origins(values: Sequence[Any]) -> list[int]:
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
     """Listen to nothing: what ``Cell.recompute`` runs again is part of the graph."""
     return lambda: None
+
+
+def shows_gradients() -> bool:
+    """Return whether the update that runs was not compiled: what MindSpore compiles calls nothing."""
+    return not compiled_steps.counting()
 
 
 def keeps(parameters: Sequence[Any]) -> bool:

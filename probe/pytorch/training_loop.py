@@ -207,6 +207,11 @@ def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
+def shows_gradients() -> bool:
+    """Return True: a compiled update that shows none is not listened to."""
+    return True
+
+
 def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
     """Return True: gradients stay with ``parameters`` until they are cleared."""
     return True

@@ -10,7 +10,9 @@ import numpy as np
 from tests.mindspore import msadapter
 from tests.mindspore.toys import ms, nn
 
-Attach = Callable[[Any, Any], None]
+from probe.mindspore.callbacks import RunCallback  # isort: skip - only where MindSpore is
+
+Attach = Callable[[Any, Any], Any]
 STEPS = 24
 
 
@@ -123,6 +125,29 @@ def model(attach: Attach) -> Any:
     return net
 
 
+def graph_mode(attach: Attach, bad: bool = False) -> Any:
+    """``Model.train`` as a whole compiled, with the callback of the package, which counts the steps."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        net = made()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        monitor = attach(net, optimizer)
+        pairs = [(x.asnumpy()[0], y.asnumpy()[0]) for x, y in batches()]
+        if bad:
+            pairs[12][0][1] = np.nan
+        data = ms.dataset.GeneratorDataset(pairs, ["x", "y"], shuffle=False).batch(1)
+        trainer = ms.train.Model(net, nn.MSELoss(), optimizer)
+        callbacks = [] if monitor is None else [RunCallback(monitor)]
+        trainer.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
+        return net
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def graph_mode_with_nan(attach: Attach) -> Any:
+    return graph_mode(attach, bad=True)
+
+
 def compiled(attach: Attach) -> Any:
     """Gradients of a function that MindSpore compiles."""
     net = made()
@@ -224,13 +249,14 @@ def twice(attach: Attach) -> Any:
     return net
 
 
-HEALTHY = (function, clipped, accumulated, scaled, cell, model, compiled, torch_style)
+HEALTHY = (function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
 FAULTY: dict[Callable[[Attach], Any], tuple[str, int]] = {
     not_cleared: ("stale-gradient", 1),
     dropped: ("gradient-not-finite", 12),
     unmoved: ("nothing-moves", 0),
     rate_zero: ("rate-zero", 12),
     evaluating: ("root-not-trained", 12),
+    graph_mode_with_nan: ("loss-not-finite", 12),
     twice: ("update-without-backward", 1),
 }
 """The check that must report each loop, and since which step."""

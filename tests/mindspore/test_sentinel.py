@@ -36,9 +36,10 @@ def watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(folder))
     monitors: list[Any] = []
 
-    def attach(net: Any, optimizer: Any) -> None:
+    def attach(net: Any, optimizer: Any) -> Any:
         monitors.append(TrainerMon(SETTINGS))
         monitors[-1].set_monitor(net, 1, optimizer)
+        return monitors[-1]
 
     yield attach
     for monitor in monitors:

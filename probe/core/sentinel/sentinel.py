@@ -250,6 +250,8 @@ class _Update(NamedTuple):
     facts: UpdateFacts
     watched: _Watched
     roots: tuple[Callable[[], float], ...]
+    shown: bool
+    """False if its gradients cannot be seen, so that nothing shows what it has applied."""
 
 
 class Sentinel:
@@ -492,7 +494,7 @@ class Sentinel:
         rewritten = watched.was_rewritten(self._loop.held(watched.some))
         facts = facts._replace(rewritten=rewritten, clips=self._clips(watched))
         roots = tuple(backward.root for backward in backwards if backward.root is not None)
-        self._updating[id(optimizer)] = _Update(facts, watched, roots)
+        self._updating[id(optimizer)] = _Update(facts, watched, roots, self._loop.shows_gradients())
 
     def _facts(
         self, number: int, optimizer: Optimizer, watched: _Watched, gradients: Gradients, backwards: int
@@ -514,7 +516,7 @@ class Sentinel:
             clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
-            trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_),
+            trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_) & self._loop.shows_gradients(),
             state_steps=self._loop.counted(optimizer, watched.parameters),
             ties=self._tied(),
             dtypes={},
@@ -631,7 +633,7 @@ class Sentinel:
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
         watched.again = _there(held)
-        facts = update.facts._replace(outcome=outcome)
+        facts = update.facts._replace(outcome=outcome if update.shown else "unknown")
         ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
         self._receive(ended)

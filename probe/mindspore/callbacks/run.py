@@ -10,7 +10,7 @@ from mindspore.train import Callback
 
 from probe.core.door import FaultCounter
 from probe.core.faults import Faults
-from probe.core.naming import LEARNING_RATE
+from probe.core.naming import LEARNING_RATE, LOSS
 from probe.launch.trainer_run import harmless
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
@@ -49,10 +49,10 @@ class RunCallback(Callback):
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
         compiled = mindspore.get_context("mode") == mindspore.GRAPH_MODE
-        if compiled and isinstance(self._monitor, TrainerMon):
-            self._monitor.end_compiled_step()
-        self._warn_of_sinking(params, compiled)
         values = values_of(params.net_outputs)
+        if compiled and isinstance(self._monitor, TrainerMon):
+            self._monitor.end_compiled_step(values.get(LOSS))
+        self._warn_of_sinking(params, compiled)
         values.setdefault(LEARNING_RATE, learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
         self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
