@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
@@ -16,33 +15,28 @@ import numpy as np
 
 from probe.core.backend.protocols import Block, Optimizer, Parameter, Remove, Tensor, TrainingLoop
 from probe.core.checks.beginning import Beginning
-from probe.core.checks.check import JudgedUpdate
-from probe.core.checks.update_facts import Array, Gradients, Mask, UpdateFacts
+from probe.core.checks.update_facts import Array, Gradients, UpdateFacts
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
-from probe.core.sentinel.rota import Rota, RotaReading
+from probe.core.sentinel.optimizer_memory import SOME, MeasuredGradients, OptimizerMemory, RunningBackward, presence
+from probe.core.sentinel.read_update import ReadUpdate, unscaled_norms
+from probe.core.sentinel.rota import Rota
 
 NORMS = ("sum", "sumsq")
 """Moments of a gradient that are taken at every step."""
-SOME = 8
-"""Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
-MOST_RETURNED = 64
-"""Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
 """Incidents of a run of which the graph is walked."""
 UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.01
 """Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
 most."""
-MOST_PATTERNS = 64
-"""Sets of gradients of one optimizer that are remembered."""
 
 
 class SeenSession(Protocol):
@@ -57,198 +51,11 @@ class SeenSession(Protocol):
         """The parameters of the models."""
 
 
-class ReadUpdate(NamedTuple):
-    """An update that has ended, whose numbers may still be on their way to the host."""
-
-    facts: UpdateFacts
-    looked: RotaReading | None
-    roots: tuple[Callable[[], float], ...]
-    """Functions that wait for the value of each root."""
-    leftover: Callable[[], bool] | None = None
-    """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
-    each was seen to be cleared."""
-    dropped: Callable[[], tuple[str, ...]] = tuple
-    """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
-
-    def judged(self) -> JudgedUpdate:
-        """Return the update with its numbers; wait for the device."""
-        facts = self.facts
-        gradients = facts.gradients.read() if facts.gradients.read is not None else np.empty((0, 2))
-        loss = math.fsum(values) if all(map(math.isfinite, values := self._roots())) else sum(values)
-        if self.leftover is not None and not self.leftover():
-            facts = facts._replace(gradients=facts.gradients._replace(again=np.zeros_like(facts.gradients.again)))
-        facts = facts._replace(
-            values=None if self.looked is None else self.looked.values(),
-            loss=loss if values else math.nan,
-            loss_seen=bool(values),
-            dropped=self.dropped(),
-        )
-        return JudgedUpdate(facts, gradients)
-
-    def _roots(self) -> list[float]:
-        return [root() for root in self.roots]
-
-
-def _norms(
-    wait: Callable[[], Array], places: Sequence[int], is_scaled: Mask | None, number: int
-) -> Callable[[], Array]:
-    """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
-
-    Args:
-        wait: waits for a row for each of ``places``, and perhaps one with a factor.
-        places: position of each row among the gradients; -1 if it is out of date.
-        is_scaled: rows that have the factor in the last one; None if there is none.
-        number: number of the gradients.
-    """
-
-    def read() -> Array:
-        sums = wait()
-        rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
-        if is_scaled is not None:
-            rows[is_scaled] /= sums[-1, 0]
-        whole = np.full((number + 1, 2), np.nan)
-        whole[np.asarray(places, np.int64)] = rows
-        return whole[:-1]
-
-    return read
-
-
-class _Backward:
-    """Backward that runs.
-
-    Args:
-        inputs: identities of what it was asked for.
-    """
-
-    def __init__(self, inputs: Collection[int]) -> None:
-        self.inputs, self.thread = inputs, threading.get_ident()
-        self.root: Callable[[], float] | None = None
-        """Function that waits for the value of its root; None if that is no loss."""
-        self.scaled = False
-        """True if a scaler has multiplied its root."""
-        self.shared = False
-        """True if one on another thread has run meanwhile."""
-        self.before: dict[int, GradientMarks] = {}
-        """Marks of some gradients of each optimizer as it began, by the identity of what is remembered of it."""
-        self.counted: set[int] = set()
-        """Identities of what is remembered of the optimizers that have been updated within it."""
-
-
-class _Measured(NamedTuple):
-    """Gradients whose norms were taken before they were clipped."""
-
-    positions: Sequence[int]
-    identities: Sequence[int]
-    references: Sequence[Callable[[], object]] | None
-    """Functions to the gradients; None where they do not stay with their parameters."""
-    block: Block
-    returned: bool = False
-    """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
-
-    def places(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[int]:
-        """Return the positions, -1 where another gradient is there now.
-
-        Args:
-            origins: identity of what was measured, of the gradient at each position.
-        """
-        same = [origins.get(n) == identity for n, identity in zip(self.positions, self.identities, strict=True)]
-        if self.references is not None:
-            refers = (reference() is held[n] for n, reference in zip(self.positions, self.references, strict=True))
-            same = [one and other for one, other in zip(same, refers, strict=True)]
-        return [n if is_same else -1 for n, is_same in zip(self.positions, same, strict=True)]
-
-
-class _Watched:
-    """Memory of one optimizer since its last update."""
-
-    def __init__(self, loop: TrainingLoop) -> None:
-        self.parameters: Sequence[Parameter] = ()
-        self.order: list[int] = []
-        """Identities of the parameters."""
-        self.every: object = None
-        """Names of the models' parameters from which :attr:`names` were taken."""
-        self.names: tuple[str, ...] = ()
-        self.sizes: tuple[int, ...] = ()
-        self.dtypes: tuple[str, ...] = ()
-        self.groups: tuple[int, ...] = ()
-        self.some: Sequence[Parameter] = ()
-        self.identities: frozenset[int] = frozenset()
-        self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
-        """Marks of all gradients at the end of the last update, and of some after the last backward."""
-        self.again: Mask = np.zeros(0, np.bool_)
-        """Gradients that nothing has cleared since the last update."""
-        self.there: Mask = np.zeros(0, np.bool_)
-        """Gradients of the last update."""
-        self.patterns: set[bytes] = set()
-        """Sets of gradients that updates had."""
-        self.rota = Rota(loop, (), ())
-        self.clear()
-
-    def has_lost(self, there: Mask) -> bool:
-        """Return whether gradients are missing that the last update had, as never before; note those of this one."""
-        lost = len(there) == len(self.there) and bool((self.there & ~there).any())
-        self.there, pattern = there, there.tobytes()
-        new = pattern not in self.patterns
-        if new and len(self.patterns) < MOST_PATTERNS:
-            self.patterns.add(pattern)
-            return lost
-        return False
-
-    def clear(self) -> None:
-        """Begin with the next update."""
-        self.backwards: list[_Backward] = []
-        """Backwards that have reached the parameters."""
-        self.accumulated = False
-        """True if any of them has added to gradients, rather than return them."""
-        self.training: bool | None = None
-        self.reduced: bool | None = None
-        self.scaled = False
-        self.late = self.clipped_late = False
-        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
-        self.leftover: Callable[[], bool] | None = None
-        self.forget_norms()
-        self.dropped: Callable[[], tuple[str, ...]] = tuple
-        """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
-        self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)
-        """Names and norms of the gradients that each backward has returned, where they do not stay with parameters."""
-
-    def forget_norms(self) -> None:
-        """Forget the norms that were taken, since the gradients are others now."""
-        self.measured: list[_Measured] = []
-        self.factors: dict[int, float] = {}
-        """Factor by which the gradient at each position was clipped."""
-
-    def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
-        """Return whether what the backwards so far have added is gone: it will not be applied."""
-        there = [gradient is not None for gradient in some]
-        if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
-            return False
-        return not any(there) or not self.reached.untouched(some)[there].any()
-
-    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
-        """Return whether the gradients are those that the last update has applied, as it left them."""
-        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
-
-    def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
-        """Return whether something has written gradients since the latest backward."""
-        if not self.backwards or len(some) != len(self.reached):
-            return False
-        return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
-
-    def of_thread(self) -> list[_Backward]:
-        """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
-        threads, its own."""
-        thread = threading.get_ident()
-        if not any(backward.thread == thread for backward in self.backwards):
-            return self.backwards
-        return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
-
-
 class _Update(NamedTuple):
     """Update that has begun."""
 
     facts: UpdateFacts
-    watched: _Watched
+    watched: OptimizerMemory
     roots: tuple[Callable[[], float], ...]
     shown: bool
     """False if its gradients cannot be seen, so that nothing shows what it has applied."""
@@ -265,12 +72,12 @@ class Sentinel:
     def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
         self._tensors, self._process = watch.run.framework.tensors, os.getpid()
-        self._watched: dict[int, _Watched] = {}
-        self._running: dict[int, _Backward] = {}
+        self._watched: dict[int, OptimizerMemory] = {}
+        self._running: dict[int, RunningBackward] = {}
         """The backward that runs on each thread; one that has raised stays until the next."""
-        self._present: list[_Watched] | None = None
+        self._present: list[OptimizerMemory] | None = None
         """All that is watched; None if it has to be looked for."""
-        self._clipping: list[tuple[_Watched, Sequence[int]]] = []
+        self._clipping: list[tuple[OptimizerMemory, Sequence[int]]] = []
         """Positions of the gradients whose total norm was computed last."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
@@ -314,7 +121,7 @@ class Sentinel:
             return
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
-        running = _Backward(inputs)
+        running = RunningBackward(inputs)
         others = [other for thread, other in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
         for one in (running, *others) if others else ():
@@ -333,7 +140,7 @@ class Sentinel:
             names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
             self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
 
-    def _value(self, root: Tensor, running: _Backward) -> Callable[[], float]:
+    def _value(self, root: Tensor, running: RunningBackward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
         scale = self._loop.scale_of(root)
         running.scaled = scale is not None
@@ -357,7 +164,7 @@ class Sentinel:
         number = self._tensors.number(tensor)
         return self._tensors.moments([tensor], ("sum",), 0.0, None) if number is None else number
 
-    def _look_before(self, watched: _Watched, running: _Backward) -> None:
+    def _look_before(self, watched: OptimizerMemory, running: RunningBackward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(watched.some)
         if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
@@ -369,7 +176,7 @@ class Sentinel:
             if watched.leftover is None and watched.again.any():
                 watched.leftover = self._leftover(watched)
 
-    def _leftover(self, watched: _Watched) -> Callable[[], bool]:
+    def _leftover(self, watched: OptimizerMemory) -> Callable[[], bool]:
         """Return a function that waits for whether gradients have numbers that no operation was seen to write: programs
         clear them past the framework, too (``grad.data.zero_()``)."""
         held = self._loop.held(watched.parameters)
@@ -387,7 +194,7 @@ class Sentinel:
                 self._count(watched, running)
         running.before.clear()
 
-    def _count(self, watched: _Watched, running: _Backward) -> None:
+    def _count(self, watched: OptimizerMemory, running: RunningBackward) -> None:
         """Note a backward if it has reached the parameters of an optimizer."""
         before = running.before.get(id(watched))
         if before is None:  # they were others then
@@ -409,7 +216,7 @@ class Sentinel:
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
 
-    def _take(self, watched: _Watched, running: _Backward) -> None:
+    def _take(self, watched: OptimizerMemory, running: RunningBackward) -> None:
         """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
         them."""
         present = [(n, one) for n, one in enumerate(self._loop.held(watched.parameters)) if one is not None]
@@ -417,7 +224,7 @@ class Sentinel:
             return
         positions, identities = [n for n, _ in present], [id(gradient) for _, gradient in present]
         block = self._tensors.moments([gradient for _, gradient in present], NORMS, 0.0, None)
-        watched.measured.append(_Measured(positions, identities, None, block, returned=True))
+        watched.measured.append(MeasuredGradients(positions, identities, None, block, returned=True))
         watched.returned.append((tuple(watched.names[n] for n in positions), block))
 
     def cut(self) -> None:
@@ -440,7 +247,7 @@ class Sentinel:
                 self._measure(watched, optimizer, held, positions)
 
     def _measure(
-        self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+        self, watched: OptimizerMemory, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
     ) -> None:
         watched.late = not watched.backwards and watched.holds_applied(held)
         if watched.late:
@@ -457,7 +264,7 @@ class Sentinel:
         references = [self._loop.reference(gradient) for _, gradient in new] if keeps else None
         block = self._tensors.moments([gradient for _, gradient in new], NORMS, 0.0, None)
         where = [n for n, _ in new]
-        watched.measured.append(_Measured(where, [origins[n] for n in where], references, block))
+        watched.measured.append(MeasuredGradients(where, [origins[n] for n in where], references, block))
 
     def clipped(self, factor: float) -> None:
         """Note the factor by which the gradients are clipped whose total norm was computed last."""
@@ -484,7 +291,7 @@ class Sentinel:
                 running.counted.add(id(watched))
                 self._count(watched, running)
         held = self._loop.held(watched.parameters)
-        if watched.has_lost(_there(held)):
+        if watched.has_lost(presence(held)):
             self._look()
             watched = self._of(optimizer)
         backwards = watched.of_thread()
@@ -497,7 +304,7 @@ class Sentinel:
         self._updating[id(optimizer)] = _Update(facts, watched, roots, self._loop.shows_gradients())
 
     def _facts(
-        self, number: int, optimizer: Optimizer, watched: _Watched, gradients: Gradients, backwards: int
+        self, number: int, optimizer: Optimizer, watched: OptimizerMemory, gradients: Gradients, backwards: int
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
         return UpdateFacts(
@@ -557,8 +364,8 @@ class Sentinel:
         self._updates, self._looked_at = 0, time.perf_counter()
         self._present = None
 
-    def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
-        there = _there(held)
+    def _gradients(self, watched: OptimizerMemory, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
+        there = presence(held)
         again = untouched = np.zeros_like(there)
         if len(watched.applied) and watched.backwards:
             again = watched.again & watched.applied.same(held)
@@ -567,7 +374,7 @@ class Sentinel:
         return Gradients(there, again, untouched, self._read(watched, held, scale))
 
     def _read(
-        self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None
+        self, watched: OptimizerMemory, held: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
         """Return a function that waits for the norms and sums, those from before a clip where they were taken."""
         rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
@@ -592,16 +399,16 @@ class Sentinel:
         if scale is not None:
             blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
         mask = None if scale is None else np.asarray(is_scaled, np.bool_)
-        return _norms(self._tensors.to_host(blocks), places, mask, len(held))
+        return unscaled_norms(self._tensors.to_host(blocks), places, mask, len(held))
 
-    def _forget_returned(self, watched: _Watched, others: bool) -> None:
+    def _forget_returned(self, watched: OptimizerMemory, others: bool) -> None:
         """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
         if others:
             watched.returned.clear()
         if len(watched.returned) > 1:
             watched.dropped = self._dropped([*watched.returned][:-1])
 
-    def _clips(self, watched: _Watched) -> Array | None:
+    def _clips(self, watched: OptimizerMemory) -> Array | None:
         """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
         if not watched.factors:
             return None
@@ -632,7 +439,7 @@ class Sentinel:
         looked = watched.rota.after()
         held = self._loop.held(watched.parameters)
         watched.applied.mark(held)
-        watched.again = _there(held)
+        watched.again = presence(held)
         facts = update.facts._replace(outcome=outcome if update.shown else "unknown")
         ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
         watched.clear()
@@ -640,17 +447,17 @@ class Sentinel:
 
     # What belongs to whom.
 
-    def _each(self) -> list[_Watched]:
+    def _each(self) -> list[OptimizerMemory]:
         """Return what is remembered of every optimizer, with its parameters as of the last update."""
         if self._present is None:
             self._present = [*map(self._of, self._watch.run.optimizers)]
         return self._present
 
-    def _of(self, optimizer: Optimizer) -> _Watched:
+    def _of(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer, with its parameters of now."""
         watched = self._watched.get(id(optimizer))
         if watched is None:
-            watched = self._watched[id(optimizer)] = _Watched(self._loop)
+            watched = self._watched[id(optimizer)] = OptimizerMemory(self._loop)
         owned = self._watch.run.framework.hooks.owned(optimizer)
         order, every = [*map(id, owned)], self._watch.parameters.every
         if order != watched.order or every is not watched.every:
@@ -659,7 +466,7 @@ class Sentinel:
 
     def _renew(
         self,
-        watched: _Watched,
+        watched: OptimizerMemory,
         optimizer: Optimizer,
         owned: Sequence[Parameter],
         order: list[int],
@@ -698,7 +505,3 @@ class Sentinel:
             models = [model for _, model in self._watch.run.chunks]
             self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
         return self._ties[1]
-
-
-def _there(held: Sequence[Tensor | None]) -> Mask:
-    return np.array([gradient is not None for gradient in held], np.bool_)

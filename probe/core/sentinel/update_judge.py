@@ -19,8 +19,8 @@ from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.run_account import RunAccount
-from probe.core.sentinel.sentinel import ReadUpdate
 from probe.core.storage.check_lines import CheckLines
 
 SEVERITY: Mapping[str, Severity] = {"critical": "critical", "warning": "warning", "note": "info"}

@@ -1,0 +1,69 @@
+"""An update on its way to the thread that judges it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from probe.core.checks.check import JudgedUpdate
+from probe.core.checks.update_facts import Array, Mask, UpdateFacts
+from probe.core.sentinel.rota import RotaReading
+
+
+class ReadUpdate(NamedTuple):
+    """An update that has ended, whose numbers may still be on their way to the host."""
+
+    facts: UpdateFacts
+    looked: RotaReading | None
+    roots: tuple[Callable[[], float], ...]
+    """Functions that wait for the value of each root."""
+    leftover: Callable[[], bool] | None = None
+    """Function that waits for whether gradients that nothing was seen to clear had numbers before the backward; None if
+    each was seen to be cleared."""
+    dropped: Callable[[], tuple[str, ...]] = tuple
+    """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
+
+    def judged(self) -> JudgedUpdate:
+        """Return the update with its numbers; wait for the device."""
+        facts = self.facts
+        gradients = facts.gradients.read() if facts.gradients.read is not None else np.empty((0, 2))
+        loss = math.fsum(values) if all(map(math.isfinite, values := self._roots())) else sum(values)
+        if self.leftover is not None and not self.leftover():
+            facts = facts._replace(gradients=facts.gradients._replace(again=np.zeros_like(facts.gradients.again)))
+        facts = facts._replace(
+            values=None if self.looked is None else self.looked.values(),
+            loss=loss if values else math.nan,
+            loss_seen=bool(values),
+            dropped=self.dropped(),
+        )
+        return JudgedUpdate(facts, gradients)
+
+    def _roots(self) -> list[float]:
+        return [root() for root in self.roots]
+
+
+def unscaled_norms(
+    wait: Callable[[], Array], places: Sequence[int], is_scaled: Mask | None, number: int
+) -> Callable[[], Array]:
+    """Return a function that waits for sums of squares and sums, and returns norms and sums of all gradients.
+
+    Args:
+        wait: waits for a row for each of ``places``, and perhaps one with a factor.
+        places: position of each row among the gradients; -1 if it is out of date.
+        is_scaled: rows that have the factor in the last one; None if there is none.
+        number: number of the gradients.
+    """
+
+    def read() -> Array:
+        sums = wait()
+        rows = np.column_stack((np.sqrt(sums[: len(places), 1]), sums[: len(places), 0]))
+        if is_scaled is not None:
+            rows[is_scaled] /= sums[-1, 0]
+        whole = np.full((number + 1, 2), np.nan)
+        whole[np.asarray(places, np.int64)] = rows
+        return whole[:-1]
+
+    return read
