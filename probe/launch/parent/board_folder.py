@@ -18,8 +18,8 @@ from probe.core.storage.shared_folders import digest, private, shared_folder
 LOCAL_RANK = "LOCAL_RANK"
 """Variable of launchers with the number of a process on its node."""
 PREFIX = "board-"
-LEFT_SECONDS = 3600.0
-"""Age from which on a folder is removed whose parent is gone."""
+LEFT_SECONDS = 60.0
+"""Age from which on a folder is removed whose parent is gone: a younger one may not be locked yet."""
 
 
 class BoardFolder:
