@@ -131,7 +131,7 @@ MUTATIONS = (
     Mutation("core/control/command_requests.py", "f\"{answer.request}.rank{answer.rank}.ack\"", "f\"{answer.request}.rank0.ack\"", "control/test_commands.py"),
     Mutation("core/control/commands.py", "if accepts and type(command) not in accepts:", "if False:", "control/test_commands.py", "types"),
     Mutation("core/control/commands.py", "while self._to_announce and not self._outstanding and step >= self._first:", "while self._to_announce and step >= self._first:", "control/test_commands.py", "read_back"),
-    Mutation("core/output/metrics/mapped_file.py", "if len(data) == size and _checksum(generation, data) == checksum else", "if len(data) == size else", "test_metrics_file.py", "torn or half"),
+    Mutation("core/storage/mapped_parts.py", "if len(data) == size and checksum(generation, data) == expected else", "if len(data) == size else", "test_metrics_file.py", "torn or half"),
     Mutation("core/output/metrics/mapped_file.py", "if table is None or table[0] != generation:", "if table is None:", "test_metrics_file.py", "earlier_set"),
     Mutation("core/output/metrics/prometheus_text.py", "{\"rank\": str(name.rank)}\n\n    def send", "{}\n\n    def send", "test_metrics_writers.py", "gateway"),
     Mutation("services/logs/json_lines.py", "text = redact(_text(value)).encode(", "text = _text(value).encode(", "test_logs_json_lines.py", "secrets"),

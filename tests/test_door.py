@@ -32,6 +32,7 @@ REPLACEMENTS: dict[str, str] = {
     "mindspore/finding.py": "likewise, before training",
     "mindspore/gradients.py": "likewise",
     "mindspore/optimizers/nn_cell.py": "likewise",
+    "mindspore/training_loop.py": "likewise",
     "pytorch/collectives/dispatch.py": "functions that are marked where they are made",
     "pytorch/finding.py": "before training",
     "pytorch/loss_scale.py": "functions that are marked where they are made",

@@ -144,12 +144,12 @@ def dialects() -> str:
     """The page of the configurations of other monitors."""
     parts = [DIALECTS_HEAD]
     for dialect in DIALECTS:
-        parts.append(f"## {dialect.title}\n\n| section | key | effect |\n| --- | --- | --- |")
+        parts.append(f"## {dialect.title}\n")
         for key in dict.fromkeys(dialect.keys):
             section = f"`{key.section}`" if key.section else "top of the file"
             effect = inline(" ".join(key.effect.split()))
             words = effect if key.supported else f"*None.* Here, {effect}"
-            parts.append(f"| {section} | `{key.name}` | {words.replace('|', chr(92) + '|')} |")
+            parts.append(_item(f"`{key.name}` ({section}): {words}").rstrip("\n"))
         parts.append("")
     return _joined(parts)
 

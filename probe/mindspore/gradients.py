@@ -67,8 +67,8 @@ def present(parameter: Any) -> Any:
     identity = id(parameter)
     if identity in _applied:
         return _applied[identity]
-    if identity in _passed:
-        return _passed[identity]()
+    if identity in _passed and (value := _passed[identity]()) is not None:
+        return value
     return _in_attribute(parameter, main_grad=True)
 
 

@@ -89,6 +89,8 @@ _scale: Any = None
 """Factor on the loss of the backward that begins, if the function that is differentiated multiplies by one."""
 _measured: Sequence[Any] | None = None
 """Gradients whose total norm is about to be computed."""
+_objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The latest object for each gradient that a parameter holds, by the address of its elements."""
 _clipped: dict[int, tuple[Callable[[], Any], int]] = {}
 """Gradients that the latest clip has made: a reference to each by its identity, and the identity of what it was."""
 
@@ -169,6 +171,8 @@ def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
 
 def _conclude(ended: Callable[[], None], function: Any, operation: Any, weights: Any, result: Any) -> None:
     asked = _asked(function, operation, weights)
+    if getattr(operation, "sens_param", False):  # passed in: a factor of the gradients, mostly that of a scaler
+        asked = ()
     if getattr(operation, "get_all", False) or getattr(operation, "get_by_position", False):
         result = result[-1] if asked and isinstance(result, tuple | list) and len(result) == 2 else ()
     values = [result] if isinstance(result, mindspore.Tensor) else [*(result or ())]
@@ -277,7 +281,15 @@ def held(parameters: Sequence[Any]) -> list[Any]:
         same = [tuple(value.shape) for value in values] == [tuple(parameter.shape) for parameter in parameters]
         return [*values] if same else [None] * len(parameters)
     found = (gradients.present(parameter) for parameter in parameters)
-    return [value if isinstance(value, mindspore.Tensor) else None for value in found]
+    present = [value if isinstance(value, mindspore.Tensor) else None for value in found]
+    if keeps(parameters):
+        _objects.update((_address(value), value) for value in present if value is not None)
+    return present
+
+
+def _address(value: Any) -> int:
+    """Return the address of the elements; in versions that do not show it the identity of the object."""
+    return int(value.data_ptr()) if hasattr(value, "data_ptr") else id(value)
 
 
 def versions(values: Iterable[Any]) -> list[int]:
@@ -296,11 +308,15 @@ def _version(value: Any) -> int:
 
 def reference(value: Any) -> Callable[[], object]:
     """Return a function that returns a gradient as long as it exists; None at once for a parameter, to which programs
-    add up gradients in place, so that being the same object says nothing."""
-    return _nothing if isinstance(value, mindspore.Parameter) else weakref.ref(value)
+    add up gradients in place, so that being the same object says nothing. A gradient that a parameter holds is another
+    object at each access: the function returns the latest with the same elements."""
+    if isinstance(value, mindspore.Parameter):
+        return _nothing
+    address = _address(value)
+    return functools.partial(_objects.get, address) if _objects.get(address) is value else weakref.ref(value)
 
 
-class ParameterReader:
+class CellReader:
     """Reader of the same parameters again and again.
 
     Args:
@@ -320,9 +336,9 @@ class ParameterReader:
         return ready, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
 
 
-def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> ParameterReader:
+def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
     """Return a reader of the moments of ``parameters``."""
-    return ParameterReader(parameters, columns)
+    return CellReader(parameters, columns)
 
 
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:

@@ -243,43 +243,39 @@ class RepeatedReader:
 
     def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
         self._parameters, self._columns = parameters, columns
+        self._plain = [plain(parameter) for parameter in parameters]
         self._places = fused_reduce.places(columns)
-        self._look()
-
-    def _look(self) -> None:
-        """Note where the numbers of the parameters lie."""
-        self._plain = [plain(parameter) for parameter in self._parameters]
         kinds = {known[2] for known in self._plain if known is not None}
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
-        self._chosen: Sequence[int] = ()
-        self._parts: tuple[list[Any], list[int], list[int]] = [], [], []
-        """Parameters that were read last, their addresses and sizes."""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments."""
-        if self._kind and (rows := self._in_one_pass(positions)) is not None:
-            return [*positions], lambda: rows
+        quick, rows = self._in_one_pass(positions) if self._kind else ([], np.empty((0, len(self._columns))))
+        others = [*positions] if not quick else sorted({*positions}.difference(quick))
         with torch._C.DisableTorchFunction():
-            there = [position for position in positions if _has_numbers(self._parameters[position])]
-        if not there:
-            return [], lambda: np.empty((0, len(self._columns)))
-        stored = [self._parameters[position] for position in there]
-        return there, tensors.to_host([tensors.moments(stored, self._columns, 0.0)])
+            others = [position for position in others if _has_numbers(self._parameters[position])]
+        if not others:
+            return quick, lambda: rows
+        wait = tensors.to_host([tensors.moments([self._parameters[each] for each in others], self._columns, 0.0)])
+        rank = {position: number for number, position in enumerate((*quick, *others))}
+        there = [position for position in positions if position in rank]
+        return there, lambda: np.concatenate([rows, wait()])[[rank[position] for position in there]]
 
-    def _in_one_pass(self, positions: Sequence[int]) -> Array | None:
-        """Return the moments; None if a parameter has moved, or has NaN or Inf."""
-        if positions is not self._chosen:
-            known = [place for position in positions if (place := self._plain[position]) is not None]
-            parts = [self._parameters[position] for position in positions]
-            self._parts = parts, [place[0] for place in known], [place[1] for place in known]
-            self._chosen = positions
-        parameters, addresses, sizes = self._parts
-        if [parameter.data_ptr() for parameter in parameters] != addresses:
-            self._look()
-            return None
-        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
-        return rows[:, self._places] if valid.all() else None
+    def _in_one_pass(self, positions: Sequence[int]) -> tuple[list[int], Array]:
+        """Return the positions of parameters that could be read so, and their moments. Those that have moved, or have
+        NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which would
+        round otherwise."""
+        here = [each for each in positions if self._is_in_place(each)]
+        stored = [place for each in here if (place := self._plain[each]) is not None]
+        rows, valid = fused_reduce.each([place[0] for place in stored], [place[1] for place in stored], self._kind)
+        if valid.all():
+            return here, rows[:, self._places]
+        return [each for each, is_valid in zip(here, valid, strict=True) if is_valid], rows[valid][:, self._places]
+
+    def _is_in_place(self, position: int) -> bool:
+        place = self._plain[position]
+        return place is not None and self._parameters[position].data_ptr() == place[0]
 
 
 def _has_numbers(parameter: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.checkpoint_cut import CheckpointCut
+from probe.core.checks.clip_after_update import ClipAfterUpdate
 from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
@@ -42,6 +43,7 @@ CHECKS: dict[str, type[Check]] = {
     "stale-gradient": StaleGradient,
     "update-without-backward": UpdateWithoutBackward,
     "clip-before-unscale": ClipBeforeUnscale,
+    "clip-after-update": ClipAfterUpdate,
     "unreduced-accumulation": UnreducedAccumulation,
     "wrapper-bypassed": WrapperBypassed,
     "parameter-stuck": ParameterStuck,

@@ -16,6 +16,8 @@ SOON, ALWAYS = 8, 20
 """Updates in a row without a gradient, of a module that had one in as many updates in a row before."""
 LATE, SOMETIMES = 20, 3
 """The same of other modules, and of experts, which a router may leave out for a while."""
+MUCH = 0.2
+"""Part of the elements of all parameters that have had a gradient."""
 EXPERT = re.compile(r"expert", re.IGNORECASE)
 
 
@@ -23,7 +25,8 @@ class GradientGone(ChangeCheck):
     """Report modules that have lost their gradient for some updates in a row: it is exactly zero, or none is computed.
 
     That counts only of parameters that still require one. A module that loses it as another one begins to have one is
-    the head of an earlier task. Updates in which all gradients of the optimizer are zero count only if the loss is
+    the head of an earlier task, one that had it back before has a coefficient that comes and goes, and a small one at
+    the end may be an auxiliary head. Updates in which all gradients of the optimizer are zero count only if the loss is
     known not to be zero: a hinge loss may be satisfied.
     """
 
@@ -52,6 +55,8 @@ class GradientGone(ChangeCheck):
         self._missing, self._lived = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
         """Updates in a row without a gradient, and with one before these."""
         self._since, self._excused = np.full(number, -1, dtype=np.int64), np.zeros(number, dtype=np.bool_)
+        self._revived = np.zeros(number, dtype=np.bool_)
+        """Modules whose gradient has come back after it was gone for some updates, as a coefficient of the loss may."""
         self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -80,9 +85,18 @@ class GradientGone(ChangeCheck):
         self._updates += 1
         fresh = bool((alive & ((self._missing > 0) | (self._lived == 0))).any()) and self._updates > 1
         self._since[gone & (self._missing == 0)] = step
+        self._revived |= alive & (self._missing >= SOON) & ~self._expert
         self._lived = np.where(alive, np.where(self._missing > 0, 1, self._lived + 1), self._lived)
         self._missing = np.where(gone, self._missing + 1, np.where(alive, 0, self._missing))
         self._excused = gone & (self._excused | (fresh & (self._missing <= 2)))
+
+    def _is_trunk(self, absent: Mask, sizes: tuple[int, ...]) -> bool:
+        """Return whether modules without a gradient are the first of the model, which any cut of the graph takes away,
+        or much of it; else they may be an auxiliary head that is used for a while."""
+        if absent[np.flatnonzero(self._lived)[0]]:
+            return True
+        elements = np.bincount(self._module, sizes or None, minlength=len(self._since)) * (self._lived > 0)
+        return bool(elements[absent].sum() >= MUCH * elements.sum())
 
     def _report(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
         facts = update.facts
@@ -90,7 +104,10 @@ class GradientGone(ChangeCheck):
         zero = self._any(facts.gradients.there) & (self._lived >= SOMETIMES)
         soon = regular & (self._missing == SOON)
         late = ~regular & zero & (self._missing == LATE)
-        ended = gone & ~self._excused & (soon | late)
+        ended = gone & ~self._excused & ~self._revived & (soon | late)
+        absent = ended & ~self._any(facts.gradients.there)
+        if absent.any() and not self._is_trunk(absent, facts.sizes):
+            ended &= ~absent
         if not ended.any():
             return
         counted = facts.trainable | facts.gradients.there

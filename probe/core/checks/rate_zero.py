@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isnan
+from math import ceil, isnan
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
-from probe.core.checks.streak import Streak
 
-UPDATES = 3
+UPDATES, MOST, SHARE = 3, 8, 0.03
+"""Updates in a row: least, most, and their part of the updates so far. A schedule may end just before the run."""
 
 
 class RateZero(ChangeCheck):
-    """Report that all learning rates were above zero, and are zero in three updates in a row.
+    """Report that all learning rates were above zero, and are zero in three updates in a row; in up to eight of a run
+    that is longer.
 
     A warm-up that begins at zero, and a schedule that touches zero before it starts again or as the run ends, do so for
-    one or two updates.
+    fewer updates.
     """
 
     name = "rate-zero"
@@ -28,7 +29,8 @@ class RateZero(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._highest, self._streak = 0.0, Streak(UPDATES)
+        self._highest, self._number, self._zero, self._since = 0.0, 0, 0, -1
+        """Highest rate, updates, updates in a row at rate zero, and the step of the first of these."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -39,6 +41,11 @@ class RateZero(ChangeCheck):
         if min(rates) > 0:
             self._highest = max(self._highest, *rates)
         zero = self._highest > 0 and not any(rates)
-        if self._streak.completes(zero, facts.step):
-            text = f"all learning rates are 0 in {UPDATES} updates in a row, and were up to {self._highest:.3g} before"
-            yield self.finding(facts, self._streak.since, text, {"highest": self._highest})
+        if not zero:
+            self._number, self._zero = self._number + self._zero + 1, 0
+            return
+        self._since = self._since if self._zero else facts.step
+        self._zero += 1
+        if self._zero == min(MOST, max(UPDATES, ceil(SHARE * self._number))):
+            text = f"all learning rates are 0 in {self._zero} updates in a row, up to {self._highest:.3g} before"
+            yield self.finding(facts, self._since, text, {"highest": self._highest})

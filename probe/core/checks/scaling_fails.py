@@ -8,7 +8,8 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 
-UPDATES = 5
+FEW, UPDATES = 3, 5
+"""Updates in a row for a warning, and for what is critical."""
 WARM_UP = 64
 """Updates at the beginning in which the scale may fall to a usable one."""
 WARM = 10
@@ -16,7 +17,7 @@ WARM = 10
 
 
 class ScalingFails(FactCheck):
-    """Report five updates in a row that the gradient scaler skipped.
+    """Report three updates in a row that the gradient scaler skipped, and five as critical.
 
     A scaler begins with too large a scale, and tries a larger one now and then, which costs one update each time. The
     warm-up ends with ten applied updates in a row, or after 64.
@@ -33,6 +34,7 @@ class ScalingFails(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._streak, self._warm_up, self._applied = Streak(UPDATES), Streak(WARM_UP), 0
+        self._few = Streak(FEW)
         self._warm = False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -48,7 +50,14 @@ class ScalingFails(FactCheck):
             self._warm = ended or self._applied >= WARM
             if ended and skipped:
                 yield self._failed(update, WARM_UP, self._warm_up.since)
-        elif self._streak.completes(skipped, facts.step):
+            return
+        if self._few.completes(skipped, facts.step):
+            text = (
+                f"the gradient scaler has skipped {FEW} updates in a row since step {self._few.since}, though its "
+                "scale was a usable one"
+            )
+            yield self.finding(facts, self._few.since, text, {"updates": FEW}, (), "warning")
+        if self._streak.completes(skipped, facts.step):
             yield self._failed(update, UPDATES, self._streak.since)
 
     def _failed(self, update: JudgedUpdate, updates: int, since: int) -> CheckFinding:

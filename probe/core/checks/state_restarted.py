@@ -39,7 +39,7 @@ class StateRestarted(ChangeCheck):
         self._updates += 1
         if self._updates == 1:
             self._first_seen = facts.step
-        if facts.values is not None and 2 * int(facts.values.written.sum()) > int(facts.values.known.sum()):
+        if facts.values is not None and 2 * int(facts.values.written.sum()) >= int(facts.values.known.sum()) > 0:
             self._written = self._updates
         steps = 0 if facts.state_steps is None and self._highest > BEFORE else facts.state_steps
         if steps is None:

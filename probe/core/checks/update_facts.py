@@ -115,3 +115,5 @@ class UpdateFacts(NamedTuple):
     only a device knows the factor."""
     seen: bool = True
     """False of an update in which no hook runs, such as a compiled one: its losses are known, nothing else."""
+    clipped_late: bool = False
+    """True if gradients that the last update had applied were clipped after it, before any backward."""

@@ -27,7 +27,7 @@ class WrittenBetweenUpdates(ChangeCheck):
     Of one parameter it is reported if no operation has written it: a flipped bit, or a write past the framework.
     Programs that write so write several, or write again and again, such as a weight that is clamped or normalised after
     each update; or many elements of one now and then, such as unused codes of a codebook, so that the change must be
-    that of one or two elements. A parameter of a single element is left out, which programs clamp as it reaches a bound.
+    of one or two elements. A parameter of a single element is left out, which programs clamp as it reaches a bound.
 
     Of all parameters it is reported if operations have written them for the first time after fifty updates: an average
     of the weights, or another model's, that was put in for an evaluation and not taken out again. A checkpoint that is

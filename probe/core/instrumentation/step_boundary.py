@@ -226,7 +226,7 @@ class UpdateListener(Protocol):
         """Receive the outcome of its update."""
 
     def unseen(self, optimizer: Optimizer, /) -> None:
-        """Receive an optimizer that has updated in compiled code, in which no hook runs."""
+        """Receive an optimizer whose update has ended, and in which no hook runs."""
 
 
 class RunListener(Protocol):

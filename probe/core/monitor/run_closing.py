@@ -35,7 +35,7 @@ class RunClosing:
         """The board of the parent process; None without one."""
         self.account = account
         self._faults, self._state = faults, state
-        self._written, self._closed = 0.0, False
+        self._written, self._closed, self._process = 0.0, False, os.getpid()
 
     def begin(self) -> None:
         """Write to the board, if there is one, that the run has begun, and from now on what is found."""
@@ -45,7 +45,7 @@ class RunClosing:
 
     def close(self) -> None:
         """Write the summary, or the line; a further call does nothing."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:  # a forked child: the run is its parent's
             return
         self._closed = True
         summary = self._summary(True)
@@ -61,7 +61,11 @@ class RunClosing:
 
     def _renew(self, at_once: bool) -> None:
         """Write the summary of a run that goes on, which may be killed."""
-        if not self._closed and (at_once or time.monotonic() - self._written > RENEW_SECONDS):
+        if (
+            not self._closed
+            and os.getpid() == self._process
+            and (at_once or time.monotonic() - self._written > RENEW_SECONDS)
+        ):
             attempt(self._faults, WHERE, self._write, False)
 
     def _write(self, ended: bool) -> None:

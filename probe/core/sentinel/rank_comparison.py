@@ -192,7 +192,7 @@ class _SameData:
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         tables = [line.unreduced for line in lines if line.unreduced is not None]
-        if len(tables) == len(lines) and all(table.shape == lines[0].reduced.shape for table in tables):
+        if len(tables) == len(lines):
             same = all(_is_same(tables[0], table) for table in tables[1:])
             if self._gradients.reached(step, same and bool(np.nan_to_num(tables[0]).any())):
                 yield self._finding("gradients before any reduction", step, self._gradients.since, lines)
@@ -224,8 +224,9 @@ class _UnlikePeers:
         self._losses = {(rank, up): _Streak(STEPS_UNLIKE_LOSS) for rank in group.ranks for up in (True, False)}
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
-        if all(line.unreduced is not None for line in lines):
-            values = [float(np.sqrt(np.nansum(line.unreduced[:, 0] ** 2))) for line in lines]  # type: ignore[index]
+        tables = [line.unreduced for line in lines if line.unreduced is not None]
+        if len(tables) == len(lines):
+            values = [float(np.sqrt(np.nansum(table[:, 0] ** 2))) for table in tables]
             streaks, what = self._norms, "norm of its own gradients"
         else:
             values, streaks, what = [line.loss for line in lines], self._losses, "loss"

@@ -29,6 +29,7 @@ SIGNALS_OF = {
     "mv_distribution": "optimizer state",
 }
 """Rows, by the switch of the configuration that records them."""
+UNJUDGED = " (recorded, and judged by no rule)"
 FORWARD_PHASE = SIGNALS["actv"].phase
 
 
@@ -134,12 +135,14 @@ class RunAccount:
     def _looked_at(self, steps: int, recorded: int) -> Looked:
         span = "" if recorded == steps else f" in {recorded} of {steps} steps"
         rows = {name for switch, name in SIGNALS_OF.items() if recorded and getattr(self._settings, switch)}
-        at = [f"{name}{span}" for name in SIGNALS_OF.values() if name in rows]
-        not_at = [name for name in SIGNALS_OF.values() if name not in rows]
-        if self._loss.steps:
-            at.append("the loss" if self._own_loss else "the logged loss")
+        judged = rows if self._settings.alert.rules else set()
+        at = [f"{name}{span}" for name in SIGNALS_OF.values() if name in judged]
+        not_at = [f"{name}{UNJUDGED if name in rows else ''}" for name in SIGNALS_OF.values() if name not in judged]
+        logged = bool(self._loss.steps) and not self._own_loss
+        if self._own_loss or (logged and self._settings.run.rules):
+            at.append("the logged loss" if logged else "the loss")
         else:
-            not_at.append("the loss")
+            not_at.append(f"the loss{UNJUDGED if logged else ''}")
         return Looked((*at, *self._looked), tuple(not_at))
 
     def _why(self) -> str:

@@ -32,8 +32,8 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-MOST_ROOTS = 4096
-"""Roots whose values are kept for one update."""
+MOST_BACKWARDS = 4096
+"""Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
 MOST_WALKS = 10
@@ -197,12 +197,14 @@ class _Watched:
     def clear(self) -> None:
         """Begin with the next update."""
         self.backwards: list[_Backward] = []
-        """Those that have reached the parameters."""
+        """Backwards that have reached the parameters."""
         self.accumulated = False
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
+        self.late = self.clipped_late = False
+        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.dropped: Callable[[], tuple[str, ...]] = tuple
@@ -222,6 +224,10 @@ class _Watched:
         if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
             return False
         return not any(there) or not self.reached.untouched(some)[there].any()
+
+    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the last update has applied, as it left them."""
+        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -392,9 +398,8 @@ class Sentinel:
         watched.reached.mark(some)
         if watched.again.any():
             watched.applied.mark(self._loop.held(watched.parameters))
-        if len(watched.backwards) >= MOST_ROOTS:
-            running.root = None
-        watched.backwards.append(running)
+        if len(watched.backwards) < MOST_BACKWARDS:
+            watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
         if not self._loop.keeps(some):
@@ -435,6 +440,9 @@ class Sentinel:
     def _measure(
         self, watched: _Watched, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
     ) -> None:
+        watched.late = not watched.backwards and watched.holds_applied(held)
+        if watched.late:
+            return
         scale = self._watch.run.framework.hooks.held_scale(optimizer)
         # a factor that only a device knows is hardly 1
         watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
@@ -453,6 +461,9 @@ class Sentinel:
         """Note the factor by which the gradients are clipped whose total norm was computed last."""
         clipping, self._clipping = self._clipping, []
         for watched, positions in clipping:
+            if watched.late:
+                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
+                continue
             for position in positions:
                 watched.factors[position] = watched.factors.get(position, 1.0) * factor
 
@@ -512,6 +523,7 @@ class Sentinel:
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
             beginning=self._beginning,
+            clipped_late=watched.clipped_late,
         )
 
     def unseen(self, optimizer: Optimizer) -> None:
@@ -545,11 +557,11 @@ class Sentinel:
 
     def _gradients(self, watched: _Watched, held: Sequence[Tensor | None], scale: Tensor | None) -> Gradients:
         there = _there(held)
-        if len(watched.applied):
+        again = untouched = np.zeros_like(there)
+        if len(watched.applied) and watched.backwards:
             again = watched.again & watched.applied.same(held)
-            untouched = watched.applied.untouched(held) if not watched.backwards else np.zeros_like(there)
-        else:
-            again = untouched = np.zeros_like(there)
+        elif len(watched.applied):
+            untouched = watched.applied.untouched(held)
         return Gradients(there, again, untouched, self._read(watched, held, scale))
 
     def _read(
@@ -559,6 +571,9 @@ class Sentinel:
         rest = {n: gradient for n, gradient in enumerate(held) if gradient is not None}
         if not rest:
             return None
+        if scale is not None and watched.returned:  # the backward has returned them with its factor
+            watched.returned.clear()
+            watched.forget_norms()
         origins = dict(zip(rest, self._loop.origins([*rest.values()]), strict=True)) if watched.measured else {}
         blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         for one in watched.measured:

@@ -41,6 +41,14 @@ def test_schedules_that_touch_zero_are_none(zeros: tuple[int, ...]) -> None:
     assert not findings("rate-zero", rows)
 
 
+def test_a_schedule_that_ends_just_before_the_run_is_none() -> None:
+    """Rate zero for six updates after 234; soon after the beginning three are enough, and eight at any time."""
+    training = Training()
+    assert not findings("rate-zero", training.updates(234), training.updates(6, rates=(0.0,)))
+    later = Training()
+    assert steps("rate-zero", later.updates(1000), later.updates(20, rates=(0.0,))) == [1007]
+
+
 def test_a_group_that_is_frozen_by_its_rate_is_none() -> None:
     """One group at 0 is no schedule; a rate that is not known is not judged."""
     training = Training()
@@ -103,6 +111,14 @@ def test_a_module_whose_gradient_is_no_longer_computed_is_found() -> None:
     (finding,) = findings("gradient-gone", training.updates(30), detached)
     assert (finding.step, finding.since, finding.where) == (37, 30, ("embed", "layers.0", "layers.1"))
     assert "not computed" in finding.text
+
+
+def test_auxiliary_heads_and_coefficients_that_come_and_go_are_none() -> None:
+    """A small head at the end whose loss is left out, and a module whose part of the loss is annealed in cycles."""
+    training = Training((*NAMES, "auxiliary.weight"))
+    assert not findings("gradient-gone", training.updates(30), training.updates(40, there=NAMES))
+    cycles = (training.update(norms={"layers.1": 0.0} if step % 60 < 30 else {}) for step in range(200))
+    assert not findings("gradient-gone", cycles)
 
 
 def test_all_gradients_that_fall_to_zero_are_found_if_the_loss_does_not() -> None:

@@ -100,10 +100,11 @@ def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:
 
 
 def test_a_scaler_that_skips_five_updates_in_a_row_fails() -> None:
-    """After updates were applied it is found at the fifth."""
+    """After applied updates it is a warning at the third, as of three bad batches, and critical at the fifth."""
     training = Training()
     updates = [*training.updates(12), *training.updates(20, outcome="skipped")]
-    (finding,) = findings("scaling-fails", updates)
+    few, finding = findings("scaling-fails", updates)
+    assert (few.step, few.since, few.grade) == (14, 12, "warning")
     assert (finding.step, finding.since, finding.grade) == (16, 12, "critical")
 
 

@@ -1,0 +1,94 @@
+"""The account of a run: what it claims to have looked at."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from probe.core.config.load import load
+from probe.core.records import Finding, Key, Snapshot
+from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.sentinel.run_account import RunAccount
+from probe.core.sentinel.watch_summary import WatchSummary, report_of
+
+
+def account(**settings: Any) -> RunAccount:
+    return RunAccount(load({"wg_distribution": True, **settings}), rank=0, number=0, first=10)
+
+
+def summary(of: RunAccount, step: int = 30) -> WatchSummary:
+    return of.summary(step, "out/rank0", 0, True)
+
+
+def rows(step: int, *findings: Finding) -> Snapshot:
+    return Snapshot(step, 0, 0.0, (), (), findings=findings)
+
+
+def nan(step: int) -> Finding:
+    return Finding("AnomalyNan", "grad_reduced", Key("head.bias"), "nans", 1.0, 0.0, step, 0, 0, "", False)
+
+
+def test_rows_that_no_rule_judges_were_not_looked_at() -> None:
+    """They were recorded, which the line says."""
+    judged, unjudged = account(), account(alert={"rules": []})
+    for each in (judged, unjudged):
+        each.rows(rows(10))
+    assert summary(judged).looked.at == ("gradients in 1 of 20 steps",)
+    looked = summary(unjudged).looked
+    assert looked.at == ()
+    assert looked.not_at[0] == "gradients (recorded, and judged by no rule)"
+    assert report_of([summary(unjudged)]).verdict.line().startswith("nothing was looked at; not looked at: gradients")
+
+
+def test_a_loss_that_was_not_seen_was_not_looked_at() -> None:
+    """One that the program logs is, if a rule judges it; its last finite step stays known."""
+    run = account()
+    assert "the loss" in summary(run).looked.not_at
+    for step, value in enumerate([2.0, 1.0, math.inf, math.nan], 10):
+        run.run_step(RunStep(step, 0.0, 1.0, "applied", {"loss": value}))
+    found = summary(run)
+    assert "the logged loss" in found.looked.at
+    assert (found.loss.first, found.loss.finite_until, found.loss.steps) == (2.0, 11, 4)
+    run.loss(10, 3.0)  # seen where the backward begins: the logged one is left out from then on
+    assert summary(run).loss[:2] == (3.0, 3.0)
+
+
+def test_a_gradient_without_activations_names_no_layer() -> None:
+    """With the last recorded step before it; where activations are recorded, too, it may."""
+    open_, closed = account(), account(xy_distribution=True, all_xy=True)
+    for each in (open_, closed):
+        each.rows(rows(10))
+        each.rows(rows(18, nan(18)))
+    (first,), (other,) = summary(open_).findings, summary(closed).findings
+    assert (first.grade, first.kind, first.where, first.after) == ("critical", "NaN", ("head.bias",), 10)
+    assert (first.located, other.located) == (False, True)
+
+
+def test_a_number_of_the_run_that_is_not_finite_names_no_layer() -> None:
+    """It shows in the loss."""
+    run = account()
+    run.run_found([RunFinding("RunNan", "loss", 12, math.nan, math.nan, "loss is nan", "critical")])
+    run.run_found([RunFinding("RunNan", "loss", 13, 1.0, math.nan, "over", "critical", True)])
+    (finding,) = summary(run).findings
+    assert (finding.where, finding.located, dict(finding.evidence).keys()) == (("loss",), False, {"loss"})
+
+
+def test_a_summary_is_read_as_it_was_written() -> None:
+    """With all that is in it."""
+    run = account()
+    run.rows(rows(18, nan(18)))
+    run.loss(18, 1.5)
+    found = summary(run)
+    assert WatchSummary.of(found.as_json()) == found
+    assert (found.pid, found.steps, found.recorded) == (os.getpid(), 20, 1)
+
+
+def test_findings_that_repeat_are_bounded() -> None:
+    """A NaN at every step is some findings, and the first of a kind is passed on at once."""
+    run, changes = account(), list[bool]()
+    run.changed = changes.append
+    for step in range(10, 200):
+        run.rows(rows(step, nan(step)))
+    assert len(summary(run, 200).findings) == 10
+    assert changes.count(True) == 1

@@ -1,0 +1,236 @@
+"""Training loops of MindSpore, as programs write them, each with what has to be found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.mindspore import msadapter
+from tests.mindspore.toys import ms, nn
+
+Attach = Callable[[Any, Any], None]
+STEPS = 24
+
+
+def made() -> Any:
+    """A model with the same weights each time."""
+    random = np.random.default_rng(0)
+    net = nn.SequentialCell(nn.Dense(4, 8), nn.Tanh(), nn.Dense(8, 2))
+    for parameter in net.trainable_params():
+        parameter.set_data(ms.Tensor(random.normal(size=parameter.shape).astype(np.float32) * 0.3))
+    return net.set_train()
+
+
+def batches(steps: int = STEPS) -> list[tuple[Any, Any]]:
+    """Inputs, and the targets that follow from them."""
+    random = np.random.default_rng(1)
+    inputs = [random.normal(size=(16, 4)).astype(np.float32) for _ in range(steps)]
+    return [(ms.Tensor(x), ms.Tensor(np.tanh(x[:, :2]))) for x in inputs]
+
+
+def squares(outputs: Any, targets: Any) -> Any:
+    """The mean of the squared differences."""
+    return ((outputs - targets) ** 2).mean()
+
+
+def differentiated(net: Any, optimizer: Any) -> Any:
+    """A function that returns the loss and the gradients."""
+    return ms.value_and_grad(lambda x, y: squares(net(x), y), None, optimizer.parameters)
+
+
+def function(attach: Attach) -> Any:
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for x, y in batches():
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+def clipped(attach: Attach) -> Any:
+    net = made()
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for x, y in batches():
+        optimizer(ms.ops.clip_by_global_norm(gradients_of(x, y)[1], 0.25))
+    return net
+
+
+def accumulated(attach: Attach) -> Any:
+    """Sums in parameters of the program's own, which it clears by assigning zeros."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    sums = [ms.Parameter(ms.ops.zeros_like(p), name=f"sum.{p.name}") for p in optimizer.parameters]
+    for number, (x, y) in enumerate(batches()):
+        for total, gradient in zip(sums, gradients_of(x, y)[1], strict=True):
+            ms.ops.assign_add(total, gradient)
+        if number % 2:
+            optimizer(tuple(sums))
+            for total in sums:
+                ms.ops.assign(total, ms.ops.zeros_like(total))
+    return net
+
+
+def scaled(attach: Attach) -> Any:
+    """A scaler that begins with too large a scale for float16: the program skips updates."""
+    net = made()
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    scaler = ms.amp.DynamicLossScaler(2.0**24, 2, 1000)
+    attach(net, optimizer)
+
+    def forward(x: Any, y: Any) -> Any:
+        outputs = net(x).astype(ms.float16).astype(ms.float32)
+        return scaler.scale(squares(outputs, y)), outputs
+
+    gradients_of = ms.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+    for x, y in batches():
+        _, gradients = gradients_of(x, y)
+        finite = ms.amp.all_finite(gradients)
+        if finite:
+            optimizer(scaler.unscale(gradients))
+        scaler.adjust(finite)
+    return net
+
+
+def cell(attach: Attach) -> Any:
+    """The wrapper of MindSpore's own, whose factor the optimizer divides out."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=8.0)
+    attach(net, optimizer)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=8.0).set_train()
+    for x, y in batches():
+        step(x, y)
+    return net
+
+
+def model(attach: Attach) -> Any:
+    """``Model.train``, with a callback of the program's and an evaluation in between."""
+    net = made()
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    attach(net, optimizer)
+    pairs = [(x.asnumpy(), y.asnumpy()) for x, y in batches(10)]
+    data = ms.dataset.GeneratorDataset(pairs, ["x", "y"], shuffle=False)
+    trainer = ms.train.Model(net, nn.MSELoss(), optimizer, metrics={"loss"})
+    for _ in range(3):
+        trainer.train(1, data, callbacks=[ms.train.LossMonitor(100)], dataset_sink_mode=False)
+        trainer.eval(data, dataset_sink_mode=False)
+    return net
+
+
+def compiled(attach: Attach) -> Any:
+    """Gradients of a function that MindSpore compiles."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    weights = optimizer.parameters
+
+    def forward(x: Any, y: Any) -> Any:
+        return squares(net(x), y)
+
+    @ms.jit
+    def gradients_of(x: Any, y: Any) -> Any:
+        return ms.grad(forward, None, weights)(x, y)
+
+    for x, y in batches():
+        optimizer(gradients_of(x, y))
+    return net
+
+
+def torch_style(attach: Attach, clears: bool = True) -> Any:
+    """A package that imitates torch."""
+    with msadapter.imported():
+        random = np.random.default_rng(0)
+        net = msadapter.Linear(random.normal(size=(2, 4)) * 0.1, np.zeros(2))
+        optimizer = msadapter.SGD(net.parameters(), 1e-2)
+        attach(net, optimizer)
+        for x, y in batches():
+            if clears:
+                optimizer.zero_grad()
+            squares(net(x), y).backward()
+            optimizer.step()
+        return net
+
+
+def not_cleared(attach: Attach) -> Any:
+    return torch_style(attach, clears=False)
+
+
+def dropped(attach: Attach) -> Any:
+    """One batch has NaN, and the program drops its gradients."""
+    net = made()
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for number, (x, y) in enumerate(batches()):
+        _, gradients = gradients_of(x * float("nan") if number == 12 else x, y)
+        if ms.amp.all_finite(gradients):
+            optimizer(gradients)
+    return net
+
+
+def unmoved(attach: Attach) -> Any:
+    """The optimizer holds copies of the parameters that the model had."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 1e-12, 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    optimizer.learning_rate.set_data(ms.Tensor(0.1, ms.float32))
+    optimizer.construct = lambda gradients: gradients[0].sum()
+    for x, y in batches():
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+def rate_zero(attach: Attach) -> Any:
+    """A schedule that is too short."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), [0.1] * 12 + [0.0] * (STEPS - 12), 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for x, y in batches():
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+def evaluating(attach: Attach) -> Any:
+    """Training mode is not set again after an evaluation."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for number, (x, y) in enumerate(batches()):
+        if number == 12:
+            net.set_train(False)
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+def twice(attach: Attach) -> Any:
+    """Each gradient is applied twice."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+    attach(net, optimizer)
+    gradients_of = differentiated(net, optimizer)
+    for x, y in batches(STEPS // 2):
+        gradients = gradients_of(x, y)[1]
+        optimizer(gradients)
+        optimizer(gradients)
+    return net
+
+
+HEALTHY = (function, clipped, accumulated, scaled, cell, model, compiled, torch_style)
+FAULTY: dict[Callable[[Attach], Any], tuple[str, int]] = {
+    not_cleared: ("stale-gradient", 1),
+    dropped: ("gradient-not-finite", 12),
+    unmoved: ("nothing-moves", 0),
+    rate_zero: ("rate-zero", 12),
+    evaluating: ("root-not-trained", 12),
+    twice: ("update-without-backward", 1),
+}
+"""The check that must report each loop, and since which step."""

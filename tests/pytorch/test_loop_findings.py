@@ -1,0 +1,208 @@
+"""Findings of the checks in loops that real programs have: faults are found, and habits that resemble them are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.required import require
+
+torch = require("torch")
+
+from probe.pytorch import TrainerMon  # noqa: E402
+
+Found = list[tuple[str, int, tuple[str, ...]]]
+Loop = Callable[[Any, Any], None]
+SETTINGS: dict[str, Any] = {
+    "format": "csv",
+    "alert": {"rules": []},
+    "sentinel": {"enable": True},
+    "step_interval": 1000,
+}
+STEPS, ONSET = 40, 20
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Found]:
+    """A function that runs a loop and returns check, step and places of what is more than a note."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+
+    def run(loop: Loop, model: Any = None, of: Callable[[Any], Any] | None = None) -> Found:
+        torch.manual_seed(0)
+        model = net() if model is None else model
+        optimizer = torch.optim.Adam(model.parameters() if of is None else of(model), 1e-3)
+        monitor = TrainerMon(SETTINGS)
+        monitor.set_monitor(model, 1, optimizer)
+        loop(model, optimizer)
+        monitor.stop()
+        assert monitor.faults == {}
+        lines = [json.loads(line) for path in tmp_path.glob("*/checks.jsonl") for line in path.read_text().splitlines()]
+        return [(line["check"], line["step"], tuple(line["where"])) for line in lines if line["grade"] != "note"]
+
+    return run
+
+
+def net() -> Any:
+    """Two layers and a head."""
+    layers = [torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)]
+    return torch.nn.Sequential(*layers)
+
+
+def losses(model: Any, steps: int = STEPS) -> Iterator[tuple[int, Any]]:
+    """A loss a step."""
+    for step in range(steps):
+        x = torch.randn(16, 8)
+        yield step, torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+
+
+def kinds(rows: Found) -> set[str]:
+    """The checks that found something."""
+    return {check for check, _, _ in rows}
+
+
+def cleared_past_the_framework(model: Any, optimizer: Any) -> None:
+    for _, loss in losses(model):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+        loss.backward()
+        optimizer.step()
+
+
+def clamped_now_and_then(model: Any, optimizer: Any) -> None:
+    for step, loss in losses(model):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 15 == 14:
+            model[2].weight.data.clamp_(-0.1, 0.1)
+            model[2].weight.data[3] = 1.0
+
+
+def measured_after_the_update(model: Any, optimizer: Any) -> None:
+    for _, loss in losses(model):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+
+
+@pytest.mark.parametrize("loop", [cleared_past_the_framework, clamped_now_and_then, measured_after_the_update])
+def test_habits_that_resemble_faults_are_none(loop: Loop, found: Callable[..., Found]) -> None:
+    """Gradients that are cleared, and weights that are written, past the framework; norms that are only measured."""
+    assert found(loop) == []
+
+
+def test_gradients_of_masters_are_new_though_they_seem_untouched(found: Callable[..., Found]) -> None:
+    """The gradients of copies in single precision are filled through ``grad.data``, in objects that stay."""
+    working = net()
+
+    def loop(masters: Any, optimizer: Any) -> None:
+        for parameter in masters.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        for _, loss in losses(working):
+            working.zero_grad()
+            loss.backward()
+            for master, parameter in zip(masters.parameters(), working.parameters(), strict=True):
+                master.grad.data.copy_(parameter.grad.data)
+            optimizer.step()
+            for master, parameter in zip(masters.parameters(), working.parameters(), strict=True):
+                parameter.data.copy_(master.data)
+
+    assert found(loop) == []
+
+
+def test_a_head_that_is_exchanged_between_sampled_steps_is_found_at_once(found: Callable[..., Found]) -> None:
+    """The optimizer holds the old one, whose gradients are missing."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for step, loss in losses(model):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step == ONSET - 1:
+                model[4] = torch.nn.Linear(16, 4)
+
+    assert ("parameters-replaced", ONSET, ("4",)) in found(loop)
+
+
+def test_a_tie_that_breaks_between_sampled_steps_is_found_soon(found: Callable[..., Found]) -> None:
+    """All parameters of the optimizer still have gradients; the search of each fourth update finds the copy."""
+    model = net()
+    model[2].weight = model[0].weight = torch.nn.Parameter(torch.randn(16, 16) / 4)
+
+    def inputs(step: int, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(16, 16)
+        torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+        optimizer.step()
+        if step == ONSET - 1:
+            model[2].weight = torch.nn.Parameter(model[2].weight.detach().clone())
+
+    def loop(_: Any, optimizer: Any) -> None:
+        for step in range(STEPS):
+            inputs(step, optimizer)
+
+    (step,) = [step for check, step, _ in found(loop, model) if check == "tie-broken"]
+    assert ONSET <= step <= ONSET + 10
+
+
+def test_parameters_replaced_before_training_are_found(found: Callable[..., Found]) -> None:
+    """A head made anew after the optimizer was made with the old one."""
+
+    def old_head(model: Any) -> list[Any]:
+        parameters = [*model.parameters()]
+        model[4] = torch.nn.Linear(16, 4)
+        return parameters
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for _, loss in losses(model):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert ("parameters-replaced", 2, ("4",)) in found(loop, of=old_head)
+
+
+@pytest.mark.parametrize("number", [50.0, 1e30])
+def test_a_number_that_nothing_has_written_is_found(number: float, found: Callable[..., Found]) -> None:
+    """As a flipped bit makes it: the one parameter is named, also if its moments overflow."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for step, loss in losses(model):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step == ONSET - 1:
+                model[2].weight.data.numpy()[3, 3] = number
+
+    assert ("written-between-updates", ONSET, ("2.weight",)) in found(loop)
+
+
+def test_gradients_cleared_to_zero_before_the_update_are_found(found: Callable[..., Found]) -> None:
+    """The call to clear stands between the backward and the step."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for _, loss in losses(model):
+            loss.backward()
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+
+    assert kinds(found(loop)) == {"nothing-to-apply"}
+
+
+def test_clipping_after_the_update_is_found(found: Callable[..., Found]) -> None:
+    """It has no effect, since the gradients were applied as they were."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for _, loss in losses(model):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    assert found(loop) == [("clip-after-update", 3, ())]
