@@ -18,6 +18,8 @@ LEAST, MOST = 1 << 17, 1 << 24
 """Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
 ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
+ROUNDING, NOUGHT = 1e-7, 0.1
+"""Relative error of a sum of squares, and the part of a number within which its successor must be known to be nought."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -66,9 +68,10 @@ def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.
 
 
 def _is_one_element(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return where moments have changed as if one element had become the new extreme, or NaN or Inf.
+    """Return where moments have changed as if one element had changed, or become NaN or Inf.
 
-    The differences of the sums and of the sums of squares then give its number of before and of after.
+    The differences of the sums and of the sums of squares then give its number of before and of after. The one of after
+    is the new extreme, or as good as zero, which follows from changes of several elements by chance only.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         rise, squares = after[:, 2] - before[:, 2], after[:, 3] - before[:, 3]
@@ -78,9 +81,11 @@ def _is_one_element(before: npt.NDArray[np.float64], after: npt.NDArray[np.float
         is_new = [beyond & (np.abs(new - extreme) <= ALIKE * np.abs(extreme)) for beyond, extreme in extremes]
         slack = ALIKE * np.abs(new)  # the difference of two large numbers says little about a small one
         was_there = (old >= before[:, 0] - slack) & (old <= before[:, 1] + slack)
+        error = ROUNDING * after[:, 3] / np.abs(rise)
+        is_nought = (error <= NOUGHT * np.abs(old)) & (np.abs(new) <= error)
         spoilt = ~np.isfinite(after).all(axis=1) & np.isfinite(before).all(axis=1)
-    single: npt.NDArray[np.bool_] = spoilt | ((is_new[0] | is_new[1]) & was_there)
-    return single
+    alone: npt.NDArray[np.bool_] = spoilt | ((is_new[0] | is_new[1] | is_nought) & was_there)
+    return alone
 
 
 class Rota:
