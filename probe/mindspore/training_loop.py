@@ -229,12 +229,10 @@ def on_total_norm(
 
 
 def _listen_to_clips() -> Iterator[Undo]:
-    inherited = GlobalNormClip.__call__
-
     def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         for listener in _norms:
             surfacing(attempt)(listener.faults, "total norm", _measure, listener, x, self)
-        result = inherited(self, x, *args, **kwargs)
+        result = super(GlobalNormClip, self).__call__(x, *args, **kwargs)  # others replace that, too
         for listener in _norms:
             attempt(listener.faults, "clip", _remember, x, result)
         return result
