@@ -248,10 +248,17 @@ class RepeatedReader:
 
     def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
         self._parameters, self._columns = parameters, columns
-        self._plain = [plain(parameter) for parameter in parameters]
         self._places = fused_reduce.places(columns)
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the numbers of the parameters lie."""
+        self._plain = [plain(parameter) for parameter in self._parameters]
         kinds = {known[2] for known in self._plain if known is not None}
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+        self._chosen: Sequence[int] = ()
+        self._parts: tuple[list[Any], list[int], list[int]] = [], [], []
+        """Parameters that were read last, their addresses and sizes."""
 
     def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
