@@ -131,6 +131,27 @@ for step in range(3):
     assert "nothing was watched: parameters have gradients, and no optimizer of torch was made" in done.said[0]
 
 
+def test_a_model_that_trains_beside_its_optimizer_is_watched(forks: ForkServer, tmp_path: Path) -> None:
+    """Loaded with assign=True after the optimizer was made: what it holds is in no model."""
+    text = """
+import torch
+torch.manual_seed(1)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(net.parameters())
+net.load_state_dict({name: each.clone() for name, each in net.state_dict().items()}, assign=True)
+for step in range(8):
+    net.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+"""
+    done = ran(forks, tmp_path / "run", text, watch=True, config=CONFIG | {"sentinel": {"enable": True}})
+    assert done.code == 0, done.errors
+    lines = [line for path in (done.folder / "out").glob("*/checks.jsonl") for line in path.read_text().splitlines()]
+    found = {row["check"]: (row["step"], row["grade"]) for row in map(json.loads, lines)}
+    assert found["nothing-to-apply"] == (3, "critical")
+    assert found["parameters-replaced"] == (3, "critical")
+
+
 def test_what_cannot_be_watched_trains_all_the_same(forks: ForkServer, tmp_path: Path) -> None:
     """A target that the model lacks: one warning with the reason, and the program's own output."""
     config = {"xy_distribution": True, "targets": {"no such module": {}}}

@@ -19,7 +19,7 @@ LEAST, MOST = 1 << 17, 1 << 24
 ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
 ROUNDING, NOUGHT = 1e-7, 0.1
-"""Relative error of a sum of squares, and the part of a number within which the next must be known to be nought."""
+"""Relative error of a sum of squares, and the part of a number that its successor must be less than."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
