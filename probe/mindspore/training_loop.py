@@ -275,7 +275,7 @@ def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: AR
     return lambda: None
 
 
-def shows_gradients() -> bool:
+def shows_gradients(optimizer: Any) -> bool:  # noqa: ARG001
     """Return whether the update that runs was not compiled: what MindSpore compiles calls nothing."""
     return not compiled_steps.counting()
 

@@ -22,6 +22,7 @@ from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.pytorch import graph_walk, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
+from probe.pytorch.engines import steps
 from probe.pytorch.host_moments import Array, plain
 
 first_not_finite = graph_walk.first_not_finite
@@ -207,9 +208,10 @@ def _held(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
-def shows_gradients() -> bool:
-    """Return True: a compiled update that shows none is not listened to."""
-    return True
+def shows_gradients(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` applies the gradients that its parameters hold: engines that divide optimizers among
+    ranks keep them elsewhere. A compiled update that shows none is not listened to."""
+    return steps.is_native(optimizer)
 
 
 def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001

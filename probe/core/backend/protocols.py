@@ -552,8 +552,9 @@ class TrainingLoop(Protocol):
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
         which the update that runs was called, that the backward has returned that ends, or that is clipped now."""
 
-    def shows_gradients(self) -> bool:
-        """Return whether the gradients of the update that runs can be seen: not if both were compiled together."""
+    def shows_gradients(self, optimizer: Optimizer) -> bool:
+        """Return whether the gradients of the update by ``optimizer`` that runs can be seen: not if both were compiled
+        together, or if it keeps them elsewhere than with its parameters."""
 
     def keeps(self, parameters: Sequence[Parameter]) -> bool:
         """Return whether gradients stay with ``parameters`` from a backward to the update, so that they were cleared if

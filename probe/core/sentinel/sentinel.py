@@ -301,12 +301,13 @@ class Sentinel:
         rewritten = watched.was_rewritten(self._loop.held(watched.some))
         facts = facts._replace(rewritten=rewritten, clips=self._clips(watched))
         roots = tuple(backward.root for backward in backwards if backward.root is not None)
-        self._updating[id(optimizer)] = _Update(facts, watched, roots, self._loop.shows_gradients())
+        self._updating[id(optimizer)] = _Update(facts, watched, roots, self._loop.shows_gradients(optimizer))
 
     def _facts(
         self, number: int, optimizer: Optimizer, watched: OptimizerMemory, gradients: Gradients, backwards: int
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
+        shown = self._loop.shows_gradients(optimizer)
         return UpdateFacts(
             step=self._watch.run.clock.step,
             optimizer=number,
@@ -323,7 +324,7 @@ class Sentinel:
             clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,
-            trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_) & self._loop.shows_gradients(),
+            trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_) & shown,
             state_steps=self._loop.counted(optimizer, watched.parameters),
             ties=self._tied(),
             dtypes={},

@@ -30,6 +30,11 @@ adam, on_step, owned, state, value = (
 gradients_of = bound_gradient(_dialect)
 
 
+def is_native(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` is of no engine, so that its parameters hold what it applies."""
+    return _dialect(optimizer) is native
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse an object that takes no steps or updates no parameters (a scheduler of learning rates, a scaler), or whose
     numbers cannot be read.
