@@ -20,7 +20,7 @@ INFINITE = float("inf")
 class Heard:
     """Listener of steps that records their outcomes."""
 
-    sampled = True
+    sampled = reads_gradients = True
 
     def __init__(self) -> None:
         self.told: list[str] = []
