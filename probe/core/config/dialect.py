@@ -66,10 +66,11 @@ class Dialect:
         """Keys without an effect here, each with the feature that does the same."""
         return {key.name: key.effect for key in self.keys if not key.supported}
 
-    def place(self, name: object) -> Message | None:
-        """Return words about the section in which a key has its effect; None if the dialect has no such key."""
+    def place(self, name: object, section: str = "") -> Message | None:
+        """Return words about the section in which a key has its effect; None if the dialect has no such key, or if it
+        stands in one of its sections, where another key beside it decides."""
         sections = self.places.get(name) if isinstance(name, str) else None
-        if sections is None:
+        if sections is None or (section and section in sections):
             return None
         if sections == (TOP,):
             return message("it belongs at the top of the file; move it there")

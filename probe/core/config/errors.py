@@ -17,7 +17,7 @@ from probe.core.fields import describe, peel
 from probe.core.language import Message, joined, message
 
 Path = tuple[int | str, ...]
-Belonging = Callable[[object], Message | None]
+Belonging = Callable[[object, str], Message | None]
 """Function that returns words about the section in which a key of this name has an effect, if there is one."""
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = 100
@@ -93,13 +93,13 @@ def problems(
     model: type[BaseModel],
     lead: Callable[[Path], str],
     at: Path = (),
-    place: Belonging = lambda _: None,
+    place: Belonging = lambda _, __: None,
 ) -> Iterator[str]:
     """Yield every problem of ``error``, raised by ``model``, which is at the path ``at``.
 
     Args:
         lead: returns the beginning of a problem's line from the path of its key.
-        place: names the section of a key that is unknown where it stands.
+        place: names the section to which a key belongs, of its name and the section where it stands and is unknown.
     """
     for entry in error.errors(include_url=False):
         context: Mapping[str, Any] = entry.get("ctx", {})
@@ -108,7 +108,8 @@ def problems(
             yield from problems(context["error"], context["model"], lead, path, place)
         else:
             path = path[:-1] if path[-1:] == (_KEY,) else path
-            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model, place)
+            section = ".".join(part for part in path[:-1] if isinstance(part, str))
+            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model, place, section)
             yield joined("", (lead(path), _cut(path_text(path), LONGEST_NAME), ": ", sentence))
 
 
@@ -117,13 +118,19 @@ def _cut(text: str, most: int) -> str:
 
 
 def _sentence(
-    kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel], place: Belonging
+    kind: str,
+    loc: Path,
+    value: object,
+    context: Mapping[str, Any],
+    model: type[BaseModel],
+    place: Belonging,
+    section: str,
 ) -> Message:
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
         shown = _shown(loc[-1] if kind == "invalid_key" else value)
         return message("expected a string as key, got {value}; put it in quotes", value=shown)
     if kind == "extra_forbidden":
-        return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place)
+        return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place, section)
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
@@ -132,9 +139,9 @@ def _sentence(
     return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
 
 
-def unknown_key(name: object, known: Sequence[str], place: Belonging) -> Message:
+def unknown_key(name: object, known: Sequence[str], place: Belonging, section: str = "") -> Message:
     """Return a sentence about a key that a section does not have: where it belongs, or the nearest of ``known``."""
-    if (belonging := place(name)) is not None:
+    if (belonging := place(name, section)) is not None:
         return joined("", (message("unknown key"), "; ", belonging))
     return joined("", (message("unknown key"), _hint(name, known) or _expected_key(known)))
 
