@@ -24,7 +24,7 @@ FEWEST = 5
 class GradientLeap(ChangeCheck):
     """Report that the norm of all gradients leaps above all that the run has had, and comes back or goes on rising.
 
-    A leap is eight robust standard deviations of the latest 50 logarithms, three times the largest deviation among
+    A leap is twelve robust standard deviations of the latest 50 logarithms, three times the largest deviation among
     them, and a factor of four. If the loss is higher than usual as well and stays so, the data or the task are others,
     as at the next stage of a curriculum: that is no finding.
     """

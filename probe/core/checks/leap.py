@@ -17,8 +17,9 @@ WINDOW = 50
 """Latest values that are compared with."""
 LEAST = 20
 """Values before one is judged."""
-DEVIATIONS = 8.0
-"""Robust standard deviations of the window that a leap is beyond."""
+DEVIATIONS = (8.0, 12.0)
+"""Robust standard deviations of the window that a leap is beyond: of losses, of logarithms of norms, which leap in
+healthy training at times."""
 TAIL = 3.0
 """Factor by which it is beyond the largest deviation in the window."""
 RETURN = 0.2
@@ -95,7 +96,8 @@ class LeapSeries:
         deviation = np.abs(values - middle)
         floor = 0.02 if self._logarithmic else 0.01 * abs(middle)
         sigma = max(MAD_TO_SIGMA * float(np.median(deviation)), floor)
-        limit = max(DEVIATIONS * sigma, TAIL * float(deviation.max()), log(4.0) if self._logarithmic else 0.0)
+        least = log(4.0) if self._logarithmic else 0.0
+        limit = max(DEVIATIONS[self._logarithmic] * sigma, TAIL * float(deviation.max()), least)
         rise, scale = value - middle, 1.0 if self._logarithmic else abs(middle)
         if rise <= limit or sigma > UNEVEN[self._logarithmic] * scale or value - highest < 2 * sigma:
             return None
