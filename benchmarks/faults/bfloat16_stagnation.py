@@ -12,7 +12,7 @@ CASE = Case(
         "https://github.com/vllm-project/speculators/issues/668",
     ),
     label="rows",
-    kinds=("frozen parameter",),
+    kinds=("frozen parameter", "parameter-stuck"),
     where=("*ln1*", "*ln2*", "*norm*"),
 )
 

@@ -9,7 +9,7 @@ from common import CNN, image_loss, images, main, update
 CASE = Case(
     sources=("https://discuss.pytorch.org/t/84911", "https://arxiv.org/abs/2506.14813"),
     label="loop",
-    kinds=("nothing-moves", "frozen parameter"),
+    kinds=("nothing-moves", "nothing-to-apply", "frozen parameter"),
 )
 
 

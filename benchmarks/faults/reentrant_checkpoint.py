@@ -15,7 +15,7 @@ CASE = Case(
         "https://github.com/huggingface/diffusers/issues/3404",
     ),
     label="loop",
-    kinds=("no-gradient", "gradient-gone"),
+    kinds=("no-gradient", "gradient-gone", "checkpoint-cut"),
     where=("*layers*",),
 )
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 CASE = Case(
     sources=("https://elanapearl.github.io/blog/2025/the-bug-that-taught-me-pytorch/",),
     label="rows",
-    kinds=("frozen parameter", "written-between-updates"),
+    kinds=("frozen parameter", "parameter-stuck", "written-between-updates"),
     where=("*encoder.weight*",),
 )
 
