@@ -14,7 +14,7 @@ CASE = Case(
         "https://arxiv.org/abs/2506.14813",
     ),
     label="loop",
-    kinds=("wrapper-bypassed", *REPLICAS),
+    kinds=REPLICAS,
     world=2,
 )
 

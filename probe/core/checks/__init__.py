@@ -28,7 +28,6 @@ from probe.core.checks.tie_broken import TieBroken
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
 from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
-from probe.core.checks.wrapper_bypassed import WrapperBypassed
 from probe.core.checks.written_between_updates import WrittenBetweenUpdates
 
 __all__ = ["CHECKS", "Check", "CheckFinding", "JudgedUpdate", "NotApplicable"]
@@ -45,7 +44,6 @@ CHECKS: dict[str, type[Check]] = {
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
     "unreduced-accumulation": UnreducedAccumulation,
-    "wrapper-bypassed": WrapperBypassed,
     "parameter-stuck": ParameterStuck,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,

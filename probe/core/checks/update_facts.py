@@ -71,9 +71,6 @@ class UpdateFacts(NamedTuple):
     """True if the total norm was computed to clip these gradients while they still had the factor of a loss scaler."""
     reduced: bool | None
     """True if the wrapper that averages gradients over ranks did so in the latest backward; None without a wrapper."""
-    around: bool
-    """True if such a wrapper exists, and a backward reached the parameters without a forward of the wrapper before
-    it."""
     clip: float
     """Least factor by which gradients were clipped, 1 if none was; NaN if it is not known on the host."""
     strangers: tuple[str, ...]

@@ -320,7 +320,6 @@ class Sentinel:
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
-            around=False,
             clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,

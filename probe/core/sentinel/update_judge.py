@@ -52,7 +52,6 @@ class UpdateJudge:
         self.findings: list[CheckFinding] = []
         self._lines: CheckLines | None = None
         account.preflight = self.panel.preflight
-        account.look("the gradients and the loop at every step")
 
     def receive(self, update: ReadUpdate) -> None:
         """Have an update judged on the thread, before the end of its step is processed there."""
@@ -64,6 +63,8 @@ class UpdateJudge:
         if found:
             self._keep(found)
         facts = update.facts
+        if facts.seen and facts.gradients.read is not None:
+            self._account.look("the gradients and the loop at every step")
         if facts.loss_seen and not facts.optimizer:
             self._account.loss(facts.step, facts.loss)
         if self._new_lines is not None:

@@ -145,13 +145,6 @@ def test_unreduced_gradients_are_found_at_the_second_update() -> None:
     assert not findings("unreduced-accumulation", training.updates(9))
 
 
-def test_a_bypassed_wrapper_is_found_at_the_second_update() -> None:
-    """A penalty that calls the module once between two usual updates is none."""
-    training = Training(reduced=True)
-    assert steps("wrapper-bypassed", training.updates(9, around=True)) == [1]
-    assert not findings("wrapper-bypassed", (training.update(around=step % 2 == 0) for step in range(20)))
-
-
 def test_missing_gradients_are_one_note() -> None:
     """An unused pooler is named after three updates; frozen parameters are left out; so are tasks in turn."""
     training = Training(there=[name for name in NAMES if not name.startswith("head")])

@@ -25,7 +25,6 @@ USUAL = {
     "training": True,
     "scaled": False,
     "reduced": None,
-    "around": False,
     "clip": 1.0,
     "strangers": (),
     "replaced": (),
