@@ -149,6 +149,7 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 
 def _install() -> Iterator[Undo]:
     """Replace the methods of all subclasses, which may override them, as FSDP's ``ShardedGradScaler`` does."""
+    yield scaled_graphs.forget
     yield _forget
     for kind in _kinds(torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():

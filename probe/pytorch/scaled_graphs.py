@@ -68,6 +68,12 @@ def _forget(thread: int) -> None:
     _running.pop(thread, None)
 
 
+def forget() -> None:
+    """Forget all backwards: those that failed have no end, and would be looked for at each gradient."""
+    BACKWARDS.clear()
+    _running.clear()
+
+
 def place(loss: Any, scaler: Any, faults: FaultCounter) -> bool:
     """Note the backwards that pass ``loss``, which ``scaler`` has just scaled; return False if that is impossible."""
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:

@@ -13,6 +13,8 @@ from tests.required import require
 
 torch = require("torch")
 
+from probe.pytorch import scaled_graphs  # noqa: E402
+
 SCALES = (16.0, 1024.0, 4.0)
 Losses = list[Any]
 WAYS: dict[str, Callable[[list[Any], Losses], Any]] = {
@@ -110,3 +112,16 @@ def test_a_gradient_that_autograd_grad_returns_is_no_micro_batch() -> None:
     }
     assert {row.name: norm for row, norm in rows.items()} == pytest.approx(truth, rel=1e-4)
     assert len(rows) == len(truth)
+
+
+def test_a_backward_that_failed_is_forgotten_with_the_run() -> None:
+    """The stack is not searched at every gradient for a backward that has no end."""
+    model, scaler = TinyNet(), torch.amp.GradScaler("cpu", init_scale=16.0)
+    monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    loss = model(X)
+    loss.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scaler.scale(loss.square().sum()).backward()
+    assert scaled_graphs.BACKWARDS
+    monitor.stop()
+    assert not scaled_graphs.BACKWARDS

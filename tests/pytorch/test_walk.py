@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import probe.pytorch
 from tests.required import require
@@ -23,6 +25,7 @@ MOST_RETURNS = 2
 STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 27, 69, 27
 """Most files of a whole sampled step of one weight, calls from one of them into another, and those of them into a file
 that the same part of the step has entered before."""
+Record = TypeVar("Record")
 SAMPLED = 2
 """Number of the step that is followed: earlier ones lay out the files."""
 
@@ -164,9 +167,15 @@ def walked() -> Walk:
     return walk
 
 
+def alone(record: Callable[[], Record]) -> Record:
+    """Return what ``record`` returns in a new process: what other tests have left in this one lengthens the walk."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        return processes.submit(record).result()
+
+
 def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> None:
-    """From hook to CSV row a gradient enters at most fourteen files, and none more than twice again."""
-    files = walked().files
+    """From hook to CSV row a gradient enters a limited number of files, and none more than twice again."""
+    files = alone(walked).files
     (path,) = output_dir.rglob(f"grad_unreduced_{SAMPLED}-{SAMPLED}.csv")
     row = next(csv.DictReader(path.open(encoding="utf-8")))
     assert row["name"] == "1.bias"
@@ -178,7 +187,7 @@ def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> 
 
 def test_the_walk_meets_every_function_that_it_leaves_out() -> None:
     """What is counted apart is called on the way: nothing else is excused."""
-    assert {*APART} <= walked().places
+    assert {*APART} <= alone(walked).places
 
 
 def crossings() -> Crossings:
@@ -207,7 +216,7 @@ def crossings() -> Crossings:
 
 def test_a_step_crosses_few_files() -> None:
     """A sampled step of one weight enters a limited number of files, with a limited number of calls between them."""
-    step = crossings()
+    step = alone(crossings)
     assert {"core/instrumentation/session.py", "core/output/sinks/csv.py"} <= {f[len(PACKAGE) :] for f in step.files}
     assert len(step.files) <= STEP_FILES, step.files
     assert step.crossings <= STEP_CROSSINGS
