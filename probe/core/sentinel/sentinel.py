@@ -22,6 +22,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
+from probe.core.sentinel.graph_survey import GraphSurvey
 from probe.core.sentinel.optimizer_memory import SOME, MeasuredGradients, OptimizerMemory, RunningBackward, presence
 from probe.core.sentinel.read_update import ReadUpdate, unscaled_norms
 from probe.core.sentinel.rota import Rota
@@ -83,6 +84,7 @@ class Sentinel:
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
+        self._survey = GraphSurvey(loop, self._names)
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: dict[int, _Update] = {}
@@ -137,8 +139,11 @@ class Sentinel:
             self._tracing = True
         elif self._tracing and self._walks < MOST_WALKS:
             self._tracing, self._walks = False, self._walks + 1
-            names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
-            self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
+            self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, self._names())
+
+    def _names(self) -> dict[int, str]:
+        """Return the names of the parameters by identity."""
+        return {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
 
     def _value(self, root: Tensor, running: RunningBackward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
@@ -147,6 +152,7 @@ class Sentinel:
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
         if isinstance(value, float):
             self._trace(root, value)
+        attempt(self.faults, "graph walk", self._survey.look, root)
         if isinstance(value, float) and isinstance(factor, float):
             known = value / factor if factor else math.nan
             return lambda: known
@@ -326,7 +332,7 @@ class Sentinel:
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_) & shown,
             state_steps=self._loop.counted(optimizer, watched.parameters),
             ties=self._tied(),
-            dtypes={},
+            uses=self._survey.uses,
             sizes=watched.sizes,
             groups=watched.groups,
             parameter_dtypes=watched.dtypes,

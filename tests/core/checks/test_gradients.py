@@ -7,6 +7,8 @@ from math import nan
 import numpy as np
 import pytest
 
+from probe.core.checks.beginning import owner
+from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
 
 
@@ -90,6 +92,17 @@ def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:
     assert (finding.step, finding.where, finding.grade) == (5, NAMES[:5], "critical")
     again = [*updates, training.update(), training.update(norms={"head": np.inf})]
     assert findings("gradient-not-finite", again)[1].where == ("head",)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_place_of_a_bad_gradient_follows_from_the_order_of_use(known: bool) -> None:
+    """The backward reaches first what the forward uses last, whatever the order of names; without it, names decide."""
+    uses = {name: ParameterUse(-place, "") for place, name in enumerate(NAMES)} if known else {}
+    first, last = NAMES[0], NAMES[-1]
+    updates = [*Training(uses=uses).updates(3), Training(uses=uses).update(norms={first: nan, last: nan})]
+    (finding,) = findings("gradient-not-finite", updates)
+    assert finding.where[0] == owner(first if known else last)
+    assert ("in which the model names them" in finding.text) != known
 
 
 def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:
