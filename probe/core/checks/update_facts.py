@@ -109,6 +109,9 @@ class UpdateFacts(NamedTuple):
     dropped: tuple[str, ...] = ()
     """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
     factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
+    own_sums: Array | None = None
+    """Sum of each gradient over what the backwards since the last update have returned, NaN where there is none; None
+    if just that is applied, or if gradients stay with parameters."""
     clips: Array | None = None
     """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
     only a device knows the factor."""

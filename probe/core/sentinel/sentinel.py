@@ -409,10 +409,26 @@ class Sentinel:
 
     def _forget_returned(self, watched: OptimizerMemory, others: bool) -> None:
         """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        watched.own_sums = self._own_sums(watched) if others and watched.returned else None
         if others:
             watched.returned.clear()
         if len(watched.returned) > 1:
             watched.dropped = self._dropped([*watched.returned][:-1])
+
+    def _own_sums(self, watched: OptimizerMemory) -> Callable[[], Array]:
+        """Return a function that waits for the sum of each gradient over what the backwards have returned, where the
+        program applies other gradients: it adds up by itself. NaN where none was returned."""
+        wait = self._tensors.to_host([block for _, block in watched.returned])
+        places = {name: place for place, name in enumerate(watched.names)}
+        rows = [places.get(name, -1) for names, _ in watched.returned for name in names]
+
+        def sums() -> Array:
+            totals, known = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
+            np.add.at(totals, known, wait()[:, 0])
+            totals[np.setdiff1d(np.arange(len(totals)), known)] = np.nan
+            return totals[:-1]
+
+        return sums
 
     def _clips(self, watched: OptimizerMemory) -> Array | None:
         """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
@@ -447,7 +463,7 @@ class Sentinel:
         watched.applied.mark(held)
         watched.again = presence(held)
         facts = update.facts._replace(outcome=outcome if update.shown else "unknown")
-        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
+        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped, watched.own_sums)
         watched.clear()
         self._receive(ended)
 

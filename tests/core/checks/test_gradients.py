@@ -19,6 +19,19 @@ def test_gradients_that_nothing_clears_are_found_at_the_third_update() -> None:
     assert (finding.step, finding.since, finding.where, finding.grade) == (3, 1, (), "warning")
 
 
+@pytest.mark.parametrize(("kept", "number"), [(1.0, 1), (0.0, 0), (0.9, 0)])
+def test_sums_that_a_program_adds_up_by_itself_show_what_it_keeps(kept: float, number: int) -> None:
+    """All that was applied before is kept; nothing of it is; an average that forgets keeps a part."""
+    training, applied = Training(), np.zeros((len(NAMES), 2))
+    rows = []
+    for step in range(9):
+        own = np.random.default_rng(step).normal(size=len(NAMES))
+        applied = np.stack([np.full(len(NAMES), 3.0), own + kept * applied[:, 1]], axis=1)
+        rows.append(training.update(own_sums=own)._replace(gradients=applied))
+    found = findings("stale-gradient", rows)
+    assert [(finding.step, finding.since) for finding in found] == [(3, 1)] * number
+
+
 def test_stale_gradients_of_a_part_are_named() -> None:
     """If half of the gradients are stale, their modules are the place."""
     training = Training()
