@@ -217,7 +217,7 @@ class Sentinel:
             watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
-        if not self._loop.keeps(some):
+        if not self._loop.keeps(watched.some):
             self._take(watched, running)
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)

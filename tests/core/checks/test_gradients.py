@@ -7,6 +7,7 @@ from math import nan
 import numpy as np
 import pytest
 
+from probe.core.checks import JudgedUpdate
 from probe.core.checks.beginning import owner
 from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
@@ -27,7 +28,7 @@ def test_sums_that_a_program_adds_up_by_itself_show_what_it_keeps(kept: float, n
     for step in range(9):
         own = np.random.default_rng(step).normal(size=len(NAMES))
         applied = np.stack([np.full(len(NAMES), 3.0), own + kept * applied[:, 1]], axis=1)
-        rows.append(training.update(own_sums=own)._replace(gradients=applied))
+        rows.append(JudgedUpdate(training.update(own_sums=own).facts, applied))
     found = findings("stale-gradient", rows)
     assert [(finding.step, finding.since) for finding in found] == [(3, 1)] * number
 
@@ -51,7 +52,7 @@ def test_an_update_without_a_new_backward_is_found() -> None:
     """Each second update applies the old gradients: found at the second of them."""
     training = Training()
     updates = [training.update(untouched=bool(step % 2), backwards=1 - step % 2) for step in range(8)]
-    again = [update._replace(gradients=updates[step // 2 * 2].gradients) for step, update in enumerate(updates)]
+    again = [JudgedUpdate(update.facts, updates[step // 2 * 2].gradients) for step, update in enumerate(updates)]
     assert steps("update-without-backward", again) == [3]
 
 
