@@ -8,7 +8,9 @@ again in float64 only if values exceeded the range of float32.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +52,28 @@ def plain(tensor: torch.Tensor) -> Plain | None:
     return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
 
 
+class HostRows:
+    """Moments that lie in host memory, a row for each tensor. What NumPy does is left to the thread that needs them."""
+
+    def __init__(self, buffer: array[float], places: list[int]) -> None:
+        self._buffer, self._places = buffer, places
+
+    def __call__(self) -> Array:
+        return fused_reduce.rows_of(self._buffer)[:, self._places]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Array:
+        return np.asarray(self(), *args, **kwargs)
+
+
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
     """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
+    rows = in_place(tensors, columns, eps)
+    return None if rows is None else rows()
+
+
+def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
+    """Return what :func:`in_one_pass` returns, before NumPy has seen it."""
     places = fused_reduce.places(columns) if fused_reduce.available else None
     if places is None or not (kind := _kind(tensors)):
         return None
@@ -60,8 +81,8 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: 
     if 0 in sizes:
         return None
     addresses = [tensor.data_ptr() for tensor in tensors]
-    rows, valid = fused_reduce.each(addresses, sizes, kind, eps, fused_reduce.needed(columns))
-    return rows[:, places] if valid.all() else None
+    buffer, valid = fused_reduce.Arrays(addresses, sizes, kind, eps, fused_reduce.needed(columns)).read()
+    return None if 0 in valid else HostRows(buffer, places)
 
 
 def _kind(tensors: Sequence[torch.Tensor]) -> str:

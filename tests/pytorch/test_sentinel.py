@@ -249,7 +249,7 @@ if (pid := os.fork()) == 0:
     import gc
     from probe.core.sentinel.sentinel import Sentinel
     (sentinel,) = [each for each in gc.get_objects() if type(each) is Sentinel]
-    remembered = [len(watched.backwards) for watched in sentinel._watched.values()]
+    remembered = [len(watched.backwards) for watched in sentinel._optimizers.all()]
     os._exit(1 if any(remembered) or monitor.faults else 0)
 _, status = os.waitpid(pid, 0)
 train(3)
