@@ -51,6 +51,8 @@ MOST_WAITING = 10_000
 """Steps that may wait for the thread; later ones are dropped and counted."""
 LOOK_SECONDS = 1.0
 """Time between two looks around."""
+REST_SECONDS = 0.025
+"""Time for which the thread rests after its work: short steps are processed several at a time."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
@@ -170,6 +172,7 @@ class RunNumbers:
                 inline=True,
                 look=self._look,
                 due=LOOK_SECONDS,
+                rest=REST_SECONDS,
             )
 
     # Called by the program, on the training thread.
