@@ -64,6 +64,11 @@ class HostRows:
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         return np.asarray(self(), *args, **kwargs)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostRows) and self._buffer.tobytes() == other._buffer.tobytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
     """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import utils
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
@@ -403,11 +404,7 @@ def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
     """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
-    found = [
-        bool(model.require_backward_grad_sync)
-        for model in models
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    ]
+    found = [bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)]
     return all(found) if found else None
 
 

@@ -51,7 +51,7 @@ MOST_WAITING = 10_000
 """Steps that may wait for the thread; later ones are dropped and counted."""
 LOOK_SECONDS = 1.0
 """Time between two looks around."""
-REST_SECONDS = 0.025
+REST_SECONDS = 0.05
 """Time for which the thread rests after its work: short steps are processed several at a time."""
 
 Listener = Callable[[RunStep], None]

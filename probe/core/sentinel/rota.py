@@ -38,16 +38,16 @@ class _Read:
         versions: of these parameters.
     """
 
-    __slots__ = ("_rows", "_wait", "positions", "versions")
+    __slots__ = ("_rows", "positions", "versions", "wait")
 
     def __init__(self, positions: Sequence[int], wait: Wait, versions: Sequence[int]) -> None:
-        self.positions, self.versions, self._wait = positions, versions, wait
+        self.positions, self.versions, self.wait = positions, versions, wait
         self._rows: npt.NDArray[np.float64] | None = None
 
     def rows(self) -> npt.NDArray[np.float64]:
         """Return the moments; wait for the device."""
         if self._rows is None:
-            self._rows = self._wait()
+            self._rows = self.wait()
         return self._rows
 
 
@@ -173,9 +173,9 @@ class Rota:
         begun = time.thread_time()
         chosen, last = self._chosen(), self._last
         if last is not None and last.positions == chosen:
-            self._before = self._again = self._read(chosen)
+            self._before = self._again = self._read(chosen, last)
         else:
-            self._again = None if last is None else self._read(last.positions)
+            self._again = None if last is None else self._read(last.positions, last)
             self._before = self._read(chosen)
         self._spent += time.thread_time() - begun
 
@@ -214,9 +214,12 @@ class Rota:
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: Sequence[int]) -> _Read | None:
+    def _read(self, chosen: Sequence[int], last: _Read | None = None) -> _Read | None:
+        """Read parameters. Where nothing has changed since the last reading, their versions do not matter."""
         there, wait = self._reader.read(chosen)
         if not there:
             return None
+        if last is not None and there is last.positions and wait == last.wait:
+            return _Read(there, wait, last.versions)
         parameters = self._parameters if there is self._all else [self._parameters[position] for position in there]
         return _Read(there, wait, self._loop.versions(parameters))

@@ -191,7 +191,7 @@ class Sentinel:
         if number is None:
             return
         self._optimizers.look_again()
-        watched = self._optimizers.of(optimizer)
+        watched = self._optimizers.updating(optimizer)
         for running in [*self._running.values()]:  # an update within a backward
             if id(watched) not in running.counted:
                 running.counted.add(id(watched))

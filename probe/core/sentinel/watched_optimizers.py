@@ -18,7 +18,7 @@ from probe.core.sentinel.rota import Rota
 
 MOST_STRANGERS = 512
 """Parameters in no optimizer that are looked at, at most."""
-UPDATES_A_LOOK, SHARE_OF_LOOKS = 4, 0.01
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 8, 0.01
 """Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
 most."""
 
@@ -69,6 +69,11 @@ class WatchedOptimizers:
     def forget_present(self) -> None:
         """Look for the optimizers and their parameters again with the next backward: an update has ended."""
         self._present = None
+
+    def updating(self, optimizer: Optimizer) -> OptimizerMemory:
+        """Return what is remembered of an optimizer that updates, with its parameters as of the latest backward."""
+        watched = None if self._present is None else self._watched.get(id(optimizer))
+        return self.of(optimizer) if watched is None else watched
 
     def of(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer, with its parameters of now."""
