@@ -231,10 +231,12 @@ os._exit(7)
 
 
 def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
-    """Arguments, path, name, exit code, traceback and a `sitecustomize` of the user's; then the run is watched."""
+    """Arguments, path, name, exit code, traceback and a `sitecustomize` of the user's; then the run is watched, also if
+    an engine that is being imported imports torch first."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = 3\n")
-    text = "import sys\nprint(sys.argv, sys.path[0], __name__, __file__, of_the_user)\n" + SCRIPTS["a loop"].text
+    (tmp_path / "own" / "deepspeed.py").write_text("import torch\ninitialize = print\n")
+    text = "import deepspeed, sys\nprint(sys.argv, sys.path[0], __name__, __file__, of_the_user)\n" + SCRIPTS["a loop"].text
     (tmp_path / "train.py").write_text(text + "raise SystemExit(int(sys.argv[2]))\n")
     (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('x')\nf()\n")
     own = {**os.environ, **OWN, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"}
@@ -249,6 +251,7 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     assert (plain.returncode, run.returncode) == (5, 5), run.stderr
     assert run.stdout == plain.stdout
     assert "probe: info: watching Sequential with AdamW" in run.stderr
+    assert "is not watched" not in run.stderr
     assert len([*tmp_path.glob("monitor_output/*/manifest.json")]) == 1
     plain, run = done("broken.py"), done("-m", "probe.run", "broken.py")
     assert (run.returncode, run.stderr) == (plain.returncode, plain.stderr)
