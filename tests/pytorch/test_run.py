@@ -236,7 +236,8 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = 3\n")
     (tmp_path / "own" / "deepspeed.py").write_text("import torch\ninitialize = print\n")
-    text = "import deepspeed, sys\nprint(sys.argv, sys.path[0], __name__, __file__, of_the_user)\n" + SCRIPTS["a loop"].text
+    printed = "print(sys.argv, sys.path[0], __name__, __file__, of_the_user)"
+    text = f"import deepspeed, sys\n{printed}\n" + SCRIPTS["a loop"].text
     (tmp_path / "train.py").write_text(text + "raise SystemExit(int(sys.argv[2]))\n")
     (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('x')\nf()\n")
     own = {**os.environ, **OWN, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"}
