@@ -100,6 +100,8 @@ def test_gradients_that_come_and_go_are_none() -> None:
     assert not findings(
         "gradient-gone", experts.updates(30), experts.updates(15, norms={"experts.3": 0.0}), experts.updates(9)
     )
+    fading = (training.update(norms={"head": 0.1 * max(0.0, 1 - step / 60)}) for step in range(100))
+    assert not findings("gradient-gone", fading)
     assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
     assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
 
