@@ -21,7 +21,7 @@ FADED, SLOWNESS = 0.25, 0.05
 in what is usual."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
-EXPERT = re.compile(r"expert", re.IGNORECASE)
+EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
 
 
 class GradientGone(ChangeCheck):
@@ -29,9 +29,9 @@ class GradientGone(ChangeCheck):
 
     That counts only of parameters that still require one. A module that loses it as another one begins to have one is
     the head of an earlier task, one that had it back before has a coefficient that comes and goes, one whose gradient
-    has shrunk before has a coefficient that goes to 0, and a small one at the end may be an auxiliary head. Updates
-    in which all gradients of the optimizer are zero count only if the loss is known not to be zero: a hinge loss may
-    be satisfied.
+    has shrunk before has a coefficient that goes to 0, and a small one at the end, or one that is called so, may be
+    an auxiliary head. Updates in which all gradients of the optimizer are zero count only if the loss is known not to
+    be zero: a hinge loss may be satisfied.
     """
 
     name = "gradient-gone"
@@ -63,6 +63,7 @@ class GradientGone(ChangeCheck):
         """Modules whose gradient has come back after it was gone for some updates, as a coefficient of the loss may."""
         self._usual, self._latest = np.zeros(number), np.zeros(number)
         """Usual sum of the squares of a module's gradients, and that of the latest update that had some."""
+        self._auxiliary = np.array([AUXILIARY.search(module) is not None for module in places], dtype=np.bool_)
         self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -121,7 +122,7 @@ class GradientGone(ChangeCheck):
         soon = regular & (self._missing == SOON)
         late = ~regular & zero & (self._missing == LATE)
         faded = self._latest < FADED**2 * self._usual
-        ended = gone & ~self._excused & ~self._revived & ~faded & (soon | late)
+        ended = gone & ~self._excused & ~self._revived & ~self._auxiliary & ~faded & (soon | late)
         absent = ended & ~self._any(facts.gradients.there)
         if absent.any() and not self._is_trunk(absent, facts.sizes):
             ended &= ~absent

@@ -17,7 +17,7 @@ class RateZero(ChangeCheck):
     that is longer.
 
     A warm-up that begins at zero, and a schedule that touches zero before it starts again or as the run ends, do so for
-    fewer updates.
+    fewer updates. One that rests at zero and starts again does so in each of its cycles: it is reported once.
     """
 
     name = "rate-zero"
@@ -31,6 +31,8 @@ class RateZero(ChangeCheck):
         super().__init__()
         self._highest, self._number, self._zero, self._since = 0.0, 0, 0, -1
         """Highest rate, updates, updates in a row at rate zero, and the step of the first of these."""
+        self._longest = 0
+        """Most updates in a row at rate zero after which the rate has risen again."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -42,10 +44,12 @@ class RateZero(ChangeCheck):
             self._highest = max(self._highest, *rates)
         zero = self._highest > 0 and not any(rates)
         if not zero:
+            if self._highest > 0:
+                self._longest = max(self._longest, self._zero)
             self._number, self._zero = self._number + self._zero + 1, 0
             return
         self._since = self._since if self._zero else facts.step
         self._zero += 1
-        if self._zero == min(MOST, max(UPDATES, ceil(SHARE * self._number))):
+        if self._zero == max(2 * self._longest, min(MOST, max(UPDATES, ceil(SHARE * self._number)))):
             text = f"all learning rates are 0 in {self._zero} updates in a row, up to {self._highest:.3g} before"
             yield self.finding(facts, self._since, text, {"highest": self._highest})

@@ -49,6 +49,13 @@ def test_a_schedule_that_ends_just_before_the_run_is_none() -> None:
     assert steps("rate-zero", later.updates(1000), later.updates(20, rates=(0.0,))) == [1007]
 
 
+def test_a_schedule_that_rests_at_zero_is_found_once() -> None:
+    """Each cycle ends with four updates at rate zero; an end of ten is another matter."""
+    training = Training()
+    cycles = (training.update(rates=(0.0 if step % 30 > 25 else 1e-3,)) for step in range(180))
+    assert steps("rate-zero", cycles, training.updates(10, rates=(0.0,))) == [28, 183]
+
+
 def test_a_group_that_is_frozen_by_its_rate_is_none() -> None:
     """One group at 0 is no schedule; a rate that is not known is not judged."""
     training = Training()
@@ -100,6 +107,9 @@ def test_gradients_that_come_and_go_are_none() -> None:
     assert not findings(
         "gradient-gone", experts.updates(30), experts.updates(15, norms={"experts.3": 0.0}), experts.updates(9)
     )
+    names = ("trunk.weight", "head.weight", "aux_head.0.weight", "aux_head.0.bias")
+    branch = Training(names)
+    assert not findings("gradient-gone", branch.updates(30), branch.updates(30, norms={"aux_head": 0.0}))
     fading = (training.update(norms={"head": 0.1 * max(0.0, 1 - step / 60)}) for step in range(100))
     assert not findings("gradient-gone", fading)
     assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
