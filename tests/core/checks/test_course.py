@@ -49,6 +49,15 @@ def test_a_schedule_that_ends_just_before_the_run_is_none() -> None:
     assert steps("rate-zero", later.updates(1000), later.updates(20, rates=(0.0,))) == [1007]
 
 
+def test_a_rate_that_is_never_above_zero_is_found() -> None:
+    """At the twentieth update, if no other optimizer trains; a warm-up may begin with ten."""
+    training = Training(rates=(0.0,))
+    (finding,) = findings("rate-zero", training.updates(60))
+    assert (finding.step, finding.since) == (19, 0)
+    assert not findings("rate-zero", training.updates(60, alone=False))
+    assert not findings("rate-zero", training.updates(10), training.updates(60, rates=(1e-3,)))
+
+
 def test_a_schedule_that_rests_at_zero_is_found_once() -> None:
     """Each cycle ends with four updates at rate zero; an end of ten is another matter."""
     training = Training()
