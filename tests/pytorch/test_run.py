@@ -57,6 +57,24 @@ def test_another_optimizer_begins_another_run(forks: ForkServer, tmp_path: Path)
     assert sorted(steps) == [3, 5]
 
 
+@pytest.mark.parametrize(("optimizer", "number"), [("Adam", 1), ("SGD", 0)])
+def test_an_optimizer_that_is_made_for_each_update_is_reported(
+    forks: ForkServer, tmp_path: Path, optimizer: str, number: int
+) -> None:
+    """Once, if it would keep anything from one update to the next."""
+    text = f"""
+import torch
+net = torch.nn.Linear(4, 2)
+for step in range(6):
+    optimizer = torch.optim.{optimizer}(net.parameters(), 1e-3)
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+"""
+    done = ran(forks, tmp_path / "run", text, watch=True)
+    assert done.code == 0, done.errors
+    assert sum("a new optimizer was made for each of the last updates" in line for line in done.said) == number
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_monitor_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path, late: bool) -> None:
     """Whether it attaches first, or after the other: no step is in two runs."""
