@@ -243,3 +243,34 @@ def test_norms_of_all_sizes_do_not_leap() -> None:
     """LBFGS and policy gradients have norms over orders of magnitude."""
     training, random = Training(), np.random.default_rng(5)
     assert not findings("gradient-leap", (training.update(factor=10 ** random.normal()) for _ in range(1000)))
+
+
+def leaping(common: float, times: float) -> list[JudgedUpdate]:
+    """Forty healthy updates, one in which all gradients are larger, and that of a layer moreover, and five more."""
+    training, layer = Training(), {"layers.1.weight": 0.1 * common * times}
+    return [*training.updates(40), training.update(factor=common, norms=layer), *training.updates(5)]
+
+
+def test_a_gradient_that_leaps_alone_is_named_in_its_step() -> None:
+    """A sixteenfold one, of one layer; the norm of all gradients is as it was."""
+    rows = leaping(1.0, 16.0)
+    (finding,) = findings("gradient-apart", rows)
+    assert (finding.step, finding.where, finding.grade) == (40, ("layers.1.weight",), "warning")
+    assert 8 < finding.evidence["norm"] / finding.evidence["median"] < 32
+
+
+def test_gradients_that_move_together_are_not_apart() -> None:
+    """A batch that makes all of them a hundred times as large, a small leap, and gradients at rounding level."""
+    assert not findings("gradient-apart", leaping(100.0, 1.0))
+    assert not findings("gradient-apart", leaping(1.0, 4.0))
+    training = Training()
+    faint = {"layers.1.weight": 1e-9}
+    rows = [*training.updates(40, norms=faint), training.update(norms={"layers.1.weight": 1e-7})]
+    assert not findings("gradient-apart", rows)
+
+
+def test_a_gradient_that_others_join_has_no_past() -> None:
+    """After other parameters have got gradients, as by unfreezing, nothing is judged for a while."""
+    training = Training()
+    rows = [*training.updates(40, there=NAMES[:6]), *training.updates(3)]
+    assert not findings("gradient-apart", rows, [training.update(norms={NAMES[0]: 9.0})])
