@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend.protocols import Parameter, TrainingLoop
-from probe.core.checks.update_facts import Mask, Values, is_all
+from probe.core.checks.update_facts import Mask, Values, is_all, is_any
 
 COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
@@ -22,6 +22,8 @@ ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
 ROUNDING, NOUGHT = 1e-7, 0.1
 """Relative error of a sum of squares, and the part of a number that its successor must be less than."""
+MOST_PAST = 1 << 16
+"""Updates after which the numbers are remembered."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -51,6 +53,23 @@ class _Read:
         return self._rows
 
 
+class PastNumbers:
+    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, None] = {}
+
+    def knows(self, rows: npt.NDArray[np.float64]) -> bool:
+        """Return whether all parameters had these numbers after an update."""
+        return hash(rows.tobytes()) in self._hashes
+
+    def add(self, rows: npt.NDArray[np.float64]) -> None:
+        """Remember the numbers after an update; forget the oldest if they are many."""
+        self._hashes[hash(rows.tobytes())] = None
+        if len(self._hashes) > MOST_PAST:
+            del self._hashes[next(iter(self._hashes))]
+
+
 class RotaReading(NamedTuple):
     """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
     them and as they were before this one."""
@@ -59,6 +78,8 @@ class RotaReading(NamedTuple):
     after: _Read | None
     last: _Read | None
     again: _Read | None
+    past: PastNumbers | None = None
+    """Numbers of before, if all parameters are read each time."""
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""
@@ -66,12 +87,18 @@ class RotaReading(NamedTuple):
             return None
         looked = positions_of(tuple(self.before.positions))
         number = len(looked)
-        moved = _moved(self.before.rows(), self.after.rows())
+        moved, none, unknown = _moved(self.before.rows(), self.after.rows()), none_of(number), _unknown(number)
         if self.last is None or self.again is None:
-            return Values(looked, moved, none_of(number), none_of(number), none_of(number), _unknown(number))
-        if self.last.positions is self.again.positions is self.before.positions and _alike(self.last, self.again):
-            return Values(looked, moved, none_of(number), none_of(number), all_of(number), _unknown(number))
-        return Values(looked, moved, *self._written(looked, self.last, self.again))
+            values = Values(looked, moved, none, none, none, unknown)
+        elif self.last.positions is self.again.positions is self.before.positions and _alike(self.last, self.again):
+            values = Values(looked, moved, none, none, all_of(number), unknown)
+        else:
+            values = Values(looked, moved, *self._written(looked, self.last, self.again))
+        if self.past is None:
+            return values
+        restored = is_any(values.written) and self.past.knows(self.before.rows())
+        self.past.add(self.after.rows())
+        return values._replace(restored=True) if restored else values
 
     def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
         """Return for each parameter that was looked at whether its numbers have changed since the last update, whether
@@ -163,6 +190,7 @@ class Rota:
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._next = LEAST, 0
+        self._past = PastNumbers()
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
@@ -184,7 +212,8 @@ class Rota:
         begun = time.thread_time()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
-        looked = RotaReading(before, after, self._last, self._again)
+        past = self._past if after is not None and len(after.positions) == len(self._all) else None
+        looked = RotaReading(before, after, self._last, self._again, past)
         self._last, self._again = after, None
         now = time.perf_counter()
         self._pace(self._spent + time.thread_time() - begun, now - self._began)
