@@ -56,8 +56,6 @@ class Worker:
         look: called when it is due; returns the seconds until it is due again, or None: when it is woken.
         due: seconds until ``look`` is due first, perhaps before the owner has this worker; None: when it is woken.
         things: the submitted works, as the counts of lost ones name them.
-        rest: seconds that the thread rests when there is no more work. What is submitted meanwhile wakes no thread, and
-            is done together, which takes a fraction of the time; a flush and the end cut a rest short.
     """
 
     def __init__(
@@ -72,15 +70,15 @@ class Worker:
         look: Callable[[], float | None] | None = None,
         due: float | None = None,
         things: str = "steps",
-        rest: float = 0.0,
     ) -> None:
         self._name, self._where, self._faults, self._things = name, where, faults, things
         self._waits, self._inline, self._process = when_full == "wait", inline, os.getpid()
         self._look = look or _nothing
         self._due = None if due is None else time.monotonic() + due
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # None: a look
-        self._rest, self._calls = rest, queue.SimpleQueue[None]()
-        """Seconds of a rest, and calls that cut it short."""
+        self.rest, self._calls = 0.0, queue.SimpleQueue[None]()
+        """Seconds that the thread rests when there is no more work, and calls that cut it short: a flush, and the end.
+        What is submitted meanwhile wakes no thread, and is done together, which takes a fraction of the time."""
         self._size, self._room = room or 0, queue.SimpleQueue[None]() if room else None
         for _ in range(self._size):
             self._room.put(None)  # type: ignore[union-attr] # there is room
@@ -234,16 +232,16 @@ class Worker:
 
     def _call(self) -> None:
         """Cut a rest short."""
-        if self._rest:
+        if self.rest > 0:
             self._calls.put(None)
 
     def _run(self) -> None:
         with self._serving:
             while not self._stopped:
                 self._turn(LONGEST_PAUSE if self._due is None else self._due - time.monotonic())
-                if self._rest and self._queue.empty() and not self._stopped:
+                if self.rest > 0 and self._queue.empty() and not self._stopped:
                     with suppress(queue.Empty):
-                        self._calls.get(timeout=self._rest)
+                        self._calls.get(timeout=self.rest)
         _ending.discard(self)
 
     def _turn(self, pause: float) -> None:

@@ -133,7 +133,8 @@ def test_a_rest_is_cut_short(end: str) -> None:
     """A flush and the end do not wait until the thread has rested, and what was submitted meanwhile is done in
     order."""
     done: list[int] = []
-    one = worker(rest=3600.0)
+    one = worker()
+    one.rest = 3600.0
     for number in range(4):
         one.submit(partial(done.append, number))
         if number == 1:
