@@ -80,27 +80,21 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: 
 def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
     """Return what :func:`in_one_pass` returns, before NumPy has seen it."""
     places = fused_reduce.places(columns) if fused_reduce.available else None
-    if places is None or not (kind := _kind(tensors)):
+    if places is None or not tensors or not PLAIN.issuperset(map(type, tensors)):
         return None
-    sizes = [tensor.numel() for tensor in tensors]
-    if 0 in sizes:
+    dtype, addresses, sizes = tensors[0].dtype, list[int](), list[int]()
+    kind = KINDS.get(dtype)
+    for tensor in tensors:  # each once: most of the time is that of its first look at a tensor
+        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return None
+        if not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        sizes.append(tensor.numel())
+        addresses.append(tensor.data_ptr())
+    if kind is None or 0 in sizes:
         return None
-    addresses = [tensor.data_ptr() for tensor in tensors]
     buffer, valid = fused_reduce.Arrays(addresses, sizes, kind, eps, fused_reduce.needed(columns)).read()
     return None if 0 in valid else HostRows(buffer, places)
-
-
-def _kind(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the kind of the numbers of :func:`plain` tensors; empty if they are of several kinds, or not all plain."""
-    if not tensors or not PLAIN.issuperset(map(type, tensors)):
-        return ""
-    dtype = tensors[0].dtype
-    for tensor in tensors:
-        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
-            return ""
-        if not tensor.is_contiguous() or tensor.is_neg():
-            return ""
-    return KINDS.get(dtype, "")
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:

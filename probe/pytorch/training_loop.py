@@ -243,7 +243,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 def moments(gradients: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Any:
     """Return moments of ``gradients``, on their way to the host."""
-    rows = host_moments.in_place([local(gradient) for gradient in gradients], columns, 0.0)
+    rows = host_moments.in_place(gradients, columns, 0.0)
     return tensors.moments(gradients, columns, 0.0) if rows is None else rows
 
 

@@ -81,7 +81,7 @@ class GradientNorms:
             for one in watched.measured:
                 blocks.append(one.block)
                 places += one.places(held, identities)
-                is_scaled += [one.returned] * len(one.positions)
+                is_scaled += [one.returned] * (0 if scale is None else len(one.positions))
             rest = [] if places == rest else sorted({*rest}.difference(places))
         if rest:
             blocks.append(self._loop.moments([gradient for n in rest if (gradient := held[n]) is not None], NORMS))
