@@ -409,9 +409,9 @@ def main() -> None:
 
 
 WHAT = (
-    "A GPT of 12 layers and width 256 with 149 parameter tensors (the small model: 4 layers of width 128; the tiny one: "
-    "2 of width 48 on one thread, turns of 50 steps, processor time of all threads), batch 4 x 128 tokens, AdamW, 2 CPU "
-    "threads; ops min, max, mean, norm and nans, CSV files, no alerts, unless a row names something else."
+    "A GPT of 12 layers and width 256 with 149 parameter tensors (the small model: 4 layers of width 128; the tiny "
+    "one: 2 of width 48 on one thread, in turns of 50 steps, processor time of all threads), batch 4 x 128 tokens, "
+    "AdamW, 2 CPU threads; ops min, max, mean, norm and nans, CSV files, no alerts, unless a row names something else."
 )
 NO_COMPARISON = (
     "No comparison: in this setting the existing tool (mindstudio-probe 26.2.0) ends training. It cannot listen to an "
