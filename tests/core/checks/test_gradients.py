@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -192,3 +192,18 @@ def test_clipping_at_every_update_is_a_note() -> None:
     assert not findings(
         "constant-clip", (training.update(clip=1.0 if step % 100 == 99 else 0.01) for step in range(300))
     )
+
+
+@pytest.mark.parametrize("norm", [0.0, 3.0, 1e200, nan, inf])
+@pytest.mark.parametrize("there", [True, ["embed", "head"]])
+def test_what_checks_share_is_what_numpy_derives(norm: float, there: bool | list[str]) -> None:
+    """Total norm without NaN, finiteness of the gradients that are there, and those that are not zero."""
+    update = Training().update(there=there, norms={"head.bias": norm})
+    norms, present = update.gradients[:, 0], update.facts.gradients.there
+    with np.errstate(over="ignore"):
+        assert update.total == pytest.approx(np.sqrt(np.nansum(norms**2)), rel=1e-12)
+    assert update.finite == np.isfinite(norms[present]).all()
+    assert update.pattern == (present & (norms != 0)).tobytes()
+    unread = Training().update(there=there, readable=False)
+    assert (unread.norms, unread.total, unread.finite) == (None, 0.0, True)
+    assert unread.pattern == present.tobytes()
