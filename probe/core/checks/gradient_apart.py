@@ -110,7 +110,7 @@ class GradientApart(ChangeCheck):
         where = ancestors(names, facts.names)
         times = exp(float(levels[worst] - middles[worst]))
         text = (
-            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times its "
+            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times the "
             f"median of the latest {min(self._number, WINDOW)} updates"
         )
         evidence = {"norm": exp(float(levels[worst])), "median": exp(float(middles[worst])), "gradients": len(names)}
