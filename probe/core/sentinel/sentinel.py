@@ -233,7 +233,7 @@ class Sentinel:
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
-            world=self._watch.run.framework.groups.world_size() if backwards else 1,
+            world=self._optimizers.world if backwards else 1,
             clip=1.0,
             strangers=self._optimizers.strangers(),
             replaced=self._watch.parameters.replaced,

@@ -47,6 +47,8 @@ class WatchedOptimizers:
         self._watched: dict[int, OptimizerMemory] = {}
         self._present: list[OptimizerMemory] | None = None
         """All that is watched; None if it has to be looked for."""
+        self.world = 1
+        """Number of processes, as of the last search."""
         self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
         """Updates since parameters were searched for, when that was, and how long it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
@@ -109,7 +111,7 @@ class WatchedOptimizers:
         names = tuple(every[identity].name if identity in every else "" for identity in order)
         if names != watched.names:
             watched.names = names
-        watched.groups = self._loop.groups(optimizer)
+        watched.groups, self.world = self._loop.groups(optimizer), self._watch.run.framework.groups.world_size()
         watched.every, watched.is_ready, self._outside = every, True, None
 
     # What belongs to none, and what comes and goes.
@@ -147,6 +149,7 @@ class WatchedOptimizers:
         """Search for parameters that have come or gone."""
         begun = time.thread_time()
         self._watch.parameters.look()
+        self.world = self._watch.run.framework.groups.world_size()
         self._look_seconds = time.thread_time() - begun
         self._updates, self._looked_at = 0, time.perf_counter()
         self._present = None
