@@ -76,7 +76,7 @@ class GradientApart(ChangeCheck):
             self.judged = True
             apart = self._apart(levels, facts.sizes, finite)
             if apart is not None and self._quiet >= PATIENCE:
-                yield self._finding(update, np.flatnonzero(finite)[apart], levels[apart], apart)
+                yield self._finding(update, np.flatnonzero(finite)[apart].tolist(), levels[apart], apart)
             self._quiet = 0 if apart is not None else self._quiet + 1
         self._past[self._number % WINDOW] = levels
         self._number += 1
@@ -102,11 +102,11 @@ class GradientApart(ChangeCheck):
         )
         return apart if apart.any() else None
 
-    def _finding(self, update: JudgedUpdate, places: Array, levels: Array, apart: Mask) -> CheckFinding:
+    def _finding(self, update: JudgedUpdate, places: list[int], levels: Array, apart: Mask) -> CheckFinding:
         facts = update.facts
         middles = np.median(self._past[: self._number], axis=0)[apart]
         worst = int(np.argmax(levels - middles))
-        names = [facts.names[int(place)] for place in places]
+        names = [facts.names[place] for place in places]
         where = ancestors(names, facts.names)
         times = exp(float(levels[worst] - middles[worst]))
         text = (
