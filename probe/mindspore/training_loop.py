@@ -286,6 +286,11 @@ def shows_gradients(optimizer: Any) -> bool:  # noqa: ARG001
     return not compiled_steps.counting()
 
 
+def keeps_elsewhere(optimizer: Any) -> bool:  # noqa: ARG001
+    """Return False: gradients are arguments."""
+    return False
+
+
 def keeps(parameters: Sequence[Any]) -> bool:
     """Return whether gradients stay with ``parameters`` from a backward to the update: only those of packages that
     imitate torch do."""

@@ -215,6 +215,11 @@ def shows_gradients(optimizer: Any) -> bool:
     return steps.is_native(optimizer)
 
 
+def keeps_elsewhere(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` is of an engine that has parts of the gradients in buffers of its own."""
+    return not steps.is_native(optimizer)
+
+
 def keeps(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
     """Return True: gradients stay with ``parameters`` until they are cleared."""
     return True

@@ -496,3 +496,31 @@ def test_state_on_disk_is_refused(ranks: Ranks) -> None:
     for said in ranks.run(on_disk):
         assert "NVMe" in said
         assert 'set the device to "cpu"' in said
+
+
+def norms_of_each_step(case: Case) -> tuple[list[float], list[float]]:
+    """The norm of this rank's part of all gradients at each step, as the sentinel has it, and of the whole by hand."""
+    engine = engine_of(case)
+    quiet = {"step_interval": 1000, "run": {"enable": True}, "sentinel": {"enable": True}}
+    monitor = attach(engine, case, xy_distribution=False, **quiet)
+    train(engine, case)
+    monitor.stop()
+    assert monitor.faults == {}
+    found = {}
+    for path in Path(monitor.output_directory).glob("run_*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            found |= {int(row["step"]): row["value"] for row in csv.DictReader(file) if row["name"] == "gradient_norm"}
+    rows = by_hand(case, engine.optimizer)
+    whole = [[g for row, g in rows.items() if (row.signal, row.step) == ("grad_reduced", n)] for n in range(STEPS)]
+    truth = [float(sum(g.double().square().sum() for g in each)) ** 0.5 for each in whole]
+    return [float(found[step]) for step in range(STEPS)], truth
+
+
+@pytest.mark.parametrize("case", [Case(1), Case(3), Case(2, "fp16", 2)], ids=str)
+def test_the_sentinel_has_the_norm_of_this_ranks_part_at_every_step(
+    deepspeed_ranks: Callable[[str], Ranks], case: Case
+) -> None:
+    """Of steps that are not sampled, too, without the loss scale; the parts make up the whole."""
+    told = deepspeed_ranks(NEWEST).run(norms_of_each_step, case)
+    together = np.sqrt(sum(np.square(parts) for parts, _ in told))
+    np.testing.assert_allclose(together, told[0][1], rtol=5e-3 if case.precision == "fp16" else 1e-4)

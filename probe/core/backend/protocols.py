@@ -564,6 +564,10 @@ class TrainingLoop(Protocol):
         """Return whether the gradients of the update by ``optimizer`` that runs can be seen: not if both were compiled
         together, or if it keeps them elsewhere than with its parameters."""
 
+    def keeps_elsewhere(self, optimizer: Optimizer) -> bool:
+        """Return whether ``optimizer`` is of an engine that keeps the gradients of its updates elsewhere than with the
+        parameters, where :meth:`Hooks.gradients_of` finds them."""
+
     def keeps(self, parameters: Sequence[Parameter]) -> bool:
         """Return whether gradients stay with ``parameters`` from a backward to the update, so that they were cleared if
         they are gone."""

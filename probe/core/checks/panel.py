@@ -9,11 +9,27 @@ from probe.core.checks import CHECKS
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
+from probe.core.checks.nothing_moves import NothingMoves
+from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.parameter_stuck import ParameterStuck
+from probe.core.checks.stale_gradient import StaleGradient
+from probe.core.checks.update_without_backward import UpdateWithoutBackward
 from probe.core.door import FaultCounter, attempt
 
 OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name})
 """Checks that judge losses alone."""
+OF_OBJECTS = frozenset(
+    {
+        NothingToApply.name,
+        NothingMoves.name,
+        ParameterStuck.name,
+        StaleGradient.name,
+        UpdateWithoutBackward.name,
+    }
+)
+"""Checks that judge what became of gradients and parameters that the program has."""
 COMPILED = "updates are compiled, and no hook runs in them"
+ELSEWHERE = "an engine keeps gradients and what it updates elsewhere"
 MOST_REPEATS = 3
 """Findings of one check about the same places of one optimizer."""
 MOST = 20
@@ -42,6 +58,8 @@ class CheckPanel:
         """Names of the checks that have found something graver than a note."""
         self._compiled = False
         """True if an update was compiled."""
+        self._elsewhere = False
+        """True if an engine kept the gradients of an update."""
         self.omitted = 0
         """Findings that were left out because the same was reported before."""
 
@@ -54,8 +72,11 @@ class CheckPanel:
             update = JudgedUpdate(update.facts._replace(alone=False), update.gradients)
         findings: list[CheckFinding] = []
         self._compiled |= not update.facts.seen
+        self._elsewhere |= not update.facts.shown
         for name, check in self._checks.get(number, {}).items():
             if not update.facts.seen and name not in OF_LOSSES:
+                continue
+            if not update.facts.shown and name in OF_OBJECTS:
                 continue
             rows = attempt(self._faults, self._places[name], _judged, check, update)
             if rows is None:
@@ -121,8 +142,8 @@ class CheckPanel:
         if self._compiled and name not in OF_LOSSES and None not in reasons:
             return COMPILED
         if unseen:
-            some = f" (of {len(unseen)} of {len(reasons)} optimizers)" if len(unseen) < len(reasons) else ""
-            return unseen[0] + some
+            first = ELSEWHERE if self._elsewhere and name in OF_OBJECTS else unseen[0]
+            return first + (f" (of {len(unseen)} of {len(reasons)} optimizers)" if len(unseen) < len(reasons) else "")
         return None if None in reasons else reasons[0]
 
 

@@ -136,5 +136,8 @@ class UpdateFacts(NamedTuple):
     only a device knows the factor."""
     seen: bool = True
     """False of an update in which no hook runs, such as a compiled one: its losses are known, nothing else."""
+    shown: bool = True
+    """False if an engine keeps the gradients elsewhere than with the parameters: the norms of this rank's parts are
+    known, and not what became of the objects."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from probe.core.backend.protocols import Block, Optimizer, Tensor, TrainingLoop
-from probe.core.checks.update_facts import Array
+from probe.core.backend.protocols import Block, Optimizer, Shard, Tensor, TrainingLoop
+from probe.core.checks.update_facts import Array, Gradients
+from probe.core.door import attempt
 from probe.core.instrumentation.context import Run
 from probe.core.sentinel.optimizer_memory import MeasuredGradients, OptimizerMemory
 from probe.core.sentinel.read_update import unscaled_norms
@@ -21,7 +22,8 @@ class GradientNorms:
     """Reader of the norms of gradients, which waits for no device."""
 
     def __init__(self, loop: TrainingLoop, run: Run) -> None:
-        self._loop, self._tensors, self._hooks = loop, run.framework.tensors, run.framework.hooks
+        self._loop, self._run = loop, run
+        self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
 
     def have_numbers(self, gradients: Sequence[Tensor]) -> Callable[[], bool]:
         """Return a function that waits for whether any of some gradients is not exactly zero."""
@@ -92,6 +94,27 @@ class GradientNorms:
             blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
         mask = None if scale is None else np.asarray(is_scaled, np.bool_)
         return unscaled_norms(self._tensors.to_host(blocks), places, mask, len(held))
+
+    def elsewhere(self, watched: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> Gradients:
+        """Return the gradients that an engine keeps, of a shard those of this rank's part."""
+        gradient_of = self._hooks.gradients_of(optimizer, self._run.main_grad)
+        parts = list[Tensor]()
+        there, places = np.zeros(len(watched.parameters), np.bool_), list[int]()
+        for place, parameter in enumerate(watched.parameters):
+            value = attempt(self._run.faults, "gradient norms", gradient_of, parameter)
+            tensor = value.tensor if isinstance(value, Shard) else value
+            if tensor is not None and 0 not in self._tensors.describe(tensor)[0]:
+                there[place] = True
+                places.append(place)
+                parts.append(tensor)
+        if not places:
+            return Gradients(there, watched.none, watched.none, None)
+        blocks = [self._tensors.moments(parts, NORMS, 0.0, None)]
+        if scale is not None:
+            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
+        mask = None if scale is None else np.ones(len(places), np.bool_)
+        read = unscaled_norms(self._tensors.to_host(blocks), places, mask, len(watched.parameters))
+        return Gradients(there, watched.none, watched.none, read)
 
     def _origins(self, held: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
         """Return the identity of what a clip has made each gradient of; 0 where there is none."""

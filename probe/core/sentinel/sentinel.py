@@ -200,13 +200,16 @@ class Sentinel:
         if watched.has_lost(held):
             self._optimizers.look()
             watched = self._optimizers.of(optimizer)
-        backwards, (again, untouched) = watched.of_thread(), watched.stale(held)
-        gradients = Gradients(watched.there, again, untouched, self._norms.read(watched, held, scale))
+        backwards, elsewhere = watched.of_thread(), self._loop.keeps_elsewhere(optimizer)
+        if elsewhere:
+            gradients = self._norms.elsewhere(watched, optimizer, scale)
+        else:
+            gradients = Gradients(watched.there, *watched.stale(held), self._norms.read(watched, held, scale))
         watched.rota.before()
         rewritten = watched.was_rewritten(self._loop.held(watched.some))
         facts = self._facts(number, optimizer, watched, gradients, len(backwards), rewritten)
         measured = [one.positions for one in watched.measured]
-        shown = self._loop.shows_gradients(optimizer)
+        shown = elsewhere or self._loop.shows_gradients(optimizer)
         self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, shown)
 
     def _facts(
@@ -248,6 +251,7 @@ class Sentinel:
             beginning=self._roots.beginning,
             rewritten=rewritten,
             seen=seen,
+            shown=not self._loop.keeps_elsewhere(optimizer),
             clipped_late=watched.clipped_late,
         )
 
