@@ -65,7 +65,7 @@ class ScriptWatch:
         self._process = os.getpid()
         self._leaves_by: Undo | None = None
         self._brief = 0
-        """Runs in a row that ended after an update or two with a new optimizer of the same model."""
+        """Number of runs in a row that ended after an update or two with a new optimizer of the same model."""
         self._reason = ""
         self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
         """Function that returns the configuration, called just before a monitor is made."""

@@ -115,8 +115,9 @@ def numbers_of(update: JudgedUpdate) -> dict[str, float]:
         values[f"{LOSS_ROOT}{end}"] = facts.loss
     if facts.gradients.read is not None:
         total = update.total if update.finite else _total(norms, facts)
-        applied = total if facts.clips is None else _total(norms * facts.clips, facts)
-        values |= {f"{GRADIENT_NORM}{end}": total, f"{APPLIED_NORM}{end}": applied}
+        values[f"{GRADIENT_NORM}{end}"] = total
+        if facts.shown:  # by how much an engine clips is not seen
+            values[f"{APPLIED_NORM}{end}"] = total if facts.clips is None else _total(norms * facts.clips, facts)
     return values
 
 
