@@ -93,7 +93,7 @@ def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: flo
         addresses.append(tensor.data_ptr())
     if kind is None or 0 in sizes:
         return None
-    buffer, valid = fused_reduce.Arrays(addresses, sizes, kind, eps, fused_reduce.needed(columns)).read()
+    buffer, valid = fused_reduce.FixedArrays(addresses, sizes, kind, eps, fused_reduce.needed(columns)).read()
     return None if 0 in valid else HostRows(buffer, places)
 
 

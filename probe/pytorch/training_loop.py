@@ -273,7 +273,7 @@ class RepeatedReader:
         self._chosen: Sequence[int] = ()
         self._read: Sequence[Any] = ()
         """Parameters that were read last."""
-        self._arrays = None if self._kind == "" else fused_reduce.Arrays((), (), self._kind)
+        self._arrays = None if self._kind == "" else fused_reduce.FixedArrays((), (), self._kind)
 
     def read(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
@@ -316,7 +316,7 @@ class RepeatedReader:
         places = [place for position in positions if (place := self._plain[position]) is not None]
         self._read = [self._parameters[position] for position in positions]
         addresses, sizes = [place[0] for place in places], [place[1] for place in places]
-        self._arrays, self._chosen = fused_reduce.Arrays(addresses, sizes, self._kind), positions
+        self._arrays, self._chosen = fused_reduce.FixedArrays(addresses, sizes, self._kind), positions
 
 
 def _no_rows() -> Array:

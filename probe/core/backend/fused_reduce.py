@@ -104,7 +104,7 @@ def write(address: int, size: int, kind: str, eps: float, more: int, row: int) -
     return bool((BRIEF_ROWS if size <= BRIEF else LONG_ROWS)[kind](address, size, eps, more, row))
 
 
-class Arrays:
+class FixedArrays:
     """Arrays of one kind, whose moments one call reads, now and again as long as they stay where they are. No function
     of NumPy runs: between the operators of a framework its first ones take longer than the pass.
 
@@ -146,7 +146,7 @@ class Arrays:
 
 
 def rows_of(buffer: array[float]) -> npt.NDArray[np.float64]:
-    """Return the moments that :meth:`Arrays.read` has returned, a row for each array."""
+    """Return the moments that :meth:`FixedArrays.read` has returned, a row for each array."""
     return np.frombuffer(buffer, np.float64).reshape(-1, NUMBERS)
 
 
@@ -163,5 +163,5 @@ def each(
     Args:
         rows: where the moments are written, side by side; if None, into a new array.
     """
-    buffer, valid = Arrays(addresses, sizes, kind, eps, more).read(None if rows is None else rows.ctypes.data)
+    buffer, valid = FixedArrays(addresses, sizes, kind, eps, more).read(None if rows is None else rows.ctypes.data)
     return rows_of(buffer) if rows is None else rows, np.frombuffer(valid, np.bool_)

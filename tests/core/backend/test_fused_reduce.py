@@ -141,7 +141,7 @@ def test_many_at_once_are_as_one_by_one() -> None:
 def test_what_is_read_again_and_again_is_as_it_is_now() -> None:
     """Each reading is of the numbers of that moment; it stays as it was when they change."""
     x, y = np.arange(5, dtype=np.float32), np.full(3, 2, np.float32)
-    arrays = fused_reduce.Arrays([x.ctypes.data, y.ctypes.data], [x.size, y.size])
+    arrays = fused_reduce.FixedArrays([x.ctypes.data, y.ctypes.data], [x.size, y.size])
     (before, valid), _ = arrays.read(), x.__imul__(2)
     y[1] = np.inf
     after, now_valid = arrays.read()
