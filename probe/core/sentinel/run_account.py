@@ -6,16 +6,18 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
-from probe.core.rules.evaluate import explain, word
+from probe.core.rules.evaluate import explain, module_of, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
+from probe.core.sentinel.armed_collection import Stretch
 from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
-from probe.core.verdict import NON_FINITE, Grade, JudgedFinding, Looked
+from probe.core.verdict import NON_FINITE, UPDATED, DeepSteps, Grade, JudgedFinding, Looked
 
 LOSS = "loss"
 """Number of the run that a program or a trainer logs as its loss."""
@@ -30,7 +32,16 @@ SIGNALS_OF = {
 }
 """Rows, by the switch of the configuration that records them."""
 UNJUDGED = " (recorded, and judged by no rule)"
-FORWARD_PHASE = SIGNALS["actv"].phase
+WEIGHTS_PHASE, FORWARD_PHASE = SIGNALS["param_origin"].phase, SIGNALS["actv"].phase
+
+
+class ShownRow(NamedTuple):
+    """Row with a number that is not finite."""
+
+    step: int
+    module: str
+    name: str
+    phase: int
 
 
 class RunAccount:
@@ -50,6 +61,12 @@ class RunAccount:
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
         self._looked: list[str] = []
+        self.stretches: Sequence[Stretch] = ()
+        """Steps in which everything is collected around what was found."""
+        self._shown: dict[int, ShownRow] = {}
+        """First row that is not finite of these, by their first step."""
+        self._spoilt: list[int] = []
+        """Steps whose updates have applied gradients that are not finite."""
         self.preflight: Callable[[], str] = str
         """Function that returns a line about the checks."""
         self.changed: Callable[[bool], object] = lambda _: None
@@ -76,8 +93,20 @@ class RunAccount:
         """Take a sampled step with its findings, in causal order."""
         after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
         if snapshot.findings:
+            self._show(snapshot)
             self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
         self.changed(False)
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """Note the first row that is not finite, if everything was collected in the step."""
+        stretch = next((each for each in [*self.stretches] if each.covers(snapshot.step)), None)
+        if stretch is None or stretch.first in self._shown:
+            return
+        for finding in snapshot.findings:
+            if word(finding.rule, finding.op, finding.value) in NON_FINITE:
+                phase = signal_of(finding.signal).phase
+                self._shown[stretch.first] = ShownRow(snapshot.step, module_of(finding), row_name(finding.key), phase)
+                return
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Take the findings of rules about numbers of the run."""
@@ -85,7 +114,10 @@ class RunAccount:
 
     def checked(self, findings: Iterable[CheckFinding]) -> None:
         """Take the findings of checks."""
-        self._add(map(of_check, findings))
+        judged = [of_check(finding) for finding in findings]
+        spoilt = [finding.step for finding in judged if finding.kind == UPDATED and finding.grade == "critical"]
+        self._spoilt += spoilt[: MOST_FINDINGS - len(self._spoilt)]
+        self._add(judged)
 
     def _add(self, findings: Iterable[JudgedFinding]) -> None:
         kinds = len(self._of_kind)
@@ -130,7 +162,18 @@ class RunAccount:
             directory=directory or "",
             faults=faults,
             ended=ended,
+            deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
         )
+
+    def _deep(self, stretch: Stretch, step: int) -> DeepSteps:
+        """Return the steps of an incident with what their rows show, as of the beginning of ``step``."""
+        last = step - 1 if stretch.last is None else stretch.last
+        row = self._shown.get(stretch.first, ShownRow(-1, "", "", FORWARD_PHASE))
+        until = stretch.first if row.step < 0 else row.step
+        spoilt = next((at for at in [*self._spoilt] if stretch.found <= at < until), None)
+        if spoilt is None and row.phase == WEIGHTS_PHASE:
+            spoilt = row.step - 1
+        return DeepSteps(stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, spoilt)
 
     def _looked_at(self, steps: int, recorded: int) -> Looked:
         span = "" if recorded == steps else f" in {recorded} of {steps} steps"

@@ -71,6 +71,8 @@ class Sentinel:
 
     def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive = watch, loop, receive
+        self.suspect: Callable[[], object] = lambda: None
+        """Function that is called where a loss on the host is not finite."""
         self._tensors, self._process = watch.run.framework.tensors, os.getpid()
         self._watched: dict[int, OptimizerMemory] = {}
         self._running: dict[int, RunningBackward] = {}
@@ -135,7 +137,9 @@ class Sentinel:
         """Look for the beginning of a value that is not finite, once an incident."""
         if math.isfinite(value):
             self._tracing = True
-        elif self._tracing and self._walks < MOST_WALKS:
+            return
+        self.suspect()
+        if self._tracing and self._walks < MOST_WALKS:
             self._tracing, self._walks = False, self._walks + 1
             names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
             self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)

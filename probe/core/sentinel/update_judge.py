@@ -50,6 +50,8 @@ class UpdateJudge:
         """The writer of lines of each optimizer, with the names for which it was made."""
         self.panel = CheckPanel(faults)
         self.findings: list[CheckFinding] = []
+        self.tripped: Callable[[Sequence[CheckFinding]], object] = lambda _: None
+        """Function that is called with what was found."""
         self._lines: CheckLines | None = None
         account.preflight = self.panel.preflight
 
@@ -87,6 +89,7 @@ class UpdateJudge:
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
         self._account.checked(found)
+        attempt(self._faults, "sentinel: collection", self.tripped, found)
         attempt(self._faults, "sentinel: file", self._write, found)
         self._numbers.found([as_run_finding(each) for each in found])
 
