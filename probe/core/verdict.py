@@ -64,6 +64,8 @@ class DeepSteps(NamedTuple):
     """Module in which it shows first."""
     row: str = ""
     """Row of that number."""
+    forward: bool = False
+    """True if it was computed in a forward, or is a weight."""
     spoilt: int | None = None
     """Last step whose update may have spoilt the weights that were collected; None if they were finite."""
 
@@ -84,10 +86,15 @@ class DeepSteps(NamedTuple):
         if self.spoilt is not None:
             spoilt = f"the weights were already spoilt, by an update up to step {self.spoilt}, when more was collected"
             return finding._replace(text=f"{finding.text}; {spoilt}, so that later steps name no module")
-        text = f"{finding.text}; at step {self.step}, with finite weights, it shows first in {self.row}"
-        if (finding.kind == TRACED and finding.where) or (finding.kind in NON_FINITE and finding.located):
+        at = f"{finding.text}; at step {self.step}, with finite weights,"
+        if finding.kind == TRACED and not self.forward:
+            return finding._replace(text=f"{at} each number that a module returned is finite: it lies in the loss")
+        text = f"{at} it shows first in {self.row}"
+        if finding.kind in NON_FINITE and finding.located:
             return finding._replace(text=text)
-        return finding._replace(text=text, where=(self.module or self.row,), located=True)
+        walked = finding.where if finding.kind == TRACED else ()
+        where = tuple(dict.fromkeys((self.module or self.row, *walked)))
+        return finding._replace(text=text, where=where, located=True)
 
 
 class Looked(NamedTuple):

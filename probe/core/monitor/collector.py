@@ -441,6 +441,7 @@ class Collector:
             self._planner.close,
             partial(self._close_numbers, well),
             partial(self._close_output, partial_step),
+            self._place_findings,
             self._close_reporting,
             self.closing.close,
             partial(self._listeners.remove, self.closing.account.rows),
@@ -475,6 +476,10 @@ class Collector:
     def _close_output(self, incident: bool) -> None:
         if self.output is not None:
             self.output.close(incident, self._end.remaining)
+
+    def _place_findings(self) -> None:
+        if self.judge is not None:
+            self.judge.place(self.step)
 
     def _close_reporting(self) -> None:
         self._reporting.close(time.monotonic() + min(self._end.remaining, self._grace))

@@ -13,7 +13,10 @@ from probe.core.config.schema import Settings
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
+from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import explain, module_of, word
+from probe.core.rules.nan import AnomalyNan, NanArgs
+from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
 from probe.core.sentinel.armed_collection import Stretch
 from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
@@ -65,6 +68,8 @@ class RunAccount:
         """Steps in which everything is collected around what was found."""
         self._shown: dict[int, ShownRow] = {}
         """First row that is not finite of these, by their first step."""
+        self._placed: set[int] = set()
+        """First steps of those whose place was returned."""
         self._spoilt: list[int] = []
         """Steps whose updates have applied gradients that are not finite."""
         self.preflight: Callable[[], str] = str
@@ -92,21 +97,28 @@ class RunAccount:
     def rows(self, snapshot: Snapshot) -> None:
         """Take a sampled step with its findings, in causal order."""
         after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
-        if snapshot.findings:
+        if self.stretches:
             self._show(snapshot)
+        if snapshot.findings:
             self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
         self.changed(False)
 
     def _show(self, snapshot: Snapshot) -> None:
-        """Note the first row that is not finite, if everything was collected in the step."""
+        """Note the first row that is not finite, if everything was collected in the step; also in a forward whose
+        update a scaler has skipped."""
         stretch = next((each for each in [*self.stretches] if each.covers(snapshot.step)), None)
         if stretch is None or stretch.first in self._shown:
             return
-        for finding in snapshot.findings:
-            if word(finding.rule, finding.op, finding.value) in NON_FINITE:
-                phase = signal_of(finding.signal).phase
-                self._shown[stretch.first] = ShownRow(snapshot.step, module_of(finding), row_name(finding.key), phase)
-                return
+        batches = [
+            batch
+            for batch in snapshot.batches
+            if is_evidence(batch) or signal_of(batch.signal).phase in (WEIGHTS_PHASE, FORWARD_PHASE)
+        ]
+        rule = AnomalyNan(NanArgs(), self._rank, snapshot.ops)
+        first = min((found for batch in batches for found in rule.judge(batch)), key=causal_order, default=None)
+        if first is not None:
+            phase = signal_of(first.signal).phase
+            self._shown[stretch.first] = ShownRow(snapshot.step, module_of(first), row_name(first.key), phase)
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Take the findings of rules about numbers of the run."""
@@ -173,7 +185,28 @@ class RunAccount:
         spoilt = next((at for at in [*self._spoilt] if stretch.found <= at < until), None)
         if spoilt is None and row.phase == WEIGHTS_PHASE:
             spoilt = row.step - 1
-        return DeepSteps(stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, spoilt)
+        forward = row.phase <= FORWARD_PHASE
+        return DeepSteps(
+            stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, forward, spoilt
+        )
+
+    def placed(self, step: int) -> list[CheckFinding]:
+        """Return, once, what rows that were collected around a finding say about its place, as findings of ``step``.
+
+        Args:
+            step: step that has ended: its update and those before it were judged.
+        """
+        placed: list[CheckFinding] = []
+        for steps in (self._deep(stretch, step + 1) for stretch in [*self.stretches]):
+            if steps.first in self._placed or not 0 <= steps.step <= step:
+                continue
+            self._placed.add(steps.first)
+            finding = next((each for each in [*self._findings] if steps.concern(each)), None)
+            if finding is not None and (named := steps.explain(finding)).where != finding.where:
+                text = named.text.removeprefix(f"{finding.text}; ")
+                kind, grade, since = finding.kind, finding.grade, finding.since
+                placed.append(CheckFinding(kind, grade, named.where, steps.step, since, text, {}))
+        return placed
 
     def _looked_at(self, steps: int, recorded: int) -> Looked:
         span = "" if recorded == steps else f" in {recorded} of {steps} steps"

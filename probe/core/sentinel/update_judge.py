@@ -64,6 +64,8 @@ class UpdateJudge:
         found = self.panel.judge(update)
         if found:
             self._keep(found)
+        if self._account.stretches:
+            self.place(update.facts.step)
         facts = update.facts
         if facts.seen and facts.gradients.read is not None:
             self._account.look("the gradients and the loop at every step")
@@ -85,6 +87,11 @@ class UpdateJudge:
             self._ranks[facts.optimizer] = facts.names, lines
         if lines is not None:
             lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
+
+    def place(self, step: int) -> None:
+        """Write what rows up to ``step``, which were collected around a finding, say about its place."""
+        if placed := self._account.placed(step):
+            attempt(self._faults, "sentinel: file", self._write, placed)
 
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
