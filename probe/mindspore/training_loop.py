@@ -20,6 +20,7 @@ from mindspore import nn
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
+from probe.core.checks.parameter_use import ParameterUse
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import autograd, compiled_steps, gradients, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
@@ -218,6 +219,11 @@ def scale_of(root: Any) -> Any:  # noqa: ARG001
 
 def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
     """Return None: nodes of MindSpore's graph do not show the values that they keep."""
+
+
+def uses(root: Any, names: Mapping[int, str]) -> Mapping[str, ParameterUse]:  # noqa: ARG001
+    """Return nothing: MindSpore's graph does not show which parameters its nodes read."""
+    return {}
 
 
 def on_total_norm(

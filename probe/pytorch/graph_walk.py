@@ -23,6 +23,7 @@ from torch.autograd.function import FunctionCtx
 
 from probe.core.backend import fused_reduce
 from probe.core.checks.beginning import Beginning
+from probe.core.checks.parameter_use import ParameterUse
 from probe.core.checks.value_graph import CERTAIN, Operation, State, StepValue, beginning
 from probe.pytorch import host_moments, operation_kinds
 from probe.pytorch.dtensor import distinct
@@ -31,6 +32,8 @@ from probe.pytorch.tensors import unseen
 
 SECONDS = 0.2
 """Time that a walk may take."""
+SURVEY_SECONDS = 0.05
+"""Time that the walk over the graph of a healthy step may take."""
 NODES = 20_000
 """Nodes that are visited, at most."""
 _FUNCTION: Any = torch._C._FunctionBase
@@ -73,16 +76,45 @@ def first_not_finite(
         return None if result is None else result._replace(unread=graph.unread)
 
 
-def usage_orders(root: torch.Tensor, names: Mapping[int, str], seconds: float = SECONDS) -> dict[str, int]:
-    """Return the order of the operation that used each parameter last, as
-    :func:`probe.core.checks.beginning.frontier` expects it, of a graph whose backward has not begun."""
+def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_SECONDS) -> dict[str, ParameterUse]:
+    """Return the operation that used each parameter last, of the graph of a loss whose backward has not begun; nothing
+    if the time is over before the end of the graph. No saved tensor is touched."""
+    found: dict[str, ParameterUse] = {}
     deadline = time.perf_counter() + seconds
-    with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
-        orders: dict[str, int] = {}
-        for operation in StepGraph(root, names, 0, deadline).operations if root.grad_fn is not None else ():
-            for name in operation.parameters:
-                orders[name] = max(operation.order, orders.get(name, 0))
-        return orders
+    waiting = [root.grad_fn] if root.grad_fn is not None else []
+    seen = {*waiting}
+    while waiting:
+        if time.perf_counter() > deadline:
+            return {}
+        node = waiting.pop()
+        for other, _ in node.next_functions:
+            if other is None:
+                continue
+            if (leaf := _copied_leaf(other)) is not None:
+                _note(found, names.get(id(leaf)), node)
+            elif other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return found
+
+
+def _copied_leaf(node: Any) -> torch.Tensor | None:
+    """Return the leaf of which ``node`` is the value or a mere copy; None if it computes something."""
+    while not hasattr(type(node), "variable"):
+        others = [other for other, _ in node.next_functions if other is not None]
+        if len(others) != 1 or operation_kinds.base(_name(node)) not in operation_kinds.COPIES:
+            return None
+        node = others[0]
+    leaf: torch.Tensor = node.variable
+    return leaf
+
+
+def _note(found: dict[str, ParameterUse], name: str | None, node: Any) -> None:
+    """Note that ``node`` uses a parameter, unless a later operation does."""
+    if name is None or (name in found and found[name].order >= _order(node)):
+        return
+    results = getattr(node, "_input_metadata", ())  # not in torch 2.4
+    found[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "")
 
 
 class StepGraph:

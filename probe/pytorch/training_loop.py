@@ -25,7 +25,7 @@ from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.host_moments import Array, plain
 
-first_not_finite = graph_walk.first_not_finite
+first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 _ENGINE = "_engine_run_backward"
 """Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""

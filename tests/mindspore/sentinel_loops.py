@@ -62,7 +62,7 @@ def clipped(attach: Attach) -> Any:
     return net
 
 
-def accumulated(attach: Attach) -> Any:
+def accumulated(attach: Attach, clears: bool = True) -> Any:
     """Sums in parameters of the program's own, which it clears by assigning zeros."""
     net = made()
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
@@ -74,9 +74,13 @@ def accumulated(attach: Attach) -> Any:
             ms.ops.assign_add(total, gradient)
         if number % 2:
             optimizer(tuple(sums))
-            for total in sums:
+            for total in sums if clears else ():
                 ms.ops.assign(total, ms.ops.zeros_like(total))
     return net
+
+
+def never_cleared(attach: Attach) -> Any:
+    return accumulated(attach, clears=False)
 
 
 def scaled(attach: Attach) -> Any:
@@ -252,6 +256,7 @@ def twice(attach: Attach) -> Any:
 HEALTHY = (function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
 FAULTY: dict[Callable[[Attach], Any], tuple[str, int]] = {
     not_cleared: ("stale-gradient", 1),
+    never_cleared: ("stale-gradient", 1),
     dropped: ("gradient-not-finite", 12),
     unmoved: ("nothing-moves", 0),
     rate_zero: ("rate-zero", 12),

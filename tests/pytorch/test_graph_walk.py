@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from probe.pytorch import saved_tensors  # noqa: E402
 from probe.pytorch.engines import fsdp2  # noqa: E402
-from probe.pytorch.graph_walk import ForwardSpan, first_not_finite, usage_orders  # noqa: E402
+from probe.pytorch.graph_walk import ForwardSpan, first_not_finite, uses  # noqa: E402
 
 nn = torch.nn
 FAULTS: dict[str, Callable[[Any], Any]] = {
@@ -597,9 +597,9 @@ def test_the_frontier_of_a_backward_whose_loss_is_finite() -> None:
     model.blocks[1].n1.fault = lambda x: torch.sqrt((x - x).abs())
     loss = model.loss()
     assert loss.isfinite()
-    orders = usage_orders(loss, names_of(model))
+    used = uses(loss, names_of(model))
     loss.backward()
     gradients = ((name, parameter.grad) for name, parameter in model.named_parameters())
-    found = frontier(UsedParameter(name, orders[name], bool(grad.isfinite().all())) for name, grad in gradients)
+    found = frontier(UsedParameter(name, used[name].order, bool(grad.isfinite().all())) for name, grad in gradients)
     assert found is not None
     assert (found.after, found.before) == ("blocks.1.n0", "blocks.1.n1")

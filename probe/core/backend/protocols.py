@@ -548,6 +548,14 @@ class TrainingLoop(Protocol):
             names: names of the parameters, by identity.
         """
 
+    def uses(self, root: Tensor, names: Mapping[int, str]) -> Mapping[str, Any]:
+        """Return the :class:`probe.core.checks.parameter_use.ParameterUse` of each parameter, by name, in the graph of
+        a loss whose backward has not begun; empty if that cannot be seen. Takes some milliseconds.
+
+        Args:
+            names: names of the parameters, by identity.
+        """
+
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
         which the update that runs was called, that the backward has returned that ends, or that is clipped now."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.parameter_use import ParameterUse
 from probe.core.checks.places import listing, module_of
 
 NUMBER = re.compile(r"\.\d+(?=\.)|^\d+(?=\.)")
@@ -24,26 +25,26 @@ class DtypeUnlike(FactCheck):
     name = "dtype-unlike"
     title = "Another dtype"
     source = "https://github.com/Lightning-AI/lightning-thunder/issues/725"
-    sees = "dtypes of the outputs of modules that are hooked anyway"
+    sees = "dtypes of the operations that use the parameters, in the graph of a loss now and then"
     remedy = "Compute the module under the same autocast as the others, unless it is kept in float32 by intention."
-    lacks = "no output of a module was seen"
+    lacks = "no graph of a loss was seen"
 
     def __init__(self) -> None:
         super().__init__()
-        self._dtypes: Mapping[str, str] = {}
+        self._uses: Mapping[str, ParameterUse] = {}
         self._reported: frozenset[str] = frozenset()
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
-        if not facts.dtypes:
+        if not facts.uses:
             return
         self.judged = True
-        if facts.dtypes is self._dtypes or facts.dtypes == self._dtypes:
+        if facts.uses is self._uses:
             return
-        self._dtypes = facts.dtypes
-        modules = {module_of(name) for name in facts.names}
-        unlike = tuple(unlike_ones({name: dtype for name, dtype in facts.dtypes.items() if name in modules}))
+        self._uses = facts.uses
+        dtypes = {module_of(name): facts.uses[name].dtype for name in facts.names if name in facts.uses}
+        unlike = tuple(unlike_ones(dtypes))
         if not set(unlike) <= self._reported:
             self._reported |= set(unlike)
             text = f"the output of {listing(unlike)} is in float32, that at the same place in other blocks is not"

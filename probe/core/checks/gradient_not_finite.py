@@ -61,12 +61,22 @@ class GradientNotFinite(FactCheck):
         if (beginning := facts.beginning) is not None:
             where, text = beginning.where(), f"{text}; {beginning.text().rstrip('.')}"
         elif number < total and (edge := frontier(_used(update))) is not None:
-            where, text = edge.where(), f"{text}; {edge.text().rstrip('.')}, by the order in which the model names them"
+            by = "" if _ordered(update) else ", by the order in which the model names them"
+            where, text = edge.where(), f"{text}; {edge.text().rstrip('.')}{by}"
         yield self.finding(facts, facts.step, text, {"gradients": total, "not_finite": number}, where)
 
 
+def _ordered(update: JudgedUpdate) -> bool:
+    """Return whether it is known where the forward uses each parameter with a gradient."""
+    facts = update.facts
+    return bool(facts.uses) and all(facts.names[place] in facts.uses for place in np.flatnonzero(facts.gradients.there))
+
+
 def _used(update: JudgedUpdate) -> Iterator[UsedParameter]:
-    """Yield the parameters with gradients, in the order of their names in the model: the last are used last."""
-    facts, norms = update.facts, update.gradients[:, 0]
+    """Yield the parameters with gradients, in the order of their use or, if that is not known of each, that of their
+    names in the model: the last are used last."""
+    facts, norms, ordered = update.facts, update.gradients[:, 0], _ordered(update)
     for position in np.flatnonzero(facts.gradients.there):
-        yield UsedParameter(facts.names[position], int(position), bool(np.isfinite(norms[position])))
+        name = facts.names[position]
+        order = facts.uses[name].order if ordered else int(position)
+        yield UsedParameter(name, order, bool(np.isfinite(norms[position])))

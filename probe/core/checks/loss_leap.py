@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from math import isfinite
 
@@ -20,8 +21,8 @@ def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
 
 IMMENSE = 10.0
 """Factor above all that the run has had, of the loss and of the norm of all gradients, that is reported at once."""
-LEAST = 20
-"""Updates before that."""
+LEAST, TOGETHER = 20, 4
+"""Updates before that, and in how many in a row the two come."""
 
 
 class LossLeap(ChangeCheck):
@@ -30,7 +31,8 @@ class LossLeap(ChangeCheck):
     Compared with the median of the latest 50 losses of updates with the same parameters and backwards, a leap is eight
     robust standard deviations and three times the largest deviation among them. Losses that are uneven, as in
     reinforcement learning, are not judged; a loss that stays where it has leapt to, or falls from there, is a note.
-    A loss and a norm of all gradients that are both ten times what the run has had are reported at once.
+    A loss and a norm of all gradients that within four updates are both ten times what the run has had before are
+    reported at once.
     """
 
     name = "loss-leap"
@@ -43,9 +45,12 @@ class LossLeap(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._memory = LeapMemory(logarithmic=False)
-        self._updates, self._loss, self._norm = 0, 0.0, 0.0
-        """Number of updates, largest loss, and largest norm so far."""
-        self._immense = -1
+        self._updates, self._highest = 0, (0.0, 0.0)
+        """Number of updates, largest loss and largest norm of all but the latest."""
+        self._latest: deque[tuple[float, float]] = deque(maxlen=TOGETHER)
+        """Loss and norm of the latest updates."""
+        self._immense = -TOGETHER
+        """Step of the last that was reported."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -56,24 +61,25 @@ class LossLeap(ChangeCheck):
         self.judged = self.judged or self._memory.ready
         if self._is_immense(update):
             self._immense = facts.step
-            text = (
-                f"the loss has leapt to {facts.loss:.5g} and the gradients with it; it was never above {self._loss:.5g}"
-            )
-            yield self.finding(facts, facts.step, text, {"loss": facts.loss, "highest": self._loss})
+            highest = self._highest[0]
+            text = f"the loss has leapt to {facts.loss:.5g} and the gradients with it; it was never above {highest:.5g}"
+            yield self.finding(facts, facts.step, text, {"loss": facts.loss, "highest": highest})
         elif leap is not None and not leap.since <= self._immense <= facts.step:
             yield self._leap(update, leap)
-        self._loss = max(self._loss, abs(facts.loss))
 
     def _is_immense(self, update: JudgedUpdate) -> bool:
         """Return whether loss and gradients are far beyond all before; count the update."""
         norms = norms_of(update)
         total = 0.0 if norms is None else total_norm(norms)
-        immense = update.facts.loss > IMMENSE * self._loss and total > IMMENSE * self._norm
+        if len(self._latest) == TOGETHER:
+            (loss, norm), (other, size) = self._highest, self._latest[0]
+            self._highest = max(loss, other), max(norm, size)
+        self._latest.append((abs(update.facts.loss), total if isfinite(total) else 0.0))
         self._updates += 1
-        ready = self._updates > LEAST and self._norm > 0
-        if isfinite(total):
-            self._norm = max(self._norm, total)
-        return immense and ready
+        loss, norm = self._highest
+        if self._updates <= LEAST or not norm or update.facts.step - self._immense < TOGETHER:
+            return False
+        return update.facts.loss > IMMENSE * loss and max(norm for _, norm in self._latest) > IMMENSE * norm
 
     def _leap(self, update: JudgedUpdate, leap: Leap) -> CheckFinding:
         course = {"returned": "and has come back", "rising": "and goes on rising", "stayed": "and is at a new level"}

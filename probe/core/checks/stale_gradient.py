@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
+from probe.core.checks.update_facts import Array, Mask
 
 UPDATES = 3
+ALIKE = 1e-3
+"""Difference of two sums of a gradient, as a part of its norm, up to which they are equal but for rounding."""
 
 
 class StaleGradient(FactCheck):
@@ -17,29 +22,34 @@ class StaleGradient(FactCheck):
 
     At least half of the gradients count, in three applied updates in a row: what another optimizer's backward has left
     behind, as in a GAN, is not what this one has applied. A gradient is again the old one from the second update on.
+    Where a program adds up what backwards return, the sum of a gradient shows it.
     """
 
     name = "stale-gradient"
     title = "Gradients not cleared"
     source = "https://stackoverflow.com/questions/60335387"
-    sees = "identities and versions of the gradients at each update; no wait"
+    sees = "identities and versions of the gradients at each update, or the sums of what a program adds up; no wait"
     remedy = "Call optimizer.zero_grad() once an update, before the first backward or after the step."
     lacks = "no second update with a gradient was applied"
 
     def __init__(self) -> None:
         super().__init__()
         self._streak = Streak(UPDATES)
+        self._last: Array | None = None
+        """Norm and sum of each gradient that the update before has applied."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         there, again = facts.gradients.there, facts.gradients.again
-        number = int(there.sum())
-        if facts.outcome != "applied" or not number:
+        if facts.outcome != "applied" or not there.any():
             return
-        count = int((there & again).sum())
+        if facts.own_sums is not None:
+            there, again = self._added(update.gradients, facts.own_sums)
+        self._last = update.gradients
+        number, count = int(there.sum()), int((there & again).sum())
         self.judged = True
-        if self._streak.completes(2 * count >= number, facts.step):
+        if self._streak.completes(2 * count >= number > 0, facts.step):
             stale = [name for name, is_stale in zip(facts.names, there & again, strict=True) if is_stale]
             where = () if count == number else ancestors(stale, facts.names)
             text = (
@@ -47,3 +57,14 @@ class StaleGradient(FactCheck):
                 "a row: nothing clears them"
             )
             yield self.finding(facts, self._streak.since, text, {"gradients": number, "stale": count}, where)
+
+    def _added(self, rows: Array, own: Array) -> tuple[Mask, Mask]:
+        """Return the gradients whose sums show what they are, and those that are what the update before has applied
+        with what the backwards have returned since added to it."""
+        last = self._last
+        if last is None or last.shape != rows.shape or len(rows) != len(own):
+            return np.zeros(len(own), np.bool_), np.zeros(len(own), np.bool_)
+        with np.errstate(invalid="ignore"):
+            size = ALIKE * np.fmax(rows[:, 0], last[:, 0])
+            shown = (np.abs(last[:, 1]) > 10 * size) & np.isfinite(own) & np.isfinite(rows).all(axis=1)
+            return shown, shown & (np.abs(rows[:, 1] - own - last[:, 1]) <= size)

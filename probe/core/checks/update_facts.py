@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.beginning import Beginning
+from probe.core.checks.parameter_use import ParameterUse
 from probe.core.records import Outcome
 
 Array = npt.NDArray[np.float64]
@@ -83,8 +84,9 @@ class UpdateFacts(NamedTuple):
     """Steps that the optimizer's state has counted before this update; None if it counts none."""
     ties: tuple[tuple[str, ...], ...]
     """Names in the models that stand for one parameter now."""
-    dtypes: Mapping[str, str]
-    """Dtype of the output of each module that was seen, by name; empty if none was."""
+    uses: Mapping[str, ParameterUse]
+    """Use of each parameter in the forward, by name, as of the latest survey of the graph; the same object as long as
+    nothing has changed, empty if nothing was seen."""
     loss: float = float("nan")
     """Sum of the roots of its backwards: the loss, if it is known on the host; NaN otherwise."""
     loss_seen: bool = False
@@ -107,6 +109,9 @@ class UpdateFacts(NamedTuple):
     dropped: tuple[str, ...] = ()
     """Parameters whose gradients were not finite in a backward since the last update, where these gradients had no
     factor of a scaler and the update applies those of a later backward alone: the program has dropped them."""
+    own_sums: Array | None = None
+    """Sum of each gradient over what the backwards since the last update have returned, NaN where there is none; None
+    if just that is applied, or if gradients stay with parameters."""
     clips: Array | None = None
     """Factor by which each gradient was clipped after its norm was taken; None if none was clipped, NaN in it where
     only a device knows the factor."""

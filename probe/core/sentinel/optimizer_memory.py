@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.backend.protocols import Block, Parameter, Tensor, TrainingLoop
-from probe.core.checks.update_facts import Mask
+from probe.core.checks.update_facts import Array, Mask
 from probe.core.sentinel.gradient_marks import GradientMarks
 from probe.core.sentinel.rota import Rota
 
@@ -117,6 +117,9 @@ class OptimizerMemory:
         """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
+        self.own_sums: Callable[[], Array] | None = None
+        """Function that waits for the sum of each gradient over what the backwards have returned, as of the update that
+        runs; None if it applies just that, or if gradients stay with parameters."""
         self.dropped: Callable[[], tuple[str, ...]] = tuple
         """Function that waits for the names of parameters with dropped gradients, as of the update that runs."""
         self.returned: deque[tuple[tuple[str, ...], Block]] = deque(maxlen=MOST_RETURNED)

@@ -26,6 +26,10 @@ class ReadUpdate(NamedTuple):
     dropped: Callable[[], tuple[str, ...]] = tuple
     """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
 
+    own_sums: Callable[[], Array] | None = None
+    """Function that waits for the sum of each gradient over what the backwards have returned; None if just that is
+    applied, or if gradients stay with parameters."""
+
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""
         facts = self.facts
@@ -38,6 +42,7 @@ class ReadUpdate(NamedTuple):
             loss=loss if values else math.nan,
             loss_seen=bool(values),
             dropped=self.dropped(),
+            own_sums=None if self.own_sums is None else self.own_sums(),
         )
         return JudgedUpdate(facts, gradients)
 

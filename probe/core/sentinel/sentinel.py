@@ -22,6 +22,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.records import Outcome
 from probe.core.sentinel.gradient_marks import GradientMarks
+from probe.core.sentinel.graph_survey import GraphSurvey
 from probe.core.sentinel.optimizer_memory import SOME, MeasuredGradients, OptimizerMemory, RunningBackward, presence
 from probe.core.sentinel.read_update import ReadUpdate, unscaled_norms
 from probe.core.sentinel.rota import Rota
@@ -85,6 +86,7 @@ class Sentinel:
         """True if a checkpoint cut the graph since the last update."""
         self._beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
+        self._survey = GraphSurvey(loop, self._names)
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
         self._updating: dict[int, _Update] = {}
@@ -141,8 +143,11 @@ class Sentinel:
         self.suspect()
         if self._tracing and self._walks < MOST_WALKS:
             self._tracing, self._walks = False, self._walks + 1
-            names = {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
-            self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, names)
+            self._beginning = attempt(self.faults, "graph walk", self._loop.first_not_finite, root, self._names())
+
+    def _names(self) -> dict[int, str]:
+        """Return the names of the parameters by identity."""
+        return {identity: watched.name for identity, watched in self._watch.parameters.every.items()}
 
     def _value(self, root: Tensor, running: RunningBackward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
@@ -151,6 +156,7 @@ class Sentinel:
         value, factor = self._number(root), 1.0 if scale is None else self._number(scale)
         if isinstance(value, float):
             self._trace(root, value)
+        attempt(self.faults, "graph walk", self._survey.look, root)
         if isinstance(value, float) and isinstance(factor, float):
             known = value / factor if factor else math.nan
             return lambda: known
@@ -215,7 +221,7 @@ class Sentinel:
             watched.backwards.append(running)
         watched.accumulated |= reached
         watched.forget_norms()
-        if not self._loop.keeps(some):
+        if not self._loop.keeps(watched.some):
             self._take(watched, running)
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
@@ -330,7 +336,7 @@ class Sentinel:
             trainable=np.asarray(self._loop.requires(watched.parameters), np.bool_) & shown,
             state_steps=self._loop.counted(optimizer, watched.parameters),
             ties=self._tied(),
-            dtypes={},
+            uses=self._survey.uses,
             sizes=watched.sizes,
             groups=watched.groups,
             parameter_dtypes=watched.dtypes,
@@ -407,10 +413,26 @@ class Sentinel:
 
     def _forget_returned(self, watched: OptimizerMemory, others: bool) -> None:
         """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        watched.own_sums = self._own_sums(watched) if others and watched.returned else None
         if others:
             watched.returned.clear()
         if len(watched.returned) > 1:
             watched.dropped = self._dropped([*watched.returned][:-1])
+
+    def _own_sums(self, watched: OptimizerMemory) -> Callable[[], Array]:
+        """Return a function that waits for the sum of each gradient over what the backwards have returned, where the
+        program applies other gradients: it adds up by itself. NaN where none was returned."""
+        wait = self._tensors.to_host([block for _, block in watched.returned])
+        places = {name: place for place, name in enumerate(watched.names)}
+        rows = [places.get(name, -1) for names, _ in watched.returned for name in names]
+
+        def sums() -> Array:
+            totals, known = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
+            np.add.at(totals, known, wait()[:, 0])
+            totals[np.setdiff1d(np.arange(len(totals)), known)] = np.nan
+            return totals[:-1]
+
+        return sums
 
     def _clips(self, watched: OptimizerMemory) -> Array | None:
         """Return the factor by which each gradient was clipped after its norm was taken; None if none was."""
@@ -445,7 +467,7 @@ class Sentinel:
         watched.applied.mark(held)
         watched.again = presence(held)
         facts = update.facts._replace(outcome=outcome if update.shown else "unknown")
-        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped)
+        ended = ReadUpdate(facts, looked, update.roots, watched.leftover, watched.dropped, watched.own_sums)
         watched.clear()
         self._receive(ended)
 

@@ -171,6 +171,13 @@ def test_a_loss_far_beyond_all_before_is_found_at_once() -> None:
     assert not steps("loss-leap", rows, [training.update(loss=90.0)])
 
 
+def test_a_loss_that_becomes_immense_within_a_few_updates_and_stays_is_found() -> None:
+    """The gradients leap one update before the loss is ten times what it ever was; it is found once."""
+    training = Training()
+    rows = [*losses(series(60), training), training.update(loss=15.0, factor=200.0)]
+    assert steps("loss-leap", rows, training.updates(20, loss=90.0, factor=300.0)) == [61]
+
+
 def test_healthy_losses_do_not_leap() -> None:
     """Curricula, tasks in turn, policy losses around zero, a restart below the first loss, heavy tails."""
     shift = [*series(60, 1.6), *(1.6 + 6.0 * 0.96**step for step in range(60))]

@@ -7,6 +7,8 @@ from math import nan
 import numpy as np
 import pytest
 
+from probe.core.checks.beginning import owner
+from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
 
 
@@ -15,6 +17,19 @@ def test_gradients_that_nothing_clears_are_found_at_the_third_update() -> None:
     training = Training()
     (finding,) = findings("stale-gradient", [training.update()], training.updates(9, again=True))
     assert (finding.step, finding.since, finding.where, finding.grade) == (3, 1, (), "warning")
+
+
+@pytest.mark.parametrize(("kept", "number"), [(1.0, 1), (0.0, 0), (0.9, 0)])
+def test_sums_that_a_program_adds_up_by_itself_show_what_it_keeps(kept: float, number: int) -> None:
+    """All that was applied before is kept; nothing of it is; an average that forgets keeps a part."""
+    training, applied = Training(), np.zeros((len(NAMES), 2))
+    rows = []
+    for step in range(9):
+        own = np.random.default_rng(step).normal(size=len(NAMES))
+        applied = np.stack([np.full(len(NAMES), 3.0), own + kept * applied[:, 1]], axis=1)
+        rows.append(training.update(own_sums=own)._replace(gradients=applied))
+    found = findings("stale-gradient", rows)
+    assert [(finding.step, finding.since) for finding in found] == [(3, 1)] * number
 
 
 def test_stale_gradients_of_a_part_are_named() -> None:
@@ -90,6 +105,17 @@ def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:
     assert (finding.step, finding.where, finding.grade) == (5, NAMES[:5], "critical")
     again = [*updates, training.update(), training.update(norms={"head": np.inf})]
     assert findings("gradient-not-finite", again)[1].where == ("head",)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_place_of_a_bad_gradient_follows_from_the_order_of_use(known: bool) -> None:
+    """The backward reaches first what the forward uses last, whatever the order of names; without it, names decide."""
+    uses = {name: ParameterUse(-place, "") for place, name in enumerate(NAMES)} if known else {}
+    first, last = NAMES[0], NAMES[-1]
+    updates = [*Training(uses=uses).updates(3), Training(uses=uses).update(norms={first: nan, last: nan})]
+    (finding,) = findings("gradient-not-finite", updates)
+    assert finding.where[0] == owner(first if known else last)
+    assert ("in which the model names them" in finding.text) != known
 
 
 def test_what_a_scaler_skips_and_absent_gradients_are_finite() -> None:

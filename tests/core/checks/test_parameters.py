@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from probe.core.checks.check import JudgedUpdate
+from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
 
 
@@ -210,27 +212,30 @@ def test_strangers_for_a_moment_are_none() -> None:
 BLOCKS = tuple(f"layers.{block}.{part}.weight" for block in range(4) for part in ("norm", "up"))
 
 
+def used_in(dtypes: dict[str, str], names: tuple[str, ...] = BLOCKS) -> list[JudgedUpdate]:
+    """Updates of a training whose forward computes modules in these dtypes."""
+    uses = {f"{module}.weight": ParameterUse(number, dtype) for number, (module, dtype) in enumerate(dtypes.items())}
+    return list(Training(names, uses=uses).updates(3))
+
+
 def test_an_output_in_float32_where_others_are_in_half_precision_is_found() -> None:
     """One of several at the same place, or one of two."""
     several = {f"layers.{block}.up": "torch.bfloat16" for block in range(4)}
-    (finding,) = findings(
-        "dtype-unlike", Training(BLOCKS, dtypes=several | {"layers.2.up": "torch.float32"}).updates(3)
-    )
+    (finding,) = findings("dtype-unlike", used_in(several | {"layers.2.up": "torch.float32"}))
     assert (finding.where, finding.grade, finding.step) == (("layers.2.up",), "warning", 0)
     pair = {"layers.0.up": "BFloat16", "layers.1.up": "Float32", "layers.1.norm": "Float32"}
-    (finding,) = findings("dtype-unlike", Training(BLOCKS, dtypes=pair).updates(3))
+    (finding,) = findings("dtype-unlike", used_in(pair))
     assert finding.where == ("layers.1.up",)
 
 
 def test_dtypes_that_differ_for_a_reason_are_none() -> None:
-    """Norms, modules without parameters, unlike modules in one list, half of the blocks, and one in half precision."""
+    """Norms, unlike modules in one list, half of the blocks, and one in half precision."""
     usual = {f"layers.{block}.up": "torch.bfloat16" for block in range(4)}
     norms = {f"layers.{block}.norm": "torch.float32" for block in range(4)}
-    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=usual | norms).updates(3))
-    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=usual | {"layers.2.act": "torch.float32"}).updates(3))
+    assert not findings("dtype-unlike", used_in(usual | norms))
     mixed = {"net.0": "torch.bfloat16", "net.1": "torch.bfloat16", "net.2": "torch.float32"}
     names = tuple(f"{module}.weight" for module in mixed)
-    assert not findings("dtype-unlike", Training(names, dtypes=mixed).updates(3))
+    assert not findings("dtype-unlike", used_in(mixed, names))
     half = usual | {"layers.0.up": "torch.float32", "layers.1.up": "torch.float32"}
-    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=half).updates(3))
-    assert not findings("dtype-unlike", Training(BLOCKS, dtypes=norms | {"layers.0.up": "torch.float16"}).updates(3))
+    assert not findings("dtype-unlike", used_in(half))
+    assert not findings("dtype-unlike", used_in(norms | {"layers.0.up": "torch.float16"}))

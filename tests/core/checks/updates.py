@@ -29,7 +29,7 @@ USUAL = {
     "strangers": (),
     "replaced": (),
     "ties": (),
-    "dtypes": {},
+    "uses": {},
     "loss_seen": True,
 }
 """Fields of every update, unless a test has others."""

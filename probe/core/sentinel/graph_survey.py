@@ -1,0 +1,43 @@
+"""Survey of the graphs of losses, now and then: where and in which dtype the forward uses each parameter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from probe.core.backend.protocols import Tensor, TrainingLoop
+from probe.core.checks.parameter_use import ParameterUse
+
+FIRST, GRAPHS, INTERVAL = 2, 4, 1024
+"""Number of the first loss whose graph is walked, how many in a row are, as a program may have several models, and
+after how many losses again."""
+SHARE = 0.002
+"""Part of the time that the walks may take."""
+
+
+class GraphSurvey:
+    """Uses of the parameters, of the latest walks.
+
+    Args:
+        names: returns the names of the parameters by identity.
+    """
+
+    def __init__(self, loop: TrainingLoop, names: Callable[[], Mapping[int, str]]) -> None:
+        self._loop, self._names = loop, names
+        self._losses, self._spent, self._began = 0, 0.0, time.perf_counter()
+        self.uses: Mapping[str, ParameterUse] = {}
+        """Use of each parameter that was met; the same object as long as nothing has changed."""
+
+    def look(self, root: Tensor) -> None:
+        """Walk the graph of a loss whose backward has not begun, if it is time."""
+        number = self._losses % INTERVAL - FIRST
+        self._losses += 1
+        if not 0 <= number < GRAPHS:
+            return
+        begun = time.perf_counter()
+        if self._losses > INTERVAL and self._spent > SHARE * (begun - self._began):
+            return
+        uses = self._loop.uses(root, self._names())
+        if any(self.uses.get(name) != use for name, use in uses.items()):
+            self.uses = {**self.uses, **uses}
+        self._spent += time.perf_counter() - begun
