@@ -17,6 +17,7 @@ from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
 from probe.core.control.agreement import AgreedPace, Ahead
+from probe.core.control.armed_collection import STEPS, ArmedCollection
 from probe.core.control.command_requests import folder_of
 from probe.core.control.commands import CommandInbox
 from probe.core.control.config_follower import follow
@@ -29,7 +30,6 @@ from probe.core.instrumentation.schedule import Pace, Schedule
 from probe.core.instrumentation.selection import Lead, no_lead
 from probe.core.instrumentation.signals.structure import ending
 from probe.core.records import Finding
-from probe.core.sentinel.armed_collection import STEPS, ArmedCollection
 from probe.core.storage.run_directory import output_root
 
 _log = logging.getLogger("probe")

@@ -16,6 +16,7 @@ from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import ArmedCollection
 from probe.core.control.command_requests import Command
 from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
@@ -42,7 +43,6 @@ from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.sentinel.armed_collection import ArmedCollection
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
 from probe.core.storage.run_directory import output_root, time_text

@@ -10,12 +10,12 @@ from pathlib import Path
 from probe.core.backend.protocols import Shard
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import ArmedCollection
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import SPLIT, Run
 from probe.core.instrumentation.session import Session
 from probe.core.monitor.run_closing import RunClosing
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.sentinel.armed_collection import ArmedCollection
 from probe.core.sentinel.board import Board
 from probe.core.sentinel.rank_lines import RankLines
 from probe.core.sentinel.sentinel import Sentinel

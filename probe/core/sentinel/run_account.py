@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import Stretch
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
@@ -18,7 +19,6 @@ from probe.core.rules.evaluate import explain, module_of, word
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
-from probe.core.sentinel.armed_collection import Stretch
 from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
 from probe.core.verdict import NON_FINITE, UPDATED, DeepSteps, Grade, JudgedFinding, Looked
 
@@ -118,11 +118,12 @@ class RunAccount:
         first = min((found for batch in batches for found in rule.judge(batch)), key=causal_order, default=None)
         if first is not None:
             phase = signal_of(first.signal).phase
-            self._shown[stretch.first] = ShownRow(snapshot.step, module_of(first), row_name(first.key), phase)
+            name = row_name(first.key).lstrip(".")  # of the root module
+            self._shown[stretch.first] = ShownRow(snapshot.step, module_of(first), name, phase)
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
-        """Take the findings of rules about numbers of the run."""
-        self._add(_of_run(finding) for finding in findings if not finding.resolved)
+        """Take the findings of rules about numbers of the run; those of checks come by :meth:`checked`."""
+        self._add(_of_run(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS)
 
     def checked(self, findings: Iterable[CheckFinding]) -> None:
         """Take the findings of checks."""
