@@ -184,13 +184,19 @@ class ArmedCollection:
         elif self._size >= BYTES:
             self._limit = f"{BYTES >> 20} MiB"
 
-    def end(self, step: int) -> None:
-        """Note that ``step``, which is about to begin, is collected as configured again; log the incident."""
+    def end(self, step: int, why: str = "the configuration has changed") -> None:
+        """Note that ``step``, which is about to begin, is collected as configured again; log the incident.
+
+        Args:
+            why: the reason, unless all steps are over or a limit is reached.
+        """
         if not self.active:
             return
+        if step == self.stretches[-1].first:  # before anything was collected
+            self.stretches.pop()
+            return
         stretch = self.stretches[-1] = self.stretches[-1]._replace(last=step - 1)
-        steps = step - stretch.first
-        reason = self._limit or (f"{STEPS} steps" if steps >= STEPS else "the configuration has changed")
+        reason = self._limit or (f"{STEPS} steps" if step - stretch.first >= STEPS else why)
         _log.info(
             "collected deep at steps %d to %d, after %s at step %d; ended: %s",
             stretch.first,

@@ -441,7 +441,7 @@ class Collector:
             self._planner.close,
             partial(self._close_numbers, well),
             partial(self._close_output, partial_step),
-            self._place_findings,
+            self._end_incident,
             self._close_reporting,
             self.closing.close,
             partial(self._listeners.remove, self.closing.account.rows),
@@ -477,7 +477,10 @@ class Collector:
         if self.output is not None:
             self.output.close(incident, self._end.remaining)
 
-    def _place_findings(self) -> None:
+    def _end_incident(self) -> None:
+        """Log the incident in progress, and write what its rows say."""
+        if self._planner.armed is not None:
+            self._planner.armed.end(self.step, "the run has ended")
         if self.judge is not None:
             self.judge.place(self.step)
 

@@ -92,6 +92,18 @@ def test_all_incidents_take_a_fiftieth_of_the_run_at_most(caplog: pytest.LogCapt
     assert armed.refusal() == ""
 
 
+def test_an_incident_that_ends_at_once_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    """The configuration has changed before anything was collected; one that the run's end cuts short is logged."""
+    armed = ArmedCollection()
+    with caplog.at_level(logging.INFO, "probe"):
+        incident(armed, "one", 10)
+        armed.receive([found("other", 20)])
+        armed.begin(armed.take(), 21, 0.0)
+        armed.end(23, "the run has ended")
+    assert [stretch.kinds for stretch in armed.stretches] == [("other",)]
+    assert caplog.messages == ["collected deep at steps 21 to 22, after other at step 20; ended: the run has ended"]
+
+
 def test_the_rows_of_an_incident_are_bounded() -> None:
     """As if none of them were written meanwhile."""
     armed = ArmedCollection()
