@@ -17,7 +17,6 @@ from probe.core.door import attempt, compiling, passage
 from probe.core.messages import complain
 from probe.launch import compilers
 from probe.launch.failures import FAILURES
-from probe.launch.imports import after_import
 
 FINDERS = {"torch": "probe.pytorch.finding", "mindspore": "probe.mindspore.finding"}
 """Frameworks, each with the module that finds models; it is imported with the first optimizer."""
@@ -43,14 +42,10 @@ def note_optimizers(framework: ModuleType) -> None:
     if framework.__name__ == "torch":
         for wrapper in (framework.nn.parallel.DistributedDataParallel, framework.nn.DataParallel):
             note_made(wrapper, _wrapped)
-        after_import("megatron.core.optimizer", _prepare_megatron)
-        after_import("deepspeed", _prepare_deepspeed)
         atexit.register(_ended, framework, os.getpid())
-    else:
-        after_import("mindformers.tools.register", _register)
 
 
-def _register(_: ModuleType) -> None:
+def register_callback(_: ModuleType) -> None:
     """Make MindSpore Transformers know our callback, which registers itself."""
     import_module("probe.mindspore.callbacks")
 
@@ -96,7 +91,8 @@ def _wrapped(wrapper: Any) -> None:
         finding.WATCH.wrapped(wrapper)
 
 
-def _prepare_deepspeed(module: ModuleType) -> None:
+def note_engines_of_deepspeed(module: ModuleType) -> None:
+    """Note what ``deepspeed.initialize`` makes, from now on."""
     original: Callable[..., Any] = module.initialize
 
     @passage
@@ -117,7 +113,8 @@ def _paired_by_deepspeed(made: Any) -> None:
         _finding("torch").paired(engine, optimizer)
 
 
-def _prepare_megatron(module: ModuleType) -> None:
+def note_optimizers_of_megatron(module: ModuleType) -> None:
+    """Note the optimizers that Megatron-Core makes, from now on."""
     original: Callable[..., Any] = module.get_megatron_optimizer
 
     @passage

@@ -6,6 +6,7 @@ Every process of a watched program imports this module at its start, so that it 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -13,6 +14,13 @@ from probe.launch.environment import is_watched
 from probe.launch.imports import after_import
 
 FRAMEWORKS = ("torch", "mindspore")
+ENGINES = {
+    "deepspeed": "note_engines_of_deepspeed",
+    "megatron.core.optimizer": "note_optimizers_of_megatron",
+    "mindformers.tools.register": "register_callback",
+}
+"""Modules on top of a framework, each with the function of ``made_objects`` that is called with it. They import the
+framework themselves, so that waiting for them only from then on would come too late."""
 
 
 def prepare(environ: Mapping[str, str]) -> None:
@@ -20,8 +28,14 @@ def prepare(environ: Mapping[str, str]) -> None:
     if is_watched(environ):
         for framework in FRAMEWORKS:
             after_import(framework, note_optimizers)
+        for engine, function in ENGINES.items():
+            after_import(engine, partial(_call, function))
 
 
 def note_optimizers(framework: ModuleType) -> None:
     """Note optimizers of a framework as they are made, from now on."""
     import_module("probe.launch.made_objects").note_optimizers(framework)
+
+
+def _call(function: str, engine: ModuleType) -> None:
+    getattr(import_module("probe.launch.made_objects"), function)(engine)

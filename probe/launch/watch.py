@@ -27,6 +27,12 @@ ADVICE = """to watch it, write in the program, after model and optimizer are mad
     from probe.{framework} import TrainerMon
     monitor = TrainerMon("monitor_config.json")
     monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)"""
+BRIEF, MANY = 2, 3
+"""Updates of a brief run, and brief runs in a row that are reported."""
+REMADE = (
+    "a new optimizer was made for each of the last updates: what the ones before had kept (momentum, Adam's moments) "
+    "was lost with them; to keep it, make the optimizer once, before the loop"
+)
 
 
 class ScriptWatch:
@@ -58,6 +64,8 @@ class ScriptWatch:
         self._inside = threading.local()
         self._process = os.getpid()
         self._leaves_by: Undo | None = None
+        self._brief = 0
+        """Runs in a row that ended after an update or two with a new optimizer of the same model."""
         self._reason = ""
         self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
         """Function that returns the configuration, called just before a monitor is made."""
@@ -254,6 +262,8 @@ class ScriptWatch:
         counted = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)
         unseen = late or any(optimizer in self._unseen for optimizer in optimizers)
         begun = max(counted, self._end_others(models), int(unseen))
+        if self._brief == MANY and any(map(_remembers, optimizers)):
+            complain(REMADE, "warning")
         self._rest()
         if (watcher := watcher_of(models)) is not None:
             self.listen(watched_by(watcher))
@@ -291,6 +301,8 @@ class ScriptWatch:
         for run in [*self._runs]:
             if run.is_gone() or run.shares(models) or run.continued is not None:
                 begun = max(begun, run.continued or 0)
+                brief = run.continued is None and run.shares(models) and run.monitor.step - run.begun <= BRIEF
+                self._brief = self._brief + 1 if brief else 0
                 run.monitor.stop()
                 self._runs.remove(run)
         return begun
@@ -328,6 +340,12 @@ class ScriptWatch:
         if not self._runs and not self._reason and (self._new or self._paired):
             reason = "an optimizer was made, and no model with its parameters was called for training"
             complain(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}", "warning")
+
+
+def _remembers(optimizer: Any) -> bool:
+    """Return whether an optimizer of torch keeps numbers from update to update."""
+    defaults = getattr(optimizer, "defaults", {})
+    return "betas" in defaults or bool(defaults.get("momentum"))
 
 
 def _is_own(optimizer: Any) -> bool:

@@ -57,6 +57,24 @@ def test_another_optimizer_begins_another_run(forks: ForkServer, tmp_path: Path)
     assert sorted(steps) == [3, 5]
 
 
+@pytest.mark.parametrize(("optimizer", "number"), [("Adam", 1), ("SGD", 0)])
+def test_an_optimizer_that_is_made_for_each_update_is_reported(
+    forks: ForkServer, tmp_path: Path, optimizer: str, number: int
+) -> None:
+    """Once, if it would keep anything from one update to the next."""
+    text = f"""
+import torch
+net = torch.nn.Linear(4, 2)
+for step in range(6):
+    optimizer = torch.optim.{optimizer}(net.parameters(), 1e-3)
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+"""
+    done = ran(forks, tmp_path / "run", text, watch=True)
+    assert done.code == 0, done.errors
+    assert sum("a new optimizer was made for each of the last updates" in line for line in done.said) == number
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_monitor_of_the_program_counts_alone(forks: ForkServer, tmp_path: Path, late: bool) -> None:
     """Whether it attaches first, or after the other: no step is in two runs."""
@@ -231,10 +249,13 @@ os._exit(7)
 
 
 def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
-    """Arguments, path, name, exit code, traceback and a `sitecustomize` of the user's; then the run is watched."""
+    """Arguments, path, name, exit code, traceback and a `sitecustomize` of the user's; then the run is watched, also if
+    an engine that is being imported imports torch first."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = 3\n")
-    text = "import sys\nprint(sys.argv, sys.path[0], __name__, __file__, of_the_user)\n" + SCRIPTS["a loop"].text
+    (tmp_path / "own" / "deepspeed.py").write_text("import torch\ninitialize = print\n")
+    printed = "print(sys.argv, sys.path[0], __name__, __file__, of_the_user)"
+    text = f"import deepspeed, sys\n{printed}\n" + SCRIPTS["a loop"].text
     (tmp_path / "train.py").write_text(text + "raise SystemExit(int(sys.argv[2]))\n")
     (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('x')\nf()\n")
     own = {**os.environ, **OWN, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"}
@@ -249,6 +270,7 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     assert (plain.returncode, run.returncode) == (5, 5), run.stderr
     assert run.stdout == plain.stdout
     assert "probe: info: watching Sequential with AdamW" in run.stderr
+    assert "is not watched" not in run.stderr
     assert len([*tmp_path.glob("monitor_output/*/manifest.json")]) == 1
     plain, run = done("broken.py"), done("-m", "probe.run", "broken.py")
     assert (run.returncode, run.stderr) == (plain.returncode, plain.stderr)

@@ -8,6 +8,7 @@ from probe.core.checks.clip_after_update import ClipAfterUpdate
 from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
+from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
@@ -54,6 +55,7 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-gone": GradientGone,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,
+    "gradient-apart": GradientApart,
     "checkpoint-cut": CheckpointCut,
     "no-gradient": NoGradient,
     "not-held": NotHeld,

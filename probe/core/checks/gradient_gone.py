@@ -10,24 +10,28 @@ import numpy as np
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck, norms_of
 from probe.core.checks.places import ancestors, listing, module_of
-from probe.core.checks.update_facts import Mask
+from probe.core.checks.update_facts import Array, Mask
 
 SOON, ALWAYS = 8, 20
 """Updates in a row without a gradient, of a module that had one in as many updates in a row before."""
 LATE, SOMETIMES = 20, 3
 """The same of other modules, and of experts, which a router may leave out for a while."""
+FADED, SLOWNESS = 0.25, 0.05
+"""Part of its usual size that a norm falls below where a coefficient of the loss goes to 0, and the weight of an update
+in what is usual."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
-EXPERT = re.compile(r"expert", re.IGNORECASE)
+EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
 
 
 class GradientGone(ChangeCheck):
     """Report modules that have lost their gradient for some updates in a row: it is exactly zero, or none is computed.
 
     That counts only of parameters that still require one. A module that loses it as another one begins to have one is
-    the head of an earlier task, one that had it back before has a coefficient that comes and goes, and a small one at
-    the end may be an auxiliary head. Updates in which all gradients of the optimizer are zero count only if the loss is
-    known not to be zero: a hinge loss may be satisfied.
+    the head of an earlier task, one that had it back before has a coefficient that comes and goes, one whose gradient
+    has shrunk before has a coefficient that goes to 0, and a small one at the end, or one that is called so, may be
+    an auxiliary head. Updates in which all gradients of the optimizer are zero count only if the loss is known not to
+    be zero: a hinge loss may be satisfied.
     """
 
     name = "gradient-gone"
@@ -57,6 +61,9 @@ class GradientGone(ChangeCheck):
         self._since, self._excused = np.full(number, -1, dtype=np.int64), np.zeros(number, dtype=np.bool_)
         self._revived = np.zeros(number, dtype=np.bool_)
         """Modules whose gradient has come back after it was gone for some updates, as a coefficient of the loss may."""
+        self._usual, self._latest = np.zeros(number), np.zeros(number)
+        """Usual sum of the squares of a module's gradients, and that of the latest update that had some."""
+        self._auxiliary = np.array([AUXILIARY.search(module) is not None for module in places], dtype=np.bool_)
         self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -73,6 +80,7 @@ class GradientGone(ChangeCheck):
         self.judged = True
         gone = self._any(facts.trainable) & ~alive
         self._count(alive, gone, facts.step)
+        self._size(norms, alive)
         if gone.any():
             yield from self._report(update, gone)
 
@@ -90,6 +98,15 @@ class GradientGone(ChangeCheck):
         self._missing = np.where(gone, self._missing + 1, np.where(alive, 0, self._missing))
         self._excused = gone & (self._excused | (fresh & (self._missing <= 2)))
 
+    def _size(self, norms: Array, alive: Mask) -> None:
+        """Remember how large the gradient of each module is."""
+        sizes = np.bincount(self._module, np.square(np.where(np.isfinite(norms), norms, 0.0)), len(self._since))
+        fresh = alive & (self._usual == 0)
+        self._usual = np.where(
+            fresh, sizes, np.where(alive, self._usual + SLOWNESS * (sizes - self._usual), self._usual)
+        )
+        self._latest = np.where(alive, sizes, self._latest)
+
     def _is_trunk(self, absent: Mask, sizes: tuple[int, ...]) -> bool:
         """Return whether modules without a gradient are the first of the model, which any cut of the graph takes away,
         or much of it; else they may be an auxiliary head that is used for a while."""
@@ -104,7 +121,8 @@ class GradientGone(ChangeCheck):
         zero = self._any(facts.gradients.there) & (self._lived >= SOMETIMES)
         soon = regular & (self._missing == SOON)
         late = ~regular & zero & (self._missing == LATE)
-        ended = gone & ~self._excused & ~self._revived & (soon | late)
+        faded = self._latest < FADED**2 * self._usual
+        ended = gone & ~self._excused & ~self._revived & ~self._auxiliary & ~faded & (soon | late)
         absent = ended & ~self._any(facts.gradients.there)
         if absent.any() and not self._is_trunk(absent, facts.sizes):
             ended &= ~absent

@@ -10,6 +10,8 @@ from probe.core.checks.loop_check import ChangeCheck
 
 UPDATES, MOST, SHARE = 3, 8, 0.03
 """Updates in a row: least, most, and their part of the updates so far. A schedule may end just before the run."""
+NEVER = 20
+"""Updates at rate zero from the beginning of a run."""
 
 
 class RateZero(ChangeCheck):
@@ -17,7 +19,8 @@ class RateZero(ChangeCheck):
     that is longer.
 
     A warm-up that begins at zero, and a schedule that touches zero before it starts again or as the run ends, do so for
-    fewer updates.
+    fewer updates. Rates that are zero in all of the first twenty updates are reported, too, unless there is another
+    optimizer. One that rests at zero and starts again does so in each of its cycles: it is reported once.
     """
 
     name = "rate-zero"
@@ -31,6 +34,10 @@ class RateZero(ChangeCheck):
         super().__init__()
         self._highest, self._number, self._zero, self._since = 0.0, 0, 0, -1
         """Highest rate, updates, updates in a row at rate zero, and the step of the first of these."""
+        self._nothing = 0
+        """Updates in a row at rate zero, of the only optimizer."""
+        self._longest = 0
+        """Most updates in a row at rate zero after which the rate has risen again."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -40,12 +47,18 @@ class RateZero(ChangeCheck):
         self.judged = True
         if min(rates) > 0:
             self._highest = max(self._highest, *rates)
+        self._nothing = 0 if any(rates) or not facts.alone else self._nothing + 1
+        if self._nothing == NEVER and not self._highest:
+            text = f"all learning rates are 0 in all of the first {NEVER} updates: they change nothing"
+            yield self.finding(facts, facts.step - NEVER + 1, text, {"updates": NEVER})
         zero = self._highest > 0 and not any(rates)
         if not zero:
+            if self._highest > 0:
+                self._longest = max(self._longest, self._zero)
             self._number, self._zero = self._number + self._zero + 1, 0
             return
         self._since = self._since if self._zero else facts.step
         self._zero += 1
-        if self._zero == min(MOST, max(UPDATES, ceil(SHARE * self._number))):
+        if self._zero == max(2 * self._longest, min(MOST, max(UPDATES, ceil(SHARE * self._number)))):
             text = f"all learning rates are 0 in {self._zero} updates in a row, up to {self._highest:.3g} before"
             yield self.finding(facts, self._since, text, {"highest": self._highest})

@@ -47,6 +47,8 @@ class Values(NamedTuple):
     elements: npt.NDArray[np.int64] | None = None
     """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
     if it is known of none."""
+    restored: bool = False
+    """True if parameters were written, and all have the numbers that they had after an earlier update."""
 
 
 class UpdateFacts(NamedTuple):
@@ -99,6 +101,8 @@ class UpdateFacts(NamedTuple):
     """Dtype of each parameter, in the framework's own spelling; empty if it is not known."""
     alone: bool = True
     """True if no other optimizer of the run has been updated so far; filled in by the panel of the checks."""
+    world: int = 1
+    """Number of processes."""
     cut: bool = False
     """True if activations were checkpointed so that no backward reaches what lies in between: reentrant, with no input
     that requires a gradient."""

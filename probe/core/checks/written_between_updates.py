@@ -31,7 +31,8 @@ class WrittenBetweenUpdates(ChangeCheck):
 
     Of all parameters it is reported if operations have written them for the first time after fifty updates: an average
     of the weights, or another model's, that was put in for an evaluation and not taken out again. A checkpoint that is
-    loaded has another count of steps; what is written again and again is a note.
+    loaded has another count of steps, and the best weights that are loaded again are those after an earlier update;
+    ranks whose gradients no wrapper averages may average their weights; what is written again and again is a note.
     """
 
     name = "written-between-updates"
@@ -49,7 +50,7 @@ class WrittenBetweenUpdates(ChangeCheck):
         super().__init__()
         self._quiet = self._settled = 0
         """Updates in a row without a write by nothing, and without any."""
-        self._noted = False
+        self._noted = self._reported = False
         self._steps: int | None = None
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -62,8 +63,10 @@ class WrittenBetweenUpdates(ChangeCheck):
         seen, secret, number = changed & values.seen_write, changed & ~values.seen_write, int(values.known.sum())
         self.judged |= number >= KNOWN
         if seen.any():
-            loaded = before is not None and self._steps != before + 1
-            yield from self._seen(update, values.looked[seen], bool(seen[values.known].all()) and not loaded)
+            loaded = values.restored or (before is not None and self._steps != before + 1)
+            apart = update.facts.world > 1 and not update.facts.reduced
+            whole = bool(seen[values.known].all()) and not loaded and not apart
+            yield from self._seen(update, values.looked[seen], whole)
         if secret.any() and self._quiet >= QUIET and number >= KNOWN and int(secret.sum()) == 1:
             yield from self._flip(update, int(np.flatnonzero(secret)[0]), number)
         self._quiet = 0 if secret.any() else self._quiet + 1
@@ -71,10 +74,10 @@ class WrittenBetweenUpdates(ChangeCheck):
 
     def _seen(self, update: JudgedUpdate, positions: npt.NDArray[np.int64], whole: bool) -> Iterator[CheckFinding]:
         """Report what operations have written, the first time."""
-        grave = whole and self._settled >= SETTLED and len(positions) >= KNOWN
+        grave = whole and self._settled >= SETTLED and len(positions) >= KNOWN and not self._reported
         if self._noted and not grave:
             return
-        self._noted = True
+        self._noted, self._reported = True, self._reported or grave
         facts, number = update.facts, len(positions)
         where = () if grave else ancestors([facts.names[position] for position in positions], facts.names)
         text = (

@@ -112,6 +112,7 @@ class OptimizerMemory:
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
+        self.world = 1
         self.scaled = False
         self.late = self.clipped_late = False
         """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""

@@ -20,6 +20,8 @@ ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
 ROUNDING, NOUGHT = 1e-7, 0.1
 """Relative error of a sum of squares, and the part of a number that its successor must be less than."""
+MOST_PAST = 1 << 16
+"""Updates after which the numbers are remembered."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -34,6 +36,23 @@ class _Read(NamedTuple):
     versions: Sequence[int]
 
 
+class PastNumbers:
+    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, None] = {}
+
+    def knows(self, rows: npt.NDArray[np.float64]) -> bool:
+        """Return whether all parameters had these numbers after an update."""
+        return hash(rows.tobytes()) in self._hashes
+
+    def add(self, rows: npt.NDArray[np.float64]) -> None:
+        """Remember the numbers after an update; forget the oldest if they are many."""
+        self._hashes[hash(rows.tobytes())] = None
+        if len(self._hashes) > MOST_PAST:
+            del self._hashes[next(iter(self._hashes))]
+
+
 class RotaReading(NamedTuple):
     """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
     them and as they were before this one."""
@@ -42,6 +61,8 @@ class RotaReading(NamedTuple):
     after: _Read | None
     last: _Read | None
     again: _Read | None
+    past: PastNumbers | None = None
+    """Numbers of before, if all parameters are read each time."""
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""
@@ -59,7 +80,10 @@ class RotaReading(NamedTuple):
                 written[here] = ~_equal(last, again)
                 elements[here] = np.where(_is_one_element(last, again), 1, -1)
                 seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
-        return Values(positions, moved, written, seen, known, elements)
+        restored = self.past is not None and bool(written.any()) and self.past.knows(self.before.wait())
+        if self.past is not None:
+            self.past.add(self.after.wait())
+        return Values(positions, moved, written, seen, known, elements, restored)
 
 
 def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -101,6 +125,7 @@ class Rota:
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._next = LEAST, 0
+        self._past = PastNumbers()
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
@@ -122,7 +147,8 @@ class Rota:
         begun = time.thread_time()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
-        looked = RotaReading(before, after, self._last, self._again)
+        past = self._past if after is not None and len(after.positions) == len(self._all) else None
+        looked = RotaReading(before, after, self._last, self._again, past)
         self._last, self._again = after, None
         now = time.perf_counter()
         self._pace(self._spent + time.thread_time() - begun, now - self._began)

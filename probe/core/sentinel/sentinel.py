@@ -225,6 +225,7 @@ class Sentinel:
             self._take(watched, running)
         models = [model for _, model in self._watch.run.chunks]
         watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+        watched.world = self._watch.run.framework.groups.world_size()
 
     def _take(self, watched: OptimizerMemory, running: RunningBackward) -> None:
         """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
@@ -330,6 +331,7 @@ class Sentinel:
             training=watched.training,
             scaled=watched.scaled,
             reduced=watched.reduced,
+            world=watched.world,
             clip=min(watched.factors.values(), default=1.0),
             strangers=self._strangers(),
             replaced=self._watch.parameters.replaced,

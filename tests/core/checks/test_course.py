@@ -49,6 +49,22 @@ def test_a_schedule_that_ends_just_before_the_run_is_none() -> None:
     assert steps("rate-zero", later.updates(1000), later.updates(20, rates=(0.0,))) == [1007]
 
 
+def test_a_rate_that_is_never_above_zero_is_found() -> None:
+    """At the twentieth update, if no other optimizer trains; a warm-up may begin with ten."""
+    training = Training(rates=(0.0,))
+    (finding,) = findings("rate-zero", training.updates(60))
+    assert (finding.step, finding.since) == (19, 0)
+    assert not findings("rate-zero", training.updates(60, alone=False))
+    assert not findings("rate-zero", training.updates(10), training.updates(60, rates=(1e-3,)))
+
+
+def test_a_schedule_that_rests_at_zero_is_found_once() -> None:
+    """Each cycle ends with four updates at rate zero; an end of ten is another matter."""
+    training = Training()
+    cycles = (training.update(rates=(0.0 if step % 30 > 25 else 1e-3,)) for step in range(180))
+    assert steps("rate-zero", cycles, training.updates(10, rates=(0.0,))) == [28, 183]
+
+
 def test_a_group_that_is_frozen_by_its_rate_is_none() -> None:
     """One group at 0 is no schedule; a rate that is not known is not judged."""
     training = Training()
@@ -100,6 +116,11 @@ def test_gradients_that_come_and_go_are_none() -> None:
     assert not findings(
         "gradient-gone", experts.updates(30), experts.updates(15, norms={"experts.3": 0.0}), experts.updates(9)
     )
+    names = ("trunk.weight", "head.weight", "aux_head.0.weight", "aux_head.0.bias")
+    branch = Training(names)
+    assert not findings("gradient-gone", branch.updates(30), branch.updates(30, norms={"aux_head": 0.0}))
+    fading = (training.update(norms={"head": 0.1 * max(0.0, 1 - step / 60)}) for step in range(100))
+    assert not findings("gradient-gone", fading)
     assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
     assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
 
@@ -222,3 +243,34 @@ def test_norms_of_all_sizes_do_not_leap() -> None:
     """LBFGS and policy gradients have norms over orders of magnitude."""
     training, random = Training(), np.random.default_rng(5)
     assert not findings("gradient-leap", (training.update(factor=10 ** random.normal()) for _ in range(1000)))
+
+
+def leaping(common: float, times: float) -> list[JudgedUpdate]:
+    """Forty healthy updates, one in which all gradients are larger, and that of a layer moreover, and five more."""
+    training, layer = Training(), {"layers.1.weight": 0.1 * common * times}
+    return [*training.updates(40), training.update(factor=common, norms=layer), *training.updates(5)]
+
+
+def test_a_gradient_that_leaps_alone_is_named_in_its_step() -> None:
+    """A sixteenfold one, of one layer; the norm of all gradients is as it was."""
+    rows = leaping(1.0, 16.0)
+    (finding,) = findings("gradient-apart", rows)
+    assert (finding.step, finding.where, finding.grade) == (40, ("layers.1.weight",), "warning")
+    assert 8 < finding.evidence["norm"] / finding.evidence["median"] < 32
+
+
+def test_gradients_that_move_together_are_not_apart() -> None:
+    """A batch that makes all of them a hundred times as large, a small leap, and gradients at rounding level."""
+    assert not findings("gradient-apart", leaping(100.0, 1.0))
+    assert not findings("gradient-apart", leaping(1.0, 4.0))
+    training = Training()
+    faint = {"layers.1.weight": 1e-9}
+    rows = [*training.updates(40, norms=faint), training.update(norms={"layers.1.weight": 1e-7})]
+    assert not findings("gradient-apart", rows)
+
+
+def test_a_gradient_that_others_join_has_no_past() -> None:
+    """After other parameters have got gradients, as by unfreezing, nothing is judged for a while."""
+    training = Training()
+    rows = [*training.updates(40, there=NAMES[:6]), *training.updates(3)]
+    assert not findings("gradient-apart", rows, [training.update(norms={NAMES[0]: 9.0})])

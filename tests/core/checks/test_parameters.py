@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from probe.core.checks.check import JudgedUpdate
@@ -174,6 +176,24 @@ def test_a_loaded_checkpoint_and_repeated_averaging_are_notes() -> None:
     assert [finding.grade for finding in findings("written-between-updates", loaded)] == ["note"]
     again = (training.update(**written) if step % 20 == 19 else training.update() for step in range(200))
     assert [finding.grade for finding in findings("written-between-updates", again)] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "grade"),
+    [({}, "warning"), ({"restored": True}, "note"), ({"world": 2}, "note"), ({"world": 2, "reduced": True}, "warning")],
+)
+def test_weights_that_programs_exchange_for_a_reason_are_a_note(facts: dict[str, Any], grade: str) -> None:
+    """The best ones that are loaded again, and averages over ranks that train apart; what is repeated is found once."""
+    rows = []
+    for _ in range(3):
+        training = Training(first=len(rows), **{name: value for name, value in facts.items() if name != "restored"})
+        rows += training.updates(60)
+        rows.append(training.update(written=True, seen_write=True))
+        if "restored" in facts:
+            values = rows[-1].facts.values
+            assert values is not None
+            rows[-1] = rows[-1]._replace(facts=rows[-1].facts._replace(values=values._replace(restored=True)))
+    assert [finding.grade for finding in findings("written-between-updates", rows)] == [grade]
 
 
 def test_writes_by_operations_are_one_note() -> None:

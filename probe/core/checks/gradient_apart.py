@@ -1,0 +1,114 @@
+"""Check for gradients of a part of the model that leap away from those of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import exp, log
+
+import numpy as np
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import ChangeCheck, norms_of
+from probe.core.checks.places import ancestors, listing
+from probe.core.checks.update_facts import Array, Mask
+
+WINDOW, LEAST = 32, 24
+"""Updates that are compared with, at most and at least."""
+ROWS = 5
+"""Gradients of which the common movement is taken, at least."""
+DEVIATIONS, FLOOR = 10.0, 0.25
+"""Robust standard deviations beyond which a gradient is apart, of logarithms, and the least that one is."""
+AWAY, ABOVE = log(8.0), log(3.0)
+"""Least movement against the others, and least rise above all of the window."""
+FEWEST_ELEMENTS, FAINT = 16, 1e-3
+"""Elements of a gradient that is judged, and the part of the median root mean square that it must have."""
+MAD_TO_SIGMA = 1.4826
+PATIENCE = 10
+"""Updates in a row without a gradient apart after which the next one is reported."""
+
+
+class GradientApart(ChangeCheck):
+    """Report gradients that leap while the others do not: a wrong product, a flipped bit, rows that a batch alone uses.
+
+    Gradients rise and fall together with the batch and the loss. So the logarithm of each norm is taken relative to its
+    median over the latest 32 updates, and the median of these movements over all gradients is taken out. What is left
+    must be beyond ten robust standard deviations of its own past and a factor of eight, and the norm three times the
+    largest of the window. Gradients of few elements, and those at rounding level, are left out; other parameters with a
+    gradient begin another past.
+    """
+
+    name = "gradient-apart"
+    title = "Gradient apart"
+    source = "https://arxiv.org/abs/2502.12340"
+    sees = "norms of the gradients at each update, before clipping"
+    remedy = (
+        "Compute the step again from the weights of before: if the leap does not repeat, a device is faulty; else look "
+        "at what this batch has that others do not, and at the inputs of the layer."
+    )
+    lacks = "fewer than 24 norms of the same five gradients or more could be read"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._there = b""
+        self._names: tuple[str, ...] | None = None
+        self._past: Array = np.empty((0, 0))
+        """Logarithms of the norms of the latest updates, a row each."""
+        self._number = 0
+        self._quiet = PATIENCE
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts, norms = update.facts, norms_of(update)
+        if facts.outcome == "skipped" or norms is None:
+            return
+        finite = facts.gradients.there & np.isfinite(norms) & (norms > 0)
+        pattern = finite.tobytes()
+        if pattern != self._there or facts.names is not self._names:
+            self._there, self._names = pattern, facts.names
+            self._past, self._number = np.zeros((WINDOW, int(finite.sum()))), 0
+        if self._past.shape[1] < ROWS:
+            return
+        levels = np.log(norms[finite])
+        if self._number >= LEAST:
+            self.judged = True
+            apart = self._apart(levels, facts.sizes, finite)
+            if apart is not None and self._quiet >= PATIENCE:
+                yield self._finding(update, np.flatnonzero(finite)[apart], levels[apart], apart)
+            self._quiet = 0 if apart is not None else self._quiet + 1
+        self._past[self._number % WINDOW] = levels
+        self._number += 1
+
+    def _apart(self, levels: Array, sizes: tuple[int, ...], finite: Mask) -> Mask | None:
+        """Return the gradients that are apart; None if none is."""
+        past = self._past[: self._number]
+        if not (levels - past.max(axis=0) > ABOVE).any():  # mostly, and much quicker
+            return None
+        middles = np.median(past, axis=0)
+        movements = levels - middles
+        usual = past - middles
+        usual -= np.median(usual, axis=1, keepdims=True)
+        spreads = MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual, axis=0)), axis=0)
+        left = movements - np.median(movements)
+        elements = np.asarray(sizes or (FEWEST_ELEMENTS,) * len(finite), np.float64)[finite]
+        squares = middles - 0.5 * np.log(np.maximum(elements, 1))
+        apart: Mask = (
+            (left > np.maximum(AWAY, DEVIATIONS * np.maximum(spreads, FLOOR)))
+            & (levels - past.max(axis=0) > ABOVE)
+            & (elements >= FEWEST_ELEMENTS)
+            & (squares >= np.median(squares) + log(FAINT))
+        )
+        return apart if apart.any() else None
+
+    def _finding(self, update: JudgedUpdate, places: Array, levels: Array, apart: Mask) -> CheckFinding:
+        facts = update.facts
+        middles = np.median(self._past[: self._number], axis=0)[apart]
+        worst = int(np.argmax(levels - middles))
+        names = [facts.names[int(place)] for place in places]
+        where = ancestors(names, facts.names)
+        times = exp(float(levels[worst] - middles[worst]))
+        text = (
+            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times its median "
+            f"of the latest {min(self._number, WINDOW)} updates"
+        )
+        evidence = {"norm": exp(float(levels[worst])), "median": exp(float(middles[worst])), "gradients": len(names)}
+        return self.finding(facts, facts.step, text, evidence, where)
