@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from probe.core.analysis.diagnosis.analyse import analyse
+from probe.core.analysis.diagnosis.export import as_json
 from probe.core.control.planner import COMPILED
 from tests.pytorch.run_scripts import OWN
 from tests.required import require
@@ -221,10 +223,8 @@ def test_nothing_is_collected_where_something_was_compiled(caplog: pytest.LogCap
 
 
 def judged(directory: str) -> dict[str, Any]:
-    """What ``probe anomalies`` says about a run."""
-    command = [sys.executable, "-m", "probe", "anomalies", directory, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return dict(json.loads(done.stdout))
+    """What the diagnosis says about a run."""
+    return as_json(analyse(Path(directory)))
 
 
 FILES = SETTINGS | {"format": "csv", "alert": {}, "ops": ["norm", "nans"]}
