@@ -21,12 +21,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SETTINGS["everything"] = {key: on for setting in SETTINGS.values() for key, on in setting.items()}
 
-EXTRAS = ("everything, default alerts", "everything, TensorBoard", "everything, small model")
-"""Settings that differ from ``everything`` by one thing; the small model has 4 layers of width 128."""
+SENTINEL = "sentinel"
+EXTRAS = (
+    "everything, default alerts",
+    "everything, TensorBoard",
+    "everything, small model",
+    SENTINEL,
+    f"{SENTINEL}, tiny model",
+)
+"""Settings that differ from ``everything`` by one thing, and the sentinel without any rows; the small model has 4
+layers of width 128, the tiny one 2 of width 48."""
 LARGE = ("weight gradients, large model", "parameters, large model")
 """Settings for a device: a model of 1.0e9 parameters in sequences of 1,024 tokens."""
 SIZES = {
     "small model": {"layers": 4, "width": 128},
+    "tiny model": {"layers": 2, "width": 48, "heads": 4, "tokens": 32},
     "large model": {"layers": 20, "width": 2048, "heads": 16, "tokens": 1024},
 }
 
@@ -40,12 +49,15 @@ TARGETS = {
 """Largest time that probe may add to a step, as a fraction of the time that the existing tool adds."""
 TARGETS_ALONE = {"weight gradients": 0.1, "everything": 0.6}
 """Largest time that probe may add to a step on MindSpore, as a fraction of the plain step."""
+SENTINEL_AIMS = {SENTINEL: 0.02, f"{SENTINEL}, tiny model": 0.25e-3}
+"""Largest time that the sentinel may add: a part of a step of 200 ms, or seconds of a short one."""
 
 
 def configuration(setting: str, **more: Any) -> dict[str, Any]:
     """Configuration of both: CSV files and no alerts, but for what ``setting`` names after a comma."""
     watched, _, extra = setting.partition(", ")
-    config = {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **SETTINGS[watched], **more}
+    config = {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **more}
+    config |= {"sentinel": {"enable": True}} if watched == SENTINEL else SETTINGS[watched]
     if extra == "default alerts":
         del config["alert"]
     if extra == "TensorBoard":

@@ -76,6 +76,9 @@ class Worker:
         self._look = look or _nothing
         self._due = None if due is None else time.monotonic() + due
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # None: a look
+        self.rest, self._calls = 0.0, queue.SimpleQueue[None]()
+        """Seconds that the thread rests when there is no more work, and calls that cut it short: a flush, and the end.
+        What is submitted meanwhile wakes no thread, and is done together, which takes a fraction of the time."""
         self._size, self._room = room or 0, queue.SimpleQueue[None]() if room else None
         for _ in range(self._size):
             self._room.put(None)  # type: ignore[union-attr] # there is room
@@ -141,6 +144,7 @@ class Worker:
             return True
         mark: list[None] = []
         self._put(lambda: mark.append(None))
+        self._call()
         return self._passes(lambda: bool(mark), seconds)
 
     def close(self, seconds: float, last: Work | None = None) -> None:
@@ -170,6 +174,7 @@ class Worker:
                     atexit.register(_wait)
                 _ending.add(self)
             self._put(partial(self._finish, last or _nothing))
+            self._call()
         self._ended = True  # only now: an interrupt before leaves the end to a later call
         return served
 
@@ -225,10 +230,18 @@ class Worker:
             if self._stopped:
                 return
 
+    def _call(self) -> None:
+        """Cut a rest short."""
+        if self.rest > 0:
+            self._calls.put(None)
+
     def _run(self) -> None:
         with self._serving:
             while not self._stopped:
                 self._turn(LONGEST_PAUSE if self._due is None else self._due - time.monotonic())
+                if self.rest > 0 and self._queue.empty() and not self._stopped:
+                    with suppress(queue.Empty):
+                        self._calls.get(timeout=self.rest)
         _ending.discard(self)
 
     def _turn(self, pause: float) -> None:

@@ -143,7 +143,7 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
 
     def wait() -> Array:
         if not arriving:
-            return np.concatenate(blocks) if blocks else np.empty((0, 0))
+            return np.concatenate(blocks) if len(blocks) > 1 else np.asarray(blocks[0] if blocks else np.empty((0, 0)))
         here = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arriving.items()}
         return np.concatenate([next(here[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks])
 

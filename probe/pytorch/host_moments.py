@@ -8,7 +8,9 @@ again in float64 only if values exceeded the range of float32.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,31 +52,49 @@ def plain(tensor: torch.Tensor) -> Plain | None:
     return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
 
 
+class HostRows:
+    """Moments that lie in host memory, a row for each tensor. What NumPy does is left to the thread that needs them."""
+
+    def __init__(self, buffer: array[float], places: list[int]) -> None:
+        self._buffer, self._places = buffer, places
+
+    def __call__(self) -> Array:
+        return fused_reduce.rows_of(self._buffer)[:, self._places]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Array:
+        return np.asarray(self(), *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostRows) and self._buffer.tobytes() == other._buffer.tobytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
     """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
+    rows = in_place(tensors, columns, eps)
+    return None if rows is None else rows()
+
+
+def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
+    """Return what :func:`in_one_pass` returns, before NumPy has seen it."""
     places = fused_reduce.places(columns) if fused_reduce.available else None
-    if places is None or not (kind := _kind(tensors)):
+    if places is None or not tensors or not PLAIN.issuperset(map(type, tensors)):
         return None
-    sizes = [tensor.numel() for tensor in tensors]
-    if 0 in sizes:
-        return None
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    rows, valid = fused_reduce.each(addresses, sizes, kind, eps, fused_reduce.needed(columns))
-    return rows[:, places] if valid.all() else None
-
-
-def _kind(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the kind of the numbers of :func:`plain` tensors; empty if they are of several kinds, or not all plain."""
-    if not tensors or not PLAIN.issuperset(map(type, tensors)):
-        return ""
-    dtype = tensors[0].dtype
-    for tensor in tensors:
+    dtype, addresses, sizes = tensors[0].dtype, list[int](), list[int]()
+    kind = KINDS.get(dtype)
+    for tensor in tensors:  # each once: most of the time is that of its first look at a tensor
         if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
-            return ""
+            return None
         if not tensor.is_contiguous() or tensor.is_neg():
-            return ""
-    return KINDS.get(dtype, "")
+            return None
+        sizes.append(tensor.numel())
+        addresses.append(tensor.data_ptr())
+    if kind is None or 0 in sizes:
+        return None
+    buffer, valid = fused_reduce.Arrays(addresses, sizes, kind, eps, fused_reduce.needed(columns)).read()
+    return None if 0 in valid else HostRows(buffer, places)
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:

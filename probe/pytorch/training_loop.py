@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import utils
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
@@ -20,10 +21,10 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import graph_walk, loss_scale, tensors
+from probe.pytorch import graph_walk, host_moments, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
-from probe.pytorch.host_moments import Array, plain
+from probe.pytorch.host_moments import Array, HostRows, plain
 
 first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -240,6 +241,12 @@ def _version(tensor: torch.Tensor) -> int:
     return tensor._version if part is tensor else tensor._version + part._version
 
 
+def moments(gradients: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Any:
+    """Return moments of ``gradients``, on their way to the host."""
+    rows = host_moments.in_place(gradients, columns, 0.0)
+    return tensors.moments(gradients, columns, 0.0) if rows is None else rows
+
+
 class RepeatedReader:
     """Reader of the same parameters again and again: where their numbers stay in host memory, one call of the compiled
     pass reads them.
@@ -256,49 +263,59 @@ class RepeatedReader:
     def _look(self) -> None:
         """Note where the numbers of the parameters lie."""
         self._plain = [plain(parameter) for parameter in self._parameters]
-        kinds = {known[2] for known in self._plain if known is not None}
+        kinds = {place[2] for place in self._plain if place is not None}
         self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
         self._chosen: Sequence[int] = ()
-        self._parts: tuple[list[Any], list[int], list[int]] = [], [], []
-        """Parameters that were read last, their addresses and sizes."""
+        self._read: Sequence[Any] = ()
+        """Parameters that were read last."""
+        self._arrays = None if self._kind == "" else fused_reduce.Arrays((), (), self._kind)
 
-    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], Array]]:
+    def read(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments."""
-        quick, rows = self._in_one_pass(positions) if self._kind else ([], np.empty((0, len(self._columns))))
+        quick, rows = self._in_one_pass(positions) if self._kind else ((), _no_rows)
+        if quick is positions:
+            return positions, rows
         others = [*positions] if not quick else sorted({*positions}.difference(quick))
         with torch._C.DisableTorchFunction():
             others = [position for position in others if _has_numbers(self._parameters[position])]
         if not others:
-            return quick, lambda: rows
+            return quick, rows
         wait = tensors.to_host([tensors.moments([self._parameters[each] for each in others], self._columns, 0.0)])
         rank = {position: number for number, position in enumerate((*quick, *others))}
         there = [position for position in positions if position in rank]
-        return there, lambda: np.concatenate([rows, wait()])[[rank[position] for position in there]]
+        first = rows().reshape(-1, len(self._columns))
+        return there, lambda: np.concatenate([first, wait()])[[rank[position] for position in there]]
 
-    def _in_one_pass(self, positions: Sequence[int]) -> tuple[list[int], Array]:
-        """Return the positions of parameters that could be read so, and their moments. Those with NaN, Inf or immense
-        numbers are left out; because of these, others must not be read in another way, which would round otherwise."""
-        nothing = np.empty((0, len(self._columns)))
+    def _in_one_pass(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
+        """Return the positions of parameters that could be read so, and a function that returns their moments. Those
+        with NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which
+        would round otherwise."""
         if positions is not self._chosen:
             self._choose(positions)
-        if [parameter.data_ptr() for parameter in self._parts[0]] != self._parts[1]:
+        assert self._arrays is not None, "the caller has looked"
+        assert self._places is not None, "the caller has looked"
+        if [parameter.data_ptr() for parameter in self._read] != self._arrays.addresses:
             self._look()
             if not self._kind:
-                return [], nothing
+                return (), _no_rows
             self._choose(positions)
-        _, addresses, sizes = self._parts
-        rows, valid = fused_reduce.each(addresses, sizes, self._kind)
-        if valid.all():
-            return [*positions], rows[:, self._places]
-        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], rows[valid][:, self._places]
+        buffer, valid = self._arrays.read()
+        if 0 not in valid:
+            return positions, HostRows(buffer, self._places)
+        rows = HostRows(buffer, self._places)()[np.frombuffer(valid, np.bool_)]
+        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], lambda: rows
 
     def _choose(self, positions: Sequence[int]) -> None:
         """Keep what is read of the parameters at ``positions``."""
         places = [place for position in positions if (place := self._plain[position]) is not None]
-        parameters = [self._parameters[position] for position in positions]
-        self._parts = parameters, [place[0] for place in places], [place[1] for place in places]
-        self._chosen = positions
+        self._read = [self._parameters[position] for position in positions]
+        addresses, sizes = [place[0] for place in places], [place[1] for place in places]
+        self._arrays, self._chosen = fused_reduce.Arrays(addresses, sizes, self._kind), positions
+
+
+def _no_rows() -> Array:
+    return np.empty((0, 0))
 
 
 def _has_numbers(parameter: Any) -> bool:
@@ -387,11 +404,7 @@ def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
     """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
-    found = [
-        bool(model.require_backward_grad_sync)
-        for model in models
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    ]
+    found = [bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)]
     return all(found) if found else None
 
 

@@ -8,8 +8,10 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,6 +126,25 @@ def test_work_that_raises_is_counted() -> None:
     one.close(SECONDS)
     assert done == [1]
     assert faults.counts == {"work: ValueError": 1, "work: SystemExit": 1}
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_rest_is_cut_short(end: str) -> None:
+    """A flush and the end do not wait until the thread has rested, and what was submitted meanwhile is done in
+    order."""
+    done: list[int] = []
+    one = worker()
+    one.rest = 3600.0
+    for number in range(4):
+        one.submit(partial(done.append, number))
+        if number == 1:
+            assert one.flush(SECONDS)
+    begun = time.monotonic()
+    if end == "flush":
+        assert one.flush(SECONDS)
+    one.close(SECONDS)
+    assert done == [0, 1, 2, 3]
+    assert time.monotonic() - begun < SECONDS
 
 
 def test_flush_gives_up_at_its_deadline() -> None:

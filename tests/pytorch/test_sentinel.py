@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.pytorch.sentinel_loops import LOOPS, Attach, batches, net, update
-from tests.required import require
+from tests.required import require, require_compiled
 
 torch = require("torch")
 
@@ -249,7 +249,7 @@ if (pid := os.fork()) == 0:
     import gc
     from probe.core.sentinel.sentinel import Sentinel
     (sentinel,) = [each for each in gc.get_objects() if type(each) is Sentinel]
-    remembered = [len(watched.backwards) for watched in sentinel._watched.values()]
+    remembered = [len(watched.backwards) for watched in sentinel._optimizers.all()]
     os._exit(1 if any(remembered) or monitor.faults else 0)
 _, status = os.waitpid(pid, 0)
 train(3)
@@ -257,3 +257,31 @@ monitor.stop()
 print(monitor.faults)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
+
+
+def test_a_step_like_the_one_before_runs_no_function_of_numpy() -> None:
+    """On the thread that trains: between the operators of torch, the first ones take longer than all that is read."""
+    require_compiled()
+    called: list[str] = []
+    folder = str(Path(np.__file__).parent)
+
+    def follow(frame: Any, event: str, function: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            called.append(frame.f_code.co_name)
+        elif event == "c_call":
+            owner = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+            called.extend([function.__name__] if str(owner).startswith("numpy") else [])
+
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with watched() as attach:
+        attach(model, optimizer)
+        for number in range(15):
+            sys.setprofile(follow if number == 12 else None)
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    sys.setprofile(None)
+    assert called == []

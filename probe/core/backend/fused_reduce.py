@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -103,6 +104,52 @@ def write(address: int, size: int, kind: str, eps: float, more: int, row: int) -
     return bool((BRIEF_ROWS if size <= BRIEF else LONG_ROWS)[kind](address, size, eps, more, row))
 
 
+class Arrays:
+    """Arrays of one kind, whose moments one call reads, now and again as long as they stay where they are. No function
+    of NumPy runs: between the operators of a framework its first ones take longer than the pass.
+
+    Args:
+        eps: limit of ``below``, rounded to float32.
+        more: moments to compute besides the first four, see :func:`needed`.
+    """
+
+    __slots__ = ("_blank", "_each", "_function", "_more", "addresses", "sizes")
+
+    def __init__(
+        self,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        kind: str = "float32",
+        eps: float = 0.0,
+        more: int = FOUR,
+    ) -> None:
+        assert _library is not None, "not compiled: see `available`"
+        number = len(sizes)
+        self.addresses, self.sizes = addresses, sizes
+        self._each, self._more = (array("L", addresses), array("L", sizes)), (number, eps, more)
+        self._function = (_library.each_brief if sum(sizes) <= BRIEF else _library.each_long)[kind]
+        self._blank = bytes(NUMBERS * number * 8), bytes(number)
+
+    def read(self, rows: int | None = None) -> tuple[array[float], bytes]:
+        """Return the moments of each array, :data:`NUMBERS` side by side, and for each whether they are valid: see
+        :func:`one`.
+
+        Args:
+            rows: address to which the moments are written instead.
+        """
+        (addresses, sizes), (numbers, flags) = self._each, self._blank
+        buffer, valid = array("d", numbers), array("B", flags)
+        into = buffer.buffer_info()[0] if rows is None else rows
+        places = addresses.buffer_info()[0], sizes.buffer_info()[0]
+        self._function(*places, *self._more, into, valid.buffer_info()[0])
+        return buffer, valid.tobytes()
+
+
+def rows_of(buffer: array[float]) -> npt.NDArray[np.float64]:
+    """Return the moments that :meth:`Arrays.read` has returned, a row for each array."""
+    return np.frombuffer(buffer, np.float64).reshape(-1, NUMBERS)
+
+
 def each(
     addresses: Sequence[int],
     sizes: Sequence[int],
@@ -116,10 +163,5 @@ def each(
     Args:
         rows: where the moments are written, side by side; if None, into a new array.
     """
-    assert _library is not None, "not compiled: see `available`"
-    rows = np.empty((len(sizes), NUMBERS)) if rows is None else rows
-    valid = np.empty(len(sizes), np.bool_)
-    where, lengths = np.array(addresses, np.uintp), np.array(sizes, np.uintp)
-    function = (_library.each_brief if sum(sizes) <= BRIEF else _library.each_long)[kind]
-    function(where.ctypes.data, lengths.ctypes.data, len(sizes), eps, more, rows.ctypes.data, valid.ctypes.data)
-    return rows, valid
+    buffer, valid = Arrays(addresses, sizes, kind, eps, more).read(None if rows is None else rows.ctypes.data)
+    return rows_of(buffer) if rows is None else rows, np.frombuffer(valid, np.bool_)

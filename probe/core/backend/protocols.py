@@ -509,7 +509,7 @@ class Arrays(Protocol):
 class ParameterReader(Protocol):
     """Reader of the moments of some parameters."""
 
-    def read(self, positions: Sequence[int]) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
+    def read(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], npt.NDArray[np.float64]]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments, a row each."""
 
@@ -575,6 +575,9 @@ class TrainingLoop(Protocol):
     def versions(self, tensors: Sequence[Tensor | None]) -> Sequence[int]:
         """Return a number for each tensor that every write by an operation changes; -1 for None, and for a tensor whose
         writes are not counted."""
+
+    def moments(self, gradients: Sequence[Tensor], columns: tuple[str, ...]) -> Block:
+        """Return moments of gradients, a row each, for the ``to_host`` of the tensors."""
 
     def reference(self, tensor: Tensor) -> Callable[[], object]:
         """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite, sqrt
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
-from probe.core.checks.update_facts import Array, UpdateFacts
+import numpy as np
+
+from probe.core.checks.update_facts import Array, UpdateFacts, is_all
 
 Grade = Literal["critical", "warning", "note"]
 """Certainty that training is harmed: a ``note`` is about what legitimate programs do, too."""
@@ -32,13 +35,37 @@ class CheckFinding(NamedTuple):
     """Ranks that it is about; empty for the one that judged."""
 
 
-class JudgedUpdate(NamedTuple):
-    """An update whose numbers have arrived on the host."""
+class JudgedUpdate:
+    """An update whose numbers have arrived on the host, with what several checks derive from these.
 
-    facts: UpdateFacts
-    gradients: Array
-    """Norm and sum of each gradient, see :class:`probe.core.checks.update_facts.Gradients`; empty if they could not be
-    read."""
+    Args:
+        facts: what was seen of it.
+        gradients: norm and sum of each gradient, see :class:`probe.core.checks.update_facts.Gradients`; empty if they
+            could not be read.
+    """
+
+    __slots__ = ("facts", "finite", "gradients", "norms", "pattern", "total")
+
+    def __init__(self, facts: UpdateFacts, gradients: Array) -> None:
+        self.facts, self.gradients = facts, gradients
+        self.norms: Array | None = None
+        """Norm of each gradient; None if they could not be read."""
+        self.total, self.finite = 0.0, True
+        """Norm of all gradients together, without those that are NaN; true if each of them is finite."""
+        there = facts.gradients.there
+        if gradients.ndim == 2 and len(gradients) == len(facts.names) > 0:
+            self.norms = gradients[:, 0]
+            self._add_up(self.norms if is_all(there) else self.norms[there])
+            there = there & (self.norms != 0)
+        self.pattern = there.tobytes()
+        """For each parameter whether it has a gradient that is not exactly zero, as far as is known."""
+
+    def _add_up(self, norms: Array) -> None:
+        self.total = sqrt(norms.dot(norms))
+        if not isfinite(self.total):
+            self.finite = bool(np.isfinite(norms).all())
+            with np.errstate(over="ignore"):
+                self.total = float(np.sqrt(np.nansum(np.square(norms))))
 
 
 class NotApplicable(str):

@@ -10,6 +10,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
+from probe.core.checks.update_facts import is_any
 
 UPDATES = 3
 """Updates in a row."""
@@ -34,9 +35,8 @@ class CheckpointCut(FactCheck):
         """Return the findings with this update."""
         facts = update.facts
         self.judged = True
-        without = facts.trainable & ~facts.gradients.there
-        cut = facts.cut and bool(without.any())
-        if self._streak.completes(cut, facts.step):
+        without = facts.trainable & ~facts.gradients.there if facts.cut else None
+        if self._streak.completes(without is not None and is_any(without), facts.step) and without is not None:
             number, total = int(without.sum()), int(facts.trainable.sum())
             where = ancestors((facts.names[place] for place in np.flatnonzero(without)), facts.names)
             text = (

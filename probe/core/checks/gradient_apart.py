@@ -8,9 +8,9 @@ from math import exp, log
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import ChangeCheck, norms_of
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
-from probe.core.checks.update_facts import Array, Mask
+from probe.core.checks.update_facts import Array, Mask, count_of, is_all, is_any
 
 WINDOW, LEAST = 32, 24
 """Updates that are compared with, at most and at least."""
@@ -49,7 +49,7 @@ class GradientApart(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._there = b""
+        self._there, self._finite = b"", np.zeros(0, np.bool_)
         self._names: tuple[str, ...] | None = None
         self._past: Array = np.empty((0, 0))
         """Logarithms of the norms of the latest updates, a row each."""
@@ -58,30 +58,33 @@ class GradientApart(ChangeCheck):
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
+        facts, norms = update.facts, update.norms
         if facts.outcome == "skipped" or norms is None:
             return
-        finite = facts.gradients.there & np.isfinite(norms) & (norms > 0)
-        pattern = finite.tobytes()
+        pattern = update.pattern
+        if not update.finite:
+            pattern = (facts.gradients.there & np.isfinite(norms) & (norms > 0)).tobytes()
         if pattern != self._there or facts.names is not self._names:
             self._there, self._names = pattern, facts.names
-            self._past, self._number = np.zeros((WINDOW, int(finite.sum()))), 0
+            self._finite, self._number = np.frombuffer(pattern, np.bool_), 0
+            self._past = np.zeros((WINDOW, count_of(self._finite)))
         if self._past.shape[1] < ROWS:
             return
-        levels = np.log(norms[finite])
+        finite = self._finite
+        levels = np.log(norms if is_all(finite) else norms[finite])
         if self._number >= LEAST:
             self.judged = True
             apart = self._apart(levels, facts.sizes, finite)
             if apart is not None and self._quiet >= PATIENCE:
-                yield self._finding(update, np.flatnonzero(finite)[apart], levels[apart], apart)
+                yield self._finding(update, np.flatnonzero(finite)[apart].tolist(), levels[apart], apart)
             self._quiet = 0 if apart is not None else self._quiet + 1
         self._past[self._number % WINDOW] = levels
         self._number += 1
 
     def _apart(self, levels: Array, sizes: tuple[int, ...], finite: Mask) -> Mask | None:
         """Return the gradients that are apart; None if none is."""
-        past = self._past[: self._number]
-        if not (levels - past.max(axis=0) > ABOVE).any():  # mostly, and much quicker
+        past, before = self._past[: self._number], self._past[(self._number - 1) % WINDOW]
+        if not is_any(levels - before > ABOVE) or not is_any(levels - past.max(axis=0) > ABOVE):  # mostly, and quicker
             return None
         middles = np.median(past, axis=0)
         movements = levels - middles
@@ -99,16 +102,16 @@ class GradientApart(ChangeCheck):
         )
         return apart if apart.any() else None
 
-    def _finding(self, update: JudgedUpdate, places: Array, levels: Array, apart: Mask) -> CheckFinding:
+    def _finding(self, update: JudgedUpdate, places: list[int], levels: Array, apart: Mask) -> CheckFinding:
         facts = update.facts
         middles = np.median(self._past[: self._number], axis=0)[apart]
         worst = int(np.argmax(levels - middles))
-        names = [facts.names[int(place)] for place in places]
+        names = [facts.names[place] for place in places]
         where = ancestors(names, facts.names)
         times = exp(float(levels[worst] - middles[worst]))
         text = (
-            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times its median "
-            f"of the latest {min(self._number, WINDOW)} updates"
+            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times the "
+            f"median of the latest {min(self._number, WINDOW)} updates"
         )
         evidence = {"norm": exp(float(levels[worst])), "median": exp(float(middles[worst])), "gradients": len(names)}
         return self.finding(facts, facts.step, text, evidence, where)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import isfinite
 
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import ChangeCheck, norms_of
+from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing, module_of
-from probe.core.checks.update_facts import Array, Mask
+from probe.core.checks.update_facts import Array, Mask, is_any
 
 SOON, ALWAYS = 8, 20
 """Updates in a row without a gradient, of a module that had one in as many updates in a row before."""
@@ -55,7 +56,11 @@ class GradientGone(ChangeCheck):
         modules = [module_of(name) for name in names]
         places = {module: place for place, module in enumerate(dict.fromkeys(modules))}
         self._module, number = np.array([places[module] for module in modules], dtype=np.int64), len(places)
-        self._updates = 0
+        self._updates = self._alike = 0
+        self._last: tuple[bytes, bytes] | None = None
+        """Gradients that were not zero, and parameters that required one, at the last update, if no module was without
+        a gradient; updates like it since then, and modules that have lived in these."""
+        self._alive = np.zeros(number, dtype=np.bool_)
         self._missing, self._lived = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
         """Updates in a row without a gradient, and with one before these."""
         self._since, self._excused = np.full(number, -1, dtype=np.int64), np.zeros(number, dtype=np.bool_)
@@ -68,21 +73,35 @@ class GradientGone(ChangeCheck):
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
-        there = facts.gradients.there
-        if facts.outcome == "skipped" or norms is None or not there.any():
+        facts = update.facts
+        if facts.outcome == "skipped" or update.norms is None or not is_any(facts.gradients.there):
             return
         if facts.names is not self._names and facts.names != self._names:
             self._begin(facts.names)
-        alive = self._any(there & (norms != 0))
+        seen = update.pattern, facts.trainable.tobytes()
+        if seen == self._last:  # and no module was without a gradient: most updates are like the one before
+            self._alike += 1
+            self._size(update.norms, self._alive)
+            return
+        self._add_alike()
+        alive = self._any(np.frombuffer(update.pattern, np.bool_))
         if not alive.any() and not (facts.loss_seen and facts.loss):
             return
         self.judged = True
         gone = self._any(facts.trainable) & ~alive
         self._count(alive, gone, facts.step)
-        self._size(norms, alive)
+        self._size(update.norms, alive)
         if gone.any():
             yield from self._report(update, gone)
+        else:
+            self._last, self._alive = seen, alive
+
+    def _add_alike(self) -> None:
+        """Count the updates that were like the last one."""
+        if self._alike:
+            self._updates += self._alike
+            self._lived[self._alive] += self._alike
+        self._last, self._alike = None, 0
 
     def _any(self, chosen: Mask) -> Mask:
         """Return for each module whether any of its parameters is chosen."""
@@ -100,7 +119,10 @@ class GradientGone(ChangeCheck):
 
     def _size(self, norms: Array, alive: Mask) -> None:
         """Remember how large the gradient of each module is."""
-        sizes = np.bincount(self._module, np.square(np.where(np.isfinite(norms), norms, 0.0)), len(self._since))
+        squares = norms * norms
+        if not isfinite(squares.sum()):
+            squares = np.square(np.where(np.isfinite(norms), norms, 0.0))
+        sizes = np.bincount(self._module, squares, len(self._since))
         fresh = alive & (self._usual == 0)
         self._usual = np.where(
             fresh, sizes, np.where(alive, self._usual + SLOWNESS * (sizes - self._usual), self._usual)

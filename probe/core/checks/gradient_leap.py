@@ -10,8 +10,7 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.leap import MAD_TO_SIGMA, PATIENCE, Leap, LeapMemory
-from probe.core.checks.loop_check import ChangeCheck, norms_of, total_norm
-from probe.core.checks.loss_leap import series_of
+from probe.core.checks.loop_check import ChangeCheck
 
 RISE = 4.0
 """Robust standard deviations above its median at which a loss is higher than usual."""
@@ -49,14 +48,13 @@ class GradientLeap(ChangeCheck):
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
-        if facts.outcome == "skipped" or norms is None:
+        facts, total = update.facts, update.total
+        if facts.outcome == "skipped" or update.norms is None:
             return
         if isfinite(facts.loss):
             self._losses.append((facts.step, facts.loss))
-        total = total_norm(norms)
         if isfinite(total) and total > 0:
-            leap = self._memory.judge(series_of(update), total, facts.step)
+            leap = self._memory.judge((facts.backwards, update.pattern), total, facts.step)
             self.judged = self.judged or self._memory.ready
             if leap is not None and leap.course != "stayed":
                 self._leap, self._waited = leap, 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from probe.core.checks.beginning import UsedParameter, frontier
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import listing
 
 MOST = 5
@@ -36,7 +36,7 @@ class GradientNotFinite(FactCheck):
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
+        facts, norms = update.facts, update.norms
         if facts.outcome != "applied" or norms is None:
             return
         self.judged = True
@@ -45,13 +45,13 @@ class GradientNotFinite(FactCheck):
             text = f"{number} gradients were not finite, and the program has dropped them: {listing(facts.dropped)}"
             yield self.finding(facts, facts.step, text, {"not_finite": number}, facts.dropped, "warning")
         self._dropped = bool(facts.dropped)
-        bad = facts.gradients.there & ~np.isfinite(norms)
-        if not bad.any():
+        if update.finite:
             self._since = None
             return
         if self._since is not None:
             return
         self._since = facts.step
+        bad = facts.gradients.there & ~np.isfinite(norms)
         number, total = int(bad.sum()), int(facts.gradients.there.sum())
         where = tuple(facts.names[position] for position in np.flatnonzero(bad)[:MOST])
         text = (

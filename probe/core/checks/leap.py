@@ -143,12 +143,13 @@ class LeapMemory:
             value: a finite number; positive if this judges logarithms.
         """
         number = log(value) if self._logarithmic else value
-        if key not in self._series:
-            self._series[key] = LeapSeries(self._logarithmic)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = LeapSeries(self._logarithmic)
             if len(self._series) > MOST_SERIES:
                 self._series.popitem(last=False)
         self._series.move_to_end(key)
-        leap = self._series[key].judge(number, self._highest, step)
+        leap = series.judge(number, self._highest, step)
         self._highest = max(self._highest, number)
         return leap
 

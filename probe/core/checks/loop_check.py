@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
-from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade
 from probe.core.checks.places import MOST
-from probe.core.checks.update_facts import Array, UpdateFacts
+from probe.core.checks.update_facts import UpdateFacts
 
 
 class LoopCheck:
@@ -63,15 +61,3 @@ class UnusualCheck(LoopCheck):
 
     kind: ClassVar[CheckClass] = "unusual"
     grade: ClassVar[Grade] = "note"
-
-
-def norms_of(update: JudgedUpdate) -> Array | None:
-    """Return the norm of each gradient of an update; None if they could not be read."""
-    rows = update.gradients
-    readable = rows.ndim == 2 and len(rows) == len(update.facts.names) and len(rows) > 0
-    return rows[:, 0] if readable else None
-
-
-def total_norm(norms: Array) -> float:
-    """Return the norm of all gradients together."""
-    return float(np.sqrt(np.nansum(np.square(norms))))

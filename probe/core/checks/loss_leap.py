@@ -8,16 +8,7 @@ from math import isfinite
 
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.leap import Leap, LeapMemory
-from probe.core.checks.loop_check import ChangeCheck, norms_of, total_norm
-
-
-def series_of(update: JudgedUpdate) -> tuple[int, bytes]:
-    """Return the key of the series that an update belongs to: tasks, stages of training and numbers of micro batches
-    differ in the parameters that have a gradient, and in the backwards."""
-    facts, norms = update.facts, norms_of(update)
-    pattern = facts.gradients.there if norms is None else facts.gradients.there & (norms != 0)
-    return facts.backwards, pattern.tobytes()
-
+from probe.core.checks.loop_check import ChangeCheck
 
 IMMENSE = 10.0
 """Factor above all that the run has had, of the loss and of the norm of all gradients, that is reported at once."""
@@ -57,7 +48,7 @@ class LossLeap(ChangeCheck):
         facts = update.facts
         if facts.outcome == "skipped" or not isfinite(facts.loss):
             return
-        leap = self._memory.judge(series_of(update), facts.loss, facts.step)
+        leap = self._memory.judge((facts.backwards, update.pattern), facts.loss, facts.step)
         self.judged = self.judged or self._memory.ready
         if self._is_immense(update):
             self._immense = facts.step
@@ -69,8 +60,7 @@ class LossLeap(ChangeCheck):
 
     def _is_immense(self, update: JudgedUpdate) -> bool:
         """Return whether loss and gradients are far beyond all before; count the update."""
-        norms = norms_of(update)
-        total = 0.0 if norms is None else total_norm(norms)
+        total = update.total
         if len(self._latest) == TOGETHER:
             (loss, norm), (other, size) = self._highest, self._latest[0]
             self._highest = max(loss, other), max(norm, size)

@@ -36,9 +36,9 @@ class NoGradient(UnusualCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
-        without = facts.trainable & ~facts.gradients.there
         if self._updates == UPDATES or facts.outcome == "skipped":
             return
+        without = facts.trainable & ~facts.gradients.there
         if not self._updates or len(without) != len(self._without):
             self._updates, self._since, self._without = 0, facts.step, np.ones_like(without)
         self._without = self._without & without

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import isnan
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck, norms_of, total_norm
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.step_size import step_sizes
+from probe.core.checks.update_facts import is_any
 
 UPDATES = 5
 LOOKED = 3
@@ -47,13 +48,12 @@ class NothingMoves(FactCheck):
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
+        facts, norms, total = update.facts, update.norms, update.total
         if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
             return
         rate = max((rate for rate in facts.rates if not isnan(rate)), default=0.0)
         self._highest_rate = max(self._highest_rate, rate)
-        total = total_norm(norms)
-        if facts.values.moved.any():
+        if is_any(facts.values.moved):
             self.judged = True
             self._highest_norm = max(self._highest_norm, total)
             self._count, self._reported = 0, False

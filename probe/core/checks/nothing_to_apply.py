@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
+from probe.core.checks.update_facts import is_any
 
 UPDATES = 3
 CLEARED = "they were cleared between the backward and the update"
@@ -43,10 +44,10 @@ class NothingToApply(FactCheck):
         if facts.outcome != "applied" or not facts.names:
             return
         self.judged = True
-        moved = facts.values is not None and bool(facts.values.moved.any())
-        if facts.gradients.there.any():
+        if is_any(facts.gradients.there):
             cause = CLEARED if _were_cleared(update) else None
         else:
+            moved = facts.values is not None and is_any(facts.values.moved)
             cause = None if moved else self._cause(update)
         if self._streak.completes(cause is not None, facts.step):
             where = ancestors(facts.strangers, facts.strangers)
@@ -65,6 +66,6 @@ class NothingToApply(FactCheck):
 
 def _were_cleared(update: JudgedUpdate) -> bool:
     """Return whether all gradients are exactly zero, though the loss is not, and were written after its backward."""
-    facts, norms = update.facts, norms_of(update)
+    facts = update.facts
     lost = facts.backwards > 0 and facts.rewritten and facts.loss_seen and bool(facts.loss)
-    return lost and norms is not None and not norms[facts.gradients.there].any()
+    return lost and update.norms is not None and 1 not in update.pattern

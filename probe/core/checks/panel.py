@@ -30,6 +30,8 @@ class CheckPanel:
 
     def __init__(self, faults: FaultCounter, checks: Mapping[str, type[Check]] = CHECKS) -> None:
         self._faults, self._classes = faults, checks
+        self._places = {name: f"check {name}" for name in checks}
+        """Places under which failures are counted."""
         self._checks: dict[int, dict[str, Check]] = {}
         self._failed: set[str] = set()
         self._reporters: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -49,24 +51,24 @@ class CheckPanel:
         if number not in self._checks:
             attempt(self._faults, "checks", self._add, number)
         if len(self._checks) > 1:
-            update = update._replace(facts=update.facts._replace(alone=False))
+            update = JudgedUpdate(update.facts._replace(alone=False), update.gradients)
         findings: list[CheckFinding] = []
         self._compiled |= not update.facts.seen
         for name, check in self._checks.get(number, {}).items():
             if not update.facts.seen and name not in OF_LOSSES:
                 continue
-            rows = attempt(self._faults, f"check {name}", _judged, check, update)
+            rows = attempt(self._faults, self._places[name], _judged, check, update)
             if rows is None:
                 self._failed.add(name)
-                continue
-            findings += [finding for finding in rows if self._is_new(finding, number)]
+            elif rows:
+                findings += [finding for finding in rows if self._is_new(finding, number)]
         return findings
 
     def _add(self, optimizer: int) -> None:
         """Make the checks of an optimizer."""
         checks = self._checks[optimizer] = {}
         for name, check in self._classes.items():
-            made = attempt(self._faults, f"check {name}", check)
+            made = attempt(self._faults, self._places[name], check)
             if made is None:
                 self._failed.add(name)
             else:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import listing
 from probe.core.checks.step_size import rates_of, step_sizes
-from probe.core.checks.update_facts import Array, Mask, UpdateFacts
+from probe.core.checks.update_facts import Array, Mask, UpdateFacts, is_all, is_any
 
 UPDATES = 5
 LEAST_STEP, LEAST_HALF_STEP = 1e-6, 1e-5
@@ -55,22 +55,28 @@ class ParameterStuck(FactCheck):
         self._half = np.array([dtype.endswith("float16") for dtype in dtypes], dtype=np.bool_)
         self._full = np.array([dtype.endswith(("float32", "float64")) for dtype in dtypes], dtype=np.bool_)
         self._updates = 0
+        self._steady: npt.NDArray[np.int64] | None = None
+        """Parameters that were looked at in the last update, if each of them has moved."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
-        facts, norms = update.facts, norms_of(update)
+        facts, norms = update.facts, update.norms
         if facts.names is not self._names and facts.names != self._names:
             self._begin(update)
         if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
             return
         self._highest_rate = max(self._highest_rate, *(rate for rate in facts.rates if not isnan(rate)), 0.0)
         looked, moved = facts.values.looked, facts.values.moved
-        some = bool(moved.any())
+        if is_all(moved) and looked is self._steady:
+            self._updates += 1
+            return
+        self._steady = looked if is_all(moved) else None
+        some = is_any(moved)
         self._still[looked[moved]] = 0
         self._moved[looked[moved]] = True
         self._updates += some
         self.judged |= some
-        if not moved.all():
+        if self._steady is None:
             self._count(facts, looked[~moved], norms)
             if self._updates >= UPDATES:
                 yield from self._stuck(update)

@@ -41,9 +41,9 @@ class ParametersReplaced(FactCheck):
         """Return the findings with this update."""
         facts = update.facts
         self.judged = True
-        yield from self._replaced_before(update)
-        left = not facts.gradients.there.any()
-        harmful = bool(facts.replaced) and (bool(facts.strangers) or left)
+        if self._updates < UPDATES:
+            yield from self._replaced_before(update)
+        harmful = bool(facts.replaced) and (bool(facts.strangers) or not facts.gradients.there.any())
         harmless = self._harmless.completes(bool(facts.replaced) and not harmful, facts.step)
         if not harmful:
             self._names = ()
@@ -65,7 +65,7 @@ class ParametersReplaced(FactCheck):
     def _replaced_before(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Yield the finding about parameters that were replaced before the first update."""
         facts = update.facts
-        if self._updates == UPDATES or facts.outcome == "skipped":
+        if facts.outcome == "skipped":
             return
         self._updates += 1
         rows = zip(facts.names, facts.gradients.there, strict=True)

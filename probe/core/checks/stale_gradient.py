@@ -10,7 +10,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
-from probe.core.checks.update_facts import Array, Mask
+from probe.core.checks.update_facts import Array, Mask, count_of, is_any
 
 UPDATES = 3
 ALIKE = 1e-3
@@ -42,12 +42,12 @@ class StaleGradient(FactCheck):
         """Return the findings with this update."""
         facts = update.facts
         there, again = facts.gradients.there, facts.gradients.again
-        if facts.outcome != "applied" or not there.any():
+        if facts.outcome != "applied" or not is_any(there):
             return
         if facts.own_sums is not None:
             there, again = self._added(update.gradients, facts.own_sums)
         self._last = update.gradients
-        number, count = int(there.sum()), int((there & again).sum())
+        number, count = count_of(there), count_of(there & again)
         self.judged = True
         if self._streak.completes(2 * count >= number > 0, facts.step):
             stale = [name for name, is_stale in zip(facts.names, there & again, strict=True) if is_stale]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import ChangeCheck
+from probe.core.checks.update_facts import count_of
 
 BEFORE, AGAIN = 10, 3
 RECENT = 2
@@ -39,7 +40,7 @@ class StateRestarted(ChangeCheck):
         self._updates += 1
         if self._updates == 1:
             self._first_seen = facts.step
-        if facts.values is not None and 2 * int(facts.values.written.sum()) >= int(facts.values.known.sum()) > 0:
+        if facts.values is not None and 2 * count_of(facts.values.written) >= count_of(facts.values.known) > 0:
             self._written = self._updates
         steps = 0 if facts.state_steps is None and self._highest > BEFORE else facts.state_steps
         if steps is None:

@@ -40,10 +40,10 @@ class Share:
         latest: number of updates that are counted.
     """
 
-    __slots__ = ("_complete", "_least", "_steps")
+    __slots__ = ("_complete", "_count", "_least", "_steps")
 
     def __init__(self, least: int, latest: int) -> None:
-        self._least, self._complete = least, False
+        self._least, self._complete, self._count = least, False, 0
         self._steps: deque[int | None] = deque(maxlen=latest)
 
     @property
@@ -53,11 +53,12 @@ class Share:
 
     def completes(self, holds: bool, step: int) -> bool:
         """Count an update; return whether it completes the share, which happens once until no counted update is so."""
+        oldest = self._steps[0] if len(self._steps) == self._steps.maxlen else None
         self._steps.append(step if holds else None)
-        count = sum(step is not None for step in self._steps)
-        if not count:
+        self._count += (1 if holds else 0) - (oldest is not None)
+        if not self._count:
             self._complete = False
-        if self._complete or count < self._least:
+        if self._complete or self._count < self._least:
             return False
         self._complete = True
         return True

@@ -16,6 +16,21 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
+def count_of(mask: Mask) -> int:
+    """Return how many are chosen: of a few hundred, in a fraction of the time of a reduction of NumPy."""
+    return mask.tobytes().count(1)
+
+
+def is_any(mask: Mask) -> bool:
+    """Return whether any is chosen."""
+    return 1 in mask.tobytes()
+
+
+def is_all(mask: Mask) -> bool:
+    """Return whether each is chosen."""
+    return 0 not in mask.tobytes()
+
+
 class Gradients(NamedTuple):
     """Gradients that one update applies, a row for each parameter of the optimizer, before they were clipped."""
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import FactCheck, norms_of
+from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
-from probe.core.checks.update_facts import Array
+from probe.core.checks.update_facts import Array, Mask, is_any
 
 UPDATES, LATEST = 2, 4
 
@@ -31,23 +31,28 @@ class UpdateWithoutBackward(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._share = Share(UPDATES, LATEST)
-        self._last: Array | None = None
-        """Norms and sums of the gradients of the last update; None if they could not be read."""
+        self._last: tuple[Array, Mask] | None = None
+        """Norms and sums of the gradients of the last update, and which were there; None if they could not be read."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         there, untouched = facts.gradients.there, facts.gradients.untouched
-        if facts.outcome != "applied" or not there.any():
+        if facts.outcome != "applied" or not is_any(there):
             return
         self.judged = True
-        rows, last = None if norms_of(update) is None else update.gradients[there], self._last
-        self._last = rows
-        same = rows is None or last is None or np.array_equal(rows, last, equal_nan=True)
-        old = facts.backwards == 0 and bool(untouched[there].all()) and same
+        last, self._last = self._last, None if update.norms is None else (update.gradients, there)
+        old = facts.backwards == 0 and bool(untouched[there].all()) and _are_same(self._last, last)
         if self._share.completes(old, facts.step):
             text = (
                 f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "
                 "was no backward in between"
             )
             yield self.finding(facts, self._share.since, text, {"gradients": int(there.sum())})
+
+
+def _are_same(one: tuple[Array, Mask] | None, other: tuple[Array, Mask] | None) -> bool:
+    """Return whether the gradients of two updates have the same norms and sums, as far as these are known."""
+    if one is None or other is None:
+        return True
+    return np.array_equal(one[0][one[1]], other[0][other[1]], equal_nan=True)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
+from probe.core.checks.update_facts import count_of, is_any
 
 QUIET = 10
 """Updates before it in which no parameter was written so."""
@@ -57,11 +58,15 @@ class WrittenBetweenUpdates(ChangeCheck):
         """Return the findings with this update."""
         values, before = update.facts.values, self._steps
         self._steps = update.facts.state_steps
-        if values is None or not values.known.any():
+        if values is None or not is_any(values.known):
+            return
+        number = count_of(values.known)
+        self.judged |= number >= KNOWN
+        if not is_any(values.written):
+            self._quiet, self._settled = self._quiet + 1, self._settled + 1
             return
         changed = values.written & values.known
-        seen, secret, number = changed & values.seen_write, changed & ~values.seen_write, int(values.known.sum())
-        self.judged |= number >= KNOWN
+        seen, secret = changed & values.seen_write, changed & ~values.seen_write
         if seen.any():
             loaded = values.restored or (before is not None and self._steps != before + 1)
             apart = update.facts.world > 1 and not update.facts.reduced

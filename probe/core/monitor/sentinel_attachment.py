@@ -52,7 +52,7 @@ def attached(
     session.show_updates(sentinel)
     armed = ArmedCollection()
     armed.wake = partial(_wake, weakref.ref(session))  # the thread of numbers does not keep the model alive
-    judge.tripped, sentinel.suspect = armed.receive, armed.suspect
+    judge.tripped, sentinel.roots.suspect = armed.receive, armed.suspect
     closing.account.stretches = armed.stretches
     return judge, armed
 

@@ -51,6 +51,9 @@ MOST_WAITING = 10_000
 """Steps that may wait for the thread; later ones are dropped and counted."""
 LOOK_SECONDS = 1.0
 """Time between two looks around."""
+REST_STEPS, REST_SECONDS = 4, 0.05
+"""Steps for which the thread rests after its work, and the longest rest: short steps are processed several at a time,
+since the first of them takes several times as long as the others."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
@@ -255,6 +258,7 @@ class RunNumbers:
             return
         now, read, self._read = time.perf_counter(), frozenset(self._read), {}
         seconds, self._ended_at = now - self._ended_at, now
+        self._worker.rest = min(REST_SECONDS, REST_STEPS * seconds) if seconds > 0 else 0.0
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
         waits = self._has_late

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,17 +55,18 @@ class MeasuredGradients(NamedTuple):
     returned: bool = False
     """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
 
-    def places(self, held: Sequence[Tensor | None], origins: Mapping[int, int]) -> list[int]:
+    def places(self, held: Sequence[Tensor | None], origins: Sequence[int]) -> list[int]:
         """Return the positions, -1 where another gradient is there now.
 
         Args:
-            origins: identity of what was measured, of the gradient at each position.
+            origins: identity of what each gradient of ``held`` was made of.
         """
-        same = [origins.get(n) == identity for n, identity in zip(self.positions, self.identities, strict=True)]
-        if self.references is not None:
-            refers = (reference() is held[n] for n, reference in zip(self.positions, self.references, strict=True))
-            same = [one and other for one, other in zip(same, refers, strict=True)]
-        return [n if is_same else -1 for n, is_same in zip(self.positions, same, strict=True)]
+        rows = zip(self.positions, self.identities, strict=True)
+        places = [n if origins[n] == identity else -1 for n, identity in rows]
+        if self.references is None:
+            return places
+        refers = zip(places, self.references, strict=True)
+        return [n if reference() is held[n] else -1 for n, reference in refers]
 
 
 class OptimizerMemory:
@@ -73,8 +74,8 @@ class OptimizerMemory:
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.parameters: Sequence[Parameter] = ()
-        self.order: list[int] = []
-        """Identities of the parameters."""
+        self.is_ready = False
+        """True if all that follows from the parameters is known."""
         self.every: object = None
         """Names of the models' parameters from which :attr:`names` were taken."""
         self.names: tuple[str, ...] = ()
@@ -85,24 +86,36 @@ class OptimizerMemory:
         self.identities: frozenset[int] = frozenset()
         self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
         """Marks of all gradients at the end of the last update, and of some after the last backward."""
-        self.again: Mask = np.zeros(0, np.bool_)
-        """Gradients that nothing has cleared since the last update."""
-        self.there: Mask = np.zeros(0, np.bool_)
-        """Gradients of the last update."""
-        self.patterns: set[bytes] = set()
+        self.again: list[bool] = []
+        """Gradients that nothing has cleared since the last update; empty if all were."""
+        self.none: Mask = np.zeros(0, np.bool_)
+        """For each parameter False."""
+        self.there, self.present, self._pattern = self.none, list[int](), b""
+        """Gradients of the last update: for each parameter whether it had one, the positions of those that had, and the
+        same as bytes."""
+        self._trainable, self._required = self.none, b""
+        self._patterns: set[bytes] = set()
         """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
         self.clear()
 
-    def has_lost(self, there: Mask) -> bool:
+    def has_lost(self, held: Sequence[Tensor | None]) -> bool:
         """Return whether gradients are missing that the last update had, as never before; note those of this one."""
-        lost = len(there) == len(self.there) and bool((self.there & ~there).any())
-        self.there, pattern = there, there.tobytes()
-        new = pattern not in self.patterns
-        if new and len(self.patterns) < MOST_PATTERNS:
-            self.patterns.add(pattern)
-            return lost
-        return False
+        pattern = bytes([gradient is not None for gradient in held])
+        if pattern == self._pattern and len(pattern) == len(self.there):
+            return False
+        before, self.there, self._pattern = self.there, np.frombuffer(pattern, np.bool_), pattern
+        self.present = np.flatnonzero(self.there).tolist()
+        if pattern in self._patterns or len(self._patterns) >= MOST_PATTERNS:
+            return False
+        self._patterns.add(pattern)
+        return len(before) == len(pattern) and bool((before & ~self.there).any())
+
+    def trainable(self, requires: Sequence[bool]) -> Mask:
+        """Return which parameters require a gradient, the same object as long as they are the same."""
+        if (pattern := bytes(requires)) != self._required:
+            self._trainable, self._required = np.frombuffer(pattern, np.bool_), pattern
+        return self._trainable
 
     def clear(self) -> None:
         """Begin with the next update."""
@@ -112,7 +125,6 @@ class OptimizerMemory:
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
-        self.world = 1
         self.scaled = False
         self.late = self.clipped_late = False
         """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
@@ -129,25 +141,25 @@ class OptimizerMemory:
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
         self.measured: list[MeasuredGradients] = []
-        self.factors: dict[int, float] = {}
-        """Factor by which the gradient at each position was clipped."""
+        self.clips: list[tuple[Sequence[int], float]] = []
+        """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
-        there = [gradient is not None for gradient in some]
-        if not self.accumulated or (self.factors and any(there)):  # clipped since, and therefore written
+        some_are_there = any(gradient is not None for gradient in some)
+        if not self.accumulated or (self.clips and some_are_there):  # clipped since, and therefore written
             return False
-        return not any(there) or not self.reached.untouched(some)[there].any()
+        return not some_are_there or True not in self.reached.untouched(some)
 
     def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
         """Return whether the gradients are those that the last update has applied, as it left them."""
-        return len(self.applied) == len(held) and bool(self.applied.untouched(held).any())
+        return len(self.applied) == len(held) and True in self.applied.untouched(held)
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
         if not self.backwards or len(some) != len(self.reached):
             return False
-        return bool((self.reached.same(some) & ~self.reached.untouched(some)).any())
+        return self.reached.same(some) != self.reached.untouched(some)
 
     def of_thread(self) -> list[RunningBackward]:
         """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
@@ -157,7 +169,13 @@ class OptimizerMemory:
             return self.backwards
         return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
 
-
-def presence(held: Sequence[Tensor | None]) -> Mask:
-    """Return which gradients are there."""
-    return np.array([gradient is not None for gradient in held], np.bool_)
+    def stale(self, held: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
+        """Return which gradients of an update hold what the last one has applied with a later backward added, and which
+        are exactly those of the last one."""
+        if self.backwards:
+            if not self.again:
+                return self.none, self.none
+            same = self.applied.same(held)
+            return np.array([one and other for one, other in zip(self.again, same, strict=True)], np.bool_), self.none
+        untouched = self.applied.untouched(held) if len(self.applied) else []
+        return self.none, np.array(untouched, np.bool_) if True in untouched else self.none

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend.protocols import Parameter, TrainingLoop
-from probe.core.checks.update_facts import Values
+from probe.core.checks.update_facts import Mask, Values, is_all, is_any
 
 COLUMNS = ("min", "max", "sum", "sumsq")
 """Moments that stand for the numbers of a parameter: two readings of the same numbers give the same."""
@@ -26,14 +28,29 @@ SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
 Wait = Callable[[], npt.NDArray[np.float64]]
+Positions = npt.NDArray[np.int64]
 
 
-class _Read(NamedTuple):
-    """Moments of some parameters, on their way to the host, and the versions of these parameters."""
+class _Read:
+    """Moments of some parameters, on their way to the host.
 
-    positions: list[int]
-    wait: Wait
-    versions: Sequence[int]
+    Args:
+        positions: of the parameters.
+        wait: returns the moments, a row for each.
+        versions: of these parameters.
+    """
+
+    __slots__ = ("_rows", "positions", "versions", "wait")
+
+    def __init__(self, positions: Sequence[int], wait: Wait, versions: Sequence[int]) -> None:
+        self.positions, self.versions, self.wait = positions, versions, wait
+        self._rows: npt.NDArray[np.float64] | None = None
+
+    def rows(self) -> npt.NDArray[np.float64]:
+        """Return the moments; wait for the device."""
+        if self._rows is None:
+            self._rows = self.wait()
+        return self._rows
 
 
 class PastNumbers:
@@ -68,22 +85,70 @@ class RotaReading(NamedTuple):
         """Return what the readings show; wait for the device."""
         if self.before is None or self.after is None:
             return None
-        positions = np.asarray(self.before.positions, np.int64)
-        moved = ~_equal(self.before.wait(), self.after.wait())
-        written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
-        elements = np.full(len(positions), -1)
-        if self.last is not None and self.again is not None:
-            shared, here, there = np.intersect1d(positions, self.last.positions, return_indices=True)
-            if len(shared):
-                known[here] = np.asarray(self.last.versions)[there] >= 0
-                last, again = self.last.wait()[there], self.again.wait()[there]
-                written[here] = ~_equal(last, again)
-                elements[here] = np.where(_is_one_element(last, again), 1, -1)
-                seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
-        restored = self.past is not None and bool(written.any()) and self.past.knows(self.before.wait())
-        if self.past is not None:
-            self.past.add(self.after.wait())
-        return Values(positions, moved, written, seen, known, elements, restored)
+        looked = positions_of(tuple(self.before.positions))
+        number = len(looked)
+        moved, none, unknown = _moved(self.before.rows(), self.after.rows()), none_of(number), _unknown(number)
+        if self.last is None or self.again is None:
+            values = Values(looked, moved, none, none, none, unknown)
+        elif self.last.positions is self.again.positions is self.before.positions and _alike(self.last, self.again):
+            values = Values(looked, moved, none, none, all_of(number), unknown)
+        else:
+            values = Values(looked, moved, *self._written(looked, self.last, self.again))
+        if self.past is None:
+            return values
+        restored = is_any(values.written) and self.past.knows(self.before.rows())
+        self.past.add(self.after.rows())
+        return values._replace(restored=True) if restored else values
+
+    def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
+        """Return for each parameter that was looked at whether its numbers have changed since the last update, whether
+        an operation has written it, whether its numbers are known, and of how many elements."""
+        written, known, seen = (np.zeros(len(looked), np.bool_) for _ in range(3))
+        elements = np.full(len(looked), -1)
+        shared, here, there = np.intersect1d(looked, last.positions, return_indices=True)
+        if len(shared):
+            known[here] = np.asarray(last.versions)[there] >= 0
+            before, now = last.rows()[there], again.rows()[there]
+            written[here] = ~_equal(before, now)
+            elements[here] = np.where(_is_one_element(before, now), 1, -1)
+            seen[here] = (np.asarray(last.versions) != np.asarray(again.versions))[there]
+        return written, seen, known, elements
+
+
+@functools.lru_cache(maxsize=64)
+def positions_of(positions: tuple[int, ...]) -> Positions:
+    """Return positions as an array, the same object for the same positions."""
+    return np.array(positions, np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def none_of(number: int) -> Mask:
+    """Return False for each of some things; the array is shared."""
+    return np.zeros(number, np.bool_)
+
+
+@functools.lru_cache(maxsize=64)
+def all_of(number: int) -> Mask:
+    """Return True for each of some things; the array is shared."""
+    return np.ones(number, np.bool_)
+
+
+@functools.lru_cache(maxsize=64)
+def _unknown(number: int) -> Positions:
+    """Return -1 for each of some things; the array is shared."""
+    return np.full(number, -1)
+
+
+def _moved(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> Mask:
+    """Return which rows differ."""
+    if is_all(before[:, -1] != after[:, -1]) and isfinite(after[:, -1].sum()):  # most updates move each parameter
+        return all_of(len(before))
+    return ~_equal(before, after)
+
+
+def _alike(last: _Read, again: _Read) -> bool:
+    """Return whether no number has changed between two readings, and the versions of the parameters are known."""
+    return last.rows().tobytes() == again.rows().tobytes() and -1 not in last.versions
 
 
 def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -136,9 +201,9 @@ class Rota:
         begun = time.thread_time()
         chosen, last = self._chosen(), self._last
         if last is not None and last.positions == chosen:
-            self._before = self._again = self._read(chosen)
+            self._before = self._again = self._read(chosen, last)
         else:
-            self._again = None if last is None else self._read(last.positions)
+            self._again = None if last is None else self._read(last.positions, last)
             self._before = self._read(chosen)
         self._spent += time.thread_time() - begun
 
@@ -178,8 +243,12 @@ class Rota:
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: list[int]) -> _Read | None:
+    def _read(self, chosen: Sequence[int], last: _Read | None = None) -> _Read | None:
+        """Read parameters. Where nothing has changed since the last reading, their versions do not matter."""
         there, wait = self._reader.read(chosen)
         if not there:
             return None
-        return _Read(there, wait, self._loop.versions([self._parameters[position] for position in there]))
+        if last is not None and there is last.positions and wait == last.wait:
+            return _Read(there, wait, last.versions)
+        parameters = self._parameters if there is self._all else [self._parameters[position] for position in there]
+        return _Read(there, wait, self._loop.versions(parameters))

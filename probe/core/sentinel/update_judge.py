@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.panel import CheckPanel
-from probe.core.checks.update_facts import Array, UpdateFacts
+from probe.core.checks.update_facts import Array, UpdateFacts, is_all
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
@@ -126,11 +124,13 @@ def numbers_of(update: JudgedUpdate) -> dict[str, float]:
     if facts.loss_seen:
         values[f"{LOSS_ROOT}{end}"] = facts.loss
     if facts.gradients.read is not None:
-        applied = norms if facts.clips is None else norms * facts.clips
-        values |= {f"{GRADIENT_NORM}{end}": _total(norms, facts), f"{APPLIED_NORM}{end}": _total(applied, facts)}
+        total = update.total if update.finite else _total(norms, facts)
+        applied = total if facts.clips is None else _total(norms * facts.clips, facts)
+        values |= {f"{GRADIENT_NORM}{end}": total, f"{APPLIED_NORM}{end}": applied}
     return values
 
 
 def _total(norms: Array, facts: UpdateFacts) -> float:
     """Return the norm of all gradients together."""
-    return float(np.linalg.norm(norms[facts.gradients.there]))
+    there = norms if is_all(facts.gradients.there) else norms[facts.gradients.there]
+    return math.sqrt(there.dot(there))

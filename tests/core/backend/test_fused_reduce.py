@@ -136,3 +136,15 @@ def test_many_at_once_are_as_one_by_one() -> None:
     rows, sound = fused_reduce.each([x.ctypes.data for x in arrays], [x.size for x in arrays])
     assert sound.tolist() == [True] * 5 + [False]
     assert [tuple(row) for row in rows[:5].tolist()] == [of(x) for x in arrays[:5]]
+
+
+def test_what_is_read_again_and_again_is_as_it_is_now() -> None:
+    """Each reading is of the numbers of that moment; it stays as it was when they change."""
+    x, y = np.arange(5, dtype=np.float32), np.full(3, 2, np.float32)
+    arrays = fused_reduce.Arrays([x.ctypes.data, y.ctypes.data], [x.size, y.size])
+    (before, valid), _ = arrays.read(), x.__imul__(2)
+    y[1] = np.inf
+    after, now_valid = arrays.read()
+    assert (valid, now_valid) == (b"\1\1", b"\1\0")
+    assert fused_reduce.rows_of(before)[:, :4].tolist() == [[0, 4, 10, 30], [2, 2, 6, 12]]
+    assert fused_reduce.rows_of(after)[0, :4].tolist() == [0, 8, 20, 120]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import pytest
 
+from probe.core.checks import JudgedUpdate
 from probe.core.checks.beginning import owner
 from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
@@ -27,7 +28,7 @@ def test_sums_that_a_program_adds_up_by_itself_show_what_it_keeps(kept: float, n
     for step in range(9):
         own = np.random.default_rng(step).normal(size=len(NAMES))
         applied = np.stack([np.full(len(NAMES), 3.0), own + kept * applied[:, 1]], axis=1)
-        rows.append(training.update(own_sums=own)._replace(gradients=applied))
+        rows.append(JudgedUpdate(training.update(own_sums=own).facts, applied))
     found = findings("stale-gradient", rows)
     assert [(finding.step, finding.since) for finding in found] == [(3, 1)] * number
 
@@ -51,7 +52,7 @@ def test_an_update_without_a_new_backward_is_found() -> None:
     """Each second update applies the old gradients: found at the second of them."""
     training = Training()
     updates = [training.update(untouched=bool(step % 2), backwards=1 - step % 2) for step in range(8)]
-    again = [update._replace(gradients=updates[step // 2 * 2].gradients) for step, update in enumerate(updates)]
+    again = [JudgedUpdate(update.facts, updates[step // 2 * 2].gradients) for step, update in enumerate(updates)]
     assert steps("update-without-backward", again) == [3]
 
 
@@ -191,3 +192,18 @@ def test_clipping_at_every_update_is_a_note() -> None:
     assert not findings(
         "constant-clip", (training.update(clip=1.0 if step % 100 == 99 else 0.01) for step in range(300))
     )
+
+
+@pytest.mark.parametrize("norm", [0.0, 3.0, 1e200, nan, inf])
+@pytest.mark.parametrize("there", [True, ["embed", "head"]])
+def test_what_checks_share_is_what_numpy_derives(norm: float, there: bool | list[str]) -> None:
+    """Total norm without NaN, finiteness of the gradients that are there, and those that are not zero."""
+    update = Training().update(there=there, norms={"head.bias": norm})
+    norms, present = update.gradients[:, 0], update.facts.gradients.there
+    with np.errstate(over="ignore"):
+        assert update.total == pytest.approx(np.sqrt(np.nansum(norms**2)), rel=1e-12)
+    assert update.finite == np.isfinite(norms[present]).all()
+    assert update.pattern == (present & (norms != 0)).tobytes()
+    unread = Training().update(there=there, readable=False)
+    assert (unread.norms, unread.total, unread.finite) == (None, 0.0, True)
+    assert unread.pattern == present.tobytes()

@@ -192,7 +192,8 @@ def test_weights_that_programs_exchange_for_a_reason_are_a_note(facts: dict[str,
         if "restored" in facts:
             values = rows[-1].facts.values
             assert values is not None
-            rows[-1] = rows[-1]._replace(facts=rows[-1].facts._replace(values=values._replace(restored=True)))
+            facts_of_best = rows[-1].facts._replace(values=values._replace(restored=True))
+            rows[-1] = JudgedUpdate(facts_of_best, rows[-1].gradients)
     assert [finding.grade for finding in findings("written-between-updates", rows)] == [grade]
 
 

@@ -1,0 +1,138 @@
+"""Norms and sums of the gradients of an optimizer: taken before they are clipped, and at the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from probe.core.backend.protocols import Block, Optimizer, Tensor, TrainingLoop
+from probe.core.checks.update_facts import Array
+from probe.core.instrumentation.context import Run
+from probe.core.sentinel.optimizer_memory import MeasuredGradients, OptimizerMemory
+from probe.core.sentinel.read_update import unscaled_norms
+
+NORMS = ("sum", "sumsq")
+"""Moments of a gradient that are taken at every step."""
+
+
+class GradientNorms:
+    """Reader of the norms of gradients, which waits for no device."""
+
+    def __init__(self, loop: TrainingLoop, run: Run) -> None:
+        self._loop, self._tensors, self._hooks = loop, run.framework.tensors, run.framework.hooks
+
+    def have_numbers(self, gradients: Sequence[Tensor]) -> Callable[[], bool]:
+        """Return a function that waits for whether any of some gradients is not exactly zero."""
+        wait = self._tensors.to_host([self._loop.moments(gradients, NORMS)])
+        return lambda: bool((wait() != 0).any())
+
+    def take_returned(self, watched: OptimizerMemory) -> None:
+        """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
+        them."""
+        held = self._loop.held(watched.parameters)
+        positions = [n for n, one in enumerate(held) if one is not None]
+        if not positions:
+            return
+        gradients = [held[n] for n in positions]
+        block = self._loop.moments(gradients, NORMS)
+        watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], None, block, returned=True))
+        watched.returned.append((tuple(watched.names[n] for n in positions), block))
+
+    def measure(
+        self, watched: OptimizerMemory, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+    ) -> None:
+        """Take the norms of those gradients that are about to be clipped, and have not been taken."""
+        watched.late = not watched.backwards and watched.holds_applied(held)
+        if watched.late:
+            return
+        scale = self._hooks.held_scale(optimizer)
+        # a factor that only a device knows is hardly 1
+        watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
+        if watched.scaled:
+            return
+        if watched.measured:
+            identities = [*map(id, held)]
+            taken = {n for one in watched.measured for n in one.places(held, identities)}
+            positions = [n for n in positions if n not in taken]
+        gradients = [gradient for n in positions if (gradient := held[n]) is not None]
+        if not gradients:
+            return
+        reference = self._loop.reference if self._loop.keeps(watched.parameters) else None
+        references = None if reference is None else [reference(gradient) for gradient in gradients]
+        block = self._loop.moments(gradients, NORMS)
+        watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], references, block))
+
+    def read(
+        self, watched: OptimizerMemory, held: Sequence[Tensor | None], scale: Tensor | None
+    ) -> Callable[[], Array] | None:
+        """Return a function that waits for the norms and sums, those from before a clip where they were taken; None if
+        there is no gradient."""
+        rest = watched.present
+        if not rest:
+            return None
+        if scale is not None and watched.returned:  # the backward has returned them with its factor
+            watched.returned.clear()
+            watched.forget_norms()
+        blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
+        if watched.measured:
+            identities = self._origins(held, rest)
+            for one in watched.measured:
+                blocks.append(one.block)
+                places += one.places(held, identities)
+                is_scaled += [one.returned] * (0 if scale is None else len(one.positions))
+            rest = [] if places == rest else sorted({*rest}.difference(places))
+        if rest:
+            blocks.append(self._loop.moments([gradient for n in rest if (gradient := held[n]) is not None], NORMS))
+            places += rest
+            is_scaled += [True] * len(rest)
+        self._forget_returned(watched, bool(rest))
+        if scale is not None:
+            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
+        mask = None if scale is None else np.asarray(is_scaled, np.bool_)
+        return unscaled_norms(self._tensors.to_host(blocks), places, mask, len(held))
+
+    def _origins(self, held: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
+        """Return the identity of what a clip has made each gradient of; 0 where there is none."""
+        found = self._loop.origins([gradient for gradient in held if gradient is not None])
+        if len(present) == len(held):
+            return [*found]
+        identities = [0] * len(held)
+        for position, identity in zip(present, found, strict=True):
+            identities[position] = identity
+        return identities
+
+    def _forget_returned(self, watched: OptimizerMemory, others: bool) -> None:
+        """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
+        watched.own_sums = self._own_sums(watched) if others and watched.returned else None
+        if others:
+            watched.returned.clear()
+        if len(watched.returned) > 1:
+            watched.dropped = self._dropped([*watched.returned][:-1])
+
+    def _own_sums(self, watched: OptimizerMemory) -> Callable[[], Array]:
+        """Return a function that waits for the sum of each gradient over what the backwards have returned, where the
+        program applies other gradients: it adds up by itself. NaN where none was returned."""
+        wait = self._tensors.to_host([block for _, block in watched.returned])
+        places = {name: place for place, name in enumerate(watched.names)}
+        rows = [places.get(name, -1) for names, _ in watched.returned for name in names]
+
+        def sums() -> Array:
+            totals, known = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
+            np.add.at(totals, known, wait()[:, 0])
+            totals[np.setdiff1d(np.arange(len(totals)), known)] = np.nan
+            return totals[:-1]
+
+        return sums
+
+    def _dropped(self, returned: Sequence[tuple[tuple[str, ...], Block]]) -> Callable[[], tuple[str, ...]]:
+        """Return a function that waits for the names of the parameters whose gradients are not finite."""
+        wait = self._tensors.to_host([block for _, block in returned])
+        names = [name for some, _ in returned for name in some]
+
+        def dropped() -> tuple[str, ...]:
+            bad = (name for name, row in zip(names, wait(), strict=True) if not math.isfinite(row[1]))
+            return tuple(dict.fromkeys(bad))
+
+        return dropped

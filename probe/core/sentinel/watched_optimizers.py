@@ -1,0 +1,155 @@
+"""Optimizers that the sentinel watches: what is remembered of each, with its parameters of now and their names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import Any, Protocol
+
+import numpy as np
+
+from probe.core.backend.protocols import Optimizer, Parameter, TrainingLoop
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.parameters import Parameters
+from probe.core.sentinel.gradient_marks import GradientMarks
+from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory
+from probe.core.sentinel.rota import Rota
+
+MOST_STRANGERS = 512
+"""Parameters in no optimizer that are looked at, at most."""
+UPDATES_A_LOOK, SHARE_OF_LOOKS = 8, 0.01
+"""Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
+most."""
+
+
+class SeenSession(Protocol):
+    """Session, as far as the sentinel reads it."""
+
+    @property
+    def run(self) -> Run:
+        """The run in progress."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the models."""
+
+
+class WatchedOptimizers:
+    """The optimizers of a session.
+
+    Args:
+        watch: the session.
+    """
+
+    def __init__(self, watch: SeenSession, loop: TrainingLoop) -> None:
+        self._watch, self._loop = watch, loop
+        self._watched: dict[int, OptimizerMemory] = {}
+        self._present: list[OptimizerMemory] | None = None
+        """All that is watched; None if it has to be looked for."""
+        self.world = 1
+        """Number of processes, as of the last search."""
+        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
+        """Updates since parameters were searched for, when that was, and how long it took."""
+        self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
+        self._outside: tuple[list[str], list[Parameter]] | None = None
+        """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
+
+    def number(self, optimizer: Optimizer) -> int | None:
+        """Return the number of an optimizer among those of the run; None for others."""
+        for number, one in enumerate(self._watch.run.optimizers):
+            if one is optimizer:
+                return number
+        return None
+
+    def all(self) -> list[OptimizerMemory]:
+        """Return what is remembered of every optimizer, with its parameters as of the last update."""
+        if self._present is None:
+            self._present = [*map(self.of, self._watch.run.optimizers)]
+        return self._present
+
+    def forget_present(self) -> None:
+        """Look for the optimizers and their parameters again with the next backward: an update has ended."""
+        self._present = None
+
+    def updating(self, optimizer: Optimizer) -> OptimizerMemory:
+        """Return what is remembered of an optimizer that updates, with its parameters as of the latest backward."""
+        watched = None if self._present is None else self._watched.get(id(optimizer))
+        return self.of(optimizer) if watched is None else watched
+
+    def of(self, optimizer: Optimizer) -> OptimizerMemory:
+        """Return what is remembered of an optimizer, with its parameters of now."""
+        watched = self._watched.get(id(optimizer))
+        if watched is None:
+            watched = self._watched[id(optimizer)] = OptimizerMemory(self._loop)
+        owned = self._watch.run.framework.hooks.owned(optimizer)
+        every, parameters = self._watch.parameters.every, watched.parameters
+        are_same = len(owned) == len(parameters) and all(map(is_, owned, parameters)) and watched.is_ready
+        if not are_same or every is not watched.every:
+            self._renew(watched, optimizer, owned, every, are_same)
+        return watched
+
+    def _renew(
+        self,
+        watched: OptimizerMemory,
+        optimizer: Optimizer,
+        owned: Sequence[Parameter],
+        every: Mapping[int, Any],
+        are_same: bool,
+    ) -> None:
+        """Take other parameters or names; what fails is tried again with the next look."""
+        order = [*map(id, owned)]
+        if not are_same:
+            watched.is_ready = False
+            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
+            watched.identities = frozenset(order)
+            watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
+            watched.again, watched.none = [], np.zeros(len(owned), np.bool_)
+            watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
+            watched.clear()
+        names = tuple(every[identity].name if identity in every else "" for identity in order)
+        if names != watched.names:
+            watched.names = names
+        watched.groups, self.world = self._loop.groups(optimizer), self._watch.run.framework.groups.world_size()
+        watched.every, watched.is_ready, self._outside = every, True, None
+
+    # What belongs to none, and what comes and goes.
+
+    def strangers(self) -> tuple[str, ...]:
+        """Return the parameters that have a gradient and are in no optimizer."""
+        if self._outside is None:
+            owned = {identity for watched in self.all() for identity in watched.identities}
+            every = self._watch.parameters.every
+            outside = [watched for identity, watched in every.items() if identity not in owned][:MOST_STRANGERS]
+            self._outside = [watched.name for watched in outside], [watched.thing for watched in outside]
+        names, parameters = self._outside
+        if not parameters:
+            return ()
+        held = self._loop.held(parameters)
+        return tuple(name for name, gradient in zip(names, held, strict=True) if gradient is not None)
+
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names that stand for one parameter, as of the last search of the models."""
+        structure = self._watch.parameters.structure
+        if self._ties[0] is not structure:
+            models = [model for _, model in self._watch.run.chunks]
+            self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
+        return self._ties[1]
+
+    def look_again(self) -> None:
+        """Search now and then for parameters that have come or gone: sampled steps do, and may be far apart."""
+        self._updates += 1
+        if self._updates >= UPDATES_A_LOOK:
+            passed = time.perf_counter() - self._looked_at
+            if self._look_seconds <= SHARE_OF_LOOKS * passed:
+                self.look()
+
+    def look(self) -> None:
+        """Search for parameters that have come or gone."""
+        begun = time.thread_time()
+        self._watch.parameters.look()
+        self.world = self._watch.run.framework.groups.world_size()
+        self._look_seconds = time.thread_time() - begun
+        self._updates, self._looked_at = 0, time.perf_counter()
+        self._present = None
