@@ -21,6 +21,7 @@ WRAPPERS = {"Hook", "StepHook", "TracedHook", "guard", "weakly", "surfacing", "s
 HOOKS: dict[tuple[str, str], str] = {
     ("mindspore/cell_hooks.py", "_nothing"): "replaced at once by a cell that surfaces failures",
     ("mindspore/cell_hooks.py", "After(listen).__call__"): "surfaces failures of a guarded function",
+    ("mindspore/gradients.py", "OfGradient(weakly(hook))"): "likewise, and is compiled into nothing",
     ("pytorch/compiled.py", "receive"): "traced into the graph, where it is an operator",
     ("pytorch/callbacks/accelerate.py", "began"): "a Hook",
 }

@@ -18,6 +18,8 @@ MOST_LINES = 8
 SWITCH_ON = 'record activations, with "xy_distribution": true and "all_xy": true in the configuration'
 """Advice where the layer cannot be named."""
 NON_FINITE = ("NaN", "Inf")
+TRACED, UPDATED = "loss-not-finite", "gradient-not-finite"
+"""Finding whose place, if it has one, is what the graph of its step shows, and one about gradients of an update."""
 
 
 class JudgedFinding(NamedTuple):
@@ -45,6 +47,54 @@ class JudgedFinding(NamedTuple):
     def is_non_finite(self) -> bool:
         """True if it is about a NaN or an infinity."""
         return self.kind in NON_FINITE or not all(map(math.isfinite, self.evidence.values()))
+
+
+class DeepSteps(NamedTuple):
+    """Steps in which everything was collected after the sentinel had found something, and what their rows show."""
+
+    kinds: tuple[str, ...]
+    """Kinds of what was found."""
+    found: int
+    """Step at which the first of it was found."""
+    first: int
+    last: int
+    step: int = -1
+    """First of the steps with a number that is not finite; -1 if there is none."""
+    module: str = ""
+    """Module in which it shows first."""
+    row: str = ""
+    """Row of that number."""
+    forward: bool = False
+    """True if it was computed in a forward, or is a weight."""
+    spoilt: int | None = None
+    """Last step whose update may have spoilt the weights that were collected; None if they were finite."""
+
+    def text(self) -> str:
+        """Return the steps as a clause."""
+        at = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"collected deep at {at} ({', '.join(self.kinds)})"
+
+    def concern(self, finding: JudgedFinding) -> bool:
+        """Return whether they may show where a finding about numbers that are not finite has begun."""
+        since = self.step if self.spoilt is None else self.spoilt
+        non_finite = finding.is_non_finite or finding.kind == UPDATED
+        return non_finite and self.found <= finding.step <= self.last and finding.since <= since
+
+    def explain(self, finding: JudgedFinding) -> JudgedFinding:
+        """Return a finding with the module that the rows name; with the reason if they name none: once an update has
+        spoilt the weights, numbers are not finite in innocent modules, too."""
+        if self.spoilt is not None:
+            spoilt = f"the weights were already spoilt, by an update up to step {self.spoilt}, when more was collected"
+            return finding._replace(text=f"{finding.text}; {spoilt}, so that later steps name no module")
+        at = f"{finding.text}; at step {self.step}, with finite weights,"
+        if finding.kind == TRACED and not self.forward:
+            return finding._replace(text=f"{at} each number that a module returned is finite: it lies in the loss")
+        text = f"{at} it shows first in {self.row}"
+        if finding.kind in NON_FINITE and finding.located:
+            return finding._replace(text=text)
+        walked = finding.where if finding.kind == TRACED else ()
+        where = tuple(dict.fromkeys((self.module or self.row, *walked)))
+        return finding._replace(text=text, where=where, located=True)
 
 
 class Looked(NamedTuple):
@@ -133,12 +183,15 @@ class Verdict(NamedTuple):
         return " and ".join([*parts, *([f"{self.notes} {plural(self.notes, 'note')}"] if self.notes else [])])
 
 
-def verdict_of(findings: Iterable[JudgedFinding], looked: Looked, command: str = "") -> Verdict:
+def verdict_of(
+    findings: Iterable[JudgedFinding], looked: Looked, command: str = "", deep: Iterable[DeepSteps] = ()
+) -> Verdict:
     """Return the verdict about a run: the first critical finding or, without one, the first warning.
 
     Args:
         findings: those of one step in causal order.
         command: command that shows more.
+        deep: steps in which everything was collected.
     """
     every = [*findings]
     grave = [each for each in every if each.grade == "critical"]
@@ -147,10 +200,15 @@ def verdict_of(findings: Iterable[JudgedFinding], looked: Looked, command: str =
     first = min(grave or warnings, key=_order, default=None)
     if first is None:
         return Verdict("", None, (), (), None, None, None, "", {}, looked, (), None, (), command, 0, notes)
+    shown = next((steps for steps in deep if steps.concern(first)), None)
+    first = first if shown is None else shown.explain(first)
     earlier = sorted((each for each in warnings if grave and each.since < first.since), key=_order)
+    named_later = shown is not None and shown.spoilt is None and shown.step > first.since
     steps_missing = first.after is not None and first.after < first.since - 1
     unplaced = first.is_non_finite and not first.located
-    certainty: Certainty = "place unknown" if unplaced else "first recorded" if steps_missing else "certain"
+    certainty: Certainty = "place unknown" if unplaced else "certain"
+    if not unplaced and (steps_missing or named_later):
+        certainty = "first recorded"
     advice = ([SWITCH_ON] if unplaced else []) + ([first.remedy] if first.remedy else [])
     return Verdict(
         kind=first.kind,

@@ -59,6 +59,25 @@ class After(nn.Cell):
         return None  # noqa: RET501
 
 
+class OfGradient(nn.Cell):
+    """Hook that receives the gradient of a parameter."""
+
+    def __init__(self, listen: Callable[[Any], None]) -> None:
+        super().__init__(auto_prefix=False)
+        self.__dict__["listen"] = surfacing(listen)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """Return a listener without effect, for a copy of the parameter."""
+        return type(self)(_nothing)
+
+    def __call__(self, gradient: Any) -> None:
+        self.__dict__["listen"](gradient)
+
+    def construct(self, _gradient: Any) -> None:
+        """Do nothing when compiled."""
+        return None  # noqa: RET501
+
+
 def surfacing(function: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``function`` for MindSpore: a failure of training that is noticed while reading is raised as it was."""
 

@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, nn
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
 from probe.core.door import attempt, count, replace, weakly
-from probe.mindspore.cell_hooks import surfacing
+from probe.mindspore.cell_hooks import OfGradient, surfacing
 
 Owned = Callable[[Any], Sequence[Any]]
 """Function that returns an optimizer's parameters."""
@@ -125,7 +125,7 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
 
 def _hook(parameter: Any, hook: Callable[..., None]) -> Remove:
     """Place ``hook`` on a gradient, weakly: MindSpore holds the parameter for longer than the model."""
-    handle = parameter.register_hook(surfacing(weakly(hook)))
+    handle = parameter.register_hook(OfGradient(weakly(hook)))
 
     def remove() -> None:
         handle.remove()

@@ -334,6 +334,11 @@ class SentinelSettings(Section):
 
     enable: Flag = False
     """Watch at every step."""
+    collect: Flag = True
+    """With enable: when a check finds something critical, or warns of the numbers of an update, collect activations,
+    gradients and parameters of the whole model at every step from the next one on, at most 10 steps an incident, 3
+    incidents an hour, 2 % of the run's time (of a minute at least) and 256 MiB, once for each check. Nothing more is
+    collected where torch.compile has compiled anything. A change of the configuration ends it."""
 
 
 class Settings(Section):

@@ -100,6 +100,12 @@ def deeper(settings: Settings) -> Settings:
     return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
 
 
+def whole(settings: Settings) -> Settings:
+    """Return ``settings`` with all signals that show where a number comes from, and those that ``on_anomaly`` adds."""
+    added = settings if settings.on_anomaly is None else deeper(settings)
+    return added.model_copy(update=dict.fromkeys(SIGNALS[:3], True))
+
+
 def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Selection:
     """Return ``base``, the selection of ``settings``, extended by everything inside the suspects."""
     return base.widened(

@@ -17,10 +17,11 @@ from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
 from probe.core.control.agreement import AgreedPace, Ahead
+from probe.core.control.armed_collection import STEPS, ArmedCollection
 from probe.core.control.command_requests import folder_of
 from probe.core.control.commands import CommandInbox
 from probe.core.control.config_follower import follow
-from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper
+from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper, whole
 from probe.core.distributed import announcements
 from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
@@ -35,6 +36,8 @@ _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE, COMMANDS = "control", "arming", "pace", "commands"
 """Kinds of announcements: the configuration, findings, the interval between sampled steps, commands to the program. If
 ranks share a file system, the last three are names of folders in the output directory."""
+COMPILED = "torch.compile has compiled a part of this program, and hooks would have it compiled again"
+WHOLE_TENSORS = "with global_stats all ranks collect the same steps"
 NEVER = sys.maxsize
 """A step that no training reaches."""
 
@@ -71,7 +74,7 @@ class Configuration:
 
 class Planner:
     """Sequence of plans: first that of the initial configuration, then those of its changes (dynamic mode), of findings
-    (``on_anomaly``) and of the program.
+    (``on_anomaly``), of the sentinel and of the program.
 
     Args:
         configuration: configuration of the monitor; its settings follow the plans that take effect.
@@ -99,10 +102,14 @@ class Planner:
             self._commands = self._notices(COMMANDS) if path is not None else None
             self._arming: Arming | None = None
             self._arm(None)
+            self.armed: ArmedCollection | None = None
+            """Collection around what the sentinel finds; None without one."""
             self._latest_pace: Pace | None = None
             """The latest pace, whose count the next one continues."""
             self.plan = self._first(first)
             """The plan in effect."""
+            self._step = first
+            """The step for which plans were asked last."""
             self._latest_pace = self.plan.schedule.pace
             undo.pop_all()
 
@@ -146,15 +153,19 @@ class Planner:
                 self._warned.add(sentence)
                 _log.log(logging.WARNING if self._framework.groups.rank() == 0 else logging.INFO, "%s", sentence)
 
-    def plans(self, step: int, findings: Callable[[], list[Finding]] | None) -> Iterator[Plan]:
+    def plans(
+        self, step: int, findings: Callable[[], list[Finding]] | None, account: Callable[[], float] = float
+    ) -> Iterator[Plan]:
         """Yield the plans that take effect before ``step``, in order. The caller accepts each before it takes the next.
 
         Args:
             findings: returns the findings since its last call; None if this rank writes nothing.
+            account: returns the seconds that the monitor has taken so far.
 
         Raises:
             TrainingStopped: if training is to be stopped before ``step``.
         """
+        self._step = step
         yield from self.of_program(findings is not None)
         self._ahead.ended()
         if (pace := self.plan.schedule.pace) is not None:
@@ -164,6 +175,8 @@ class Planner:
             yield from self._of_changes(step)
         if findings is not None and self._arming is not None:
             yield from self._of_findings(self._arming, findings(), step)
+        if self.armed is not None:
+            yield from self._of_sentinel(self.armed, step, findings is not None, account)
 
     @property
     def settled(self) -> bool:
@@ -174,6 +187,8 @@ class Planner:
     def accept(self, plan: Plan) -> None:
         """Put ``plan`` into effect."""
         before, self.plan = self.settings, plan
+        if self.armed is not None and plan.origin != "sentinel":
+            self.armed.end(self._step)
         if plan.purpose == "rest":
             self._configuration.settings = before.model_copy(update={"dynamic_on": False})
         elif plan.purpose != "deeper":
@@ -220,19 +235,23 @@ class Planner:
             return
         settings = configuration.settings.model_copy(update=asked)
         if self.collecting and writes and self.plan.purpose != "structure":
-            base = self.plan.base or self.plan
+            base = self.plan
+            while base.base is not None:
+                base = base.base
             yield Plan(settings, base.schedule, origin="program", restarts="ops" in asked)
         else:
             configuration.settings = settings
 
     def _after_its_end(self, step: int) -> Iterator[Plan]:
-        plan = self.plan
-        if plan.until is None or step < plan.until:
-            return
-        self.plan = replace(plan, until=None)  # raise once, even if training catches it and goes on
-        if plan.base is None:
-            raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
-        yield replace(plan.base, settings=self.settings)
+        while (plan := self.plan).until is not None and step >= plan.until:
+            self.plan = replace(plan, until=None)  # raise once, even if training catches it and goes on
+            if plan.base is None:
+                raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
+            yield self._under(plan.base)
+
+    def _under(self, base: Plan) -> Plan:
+        """Return the plan that holds again after deeper collection."""
+        return base if base.purpose == "deeper" else replace(base, settings=self.settings)
 
     def _of_changes(self, step: int) -> Iterator[Plan]:
         """Yield the plan of a changed configuration, or the plan at rest."""
@@ -248,13 +267,15 @@ class Planner:
             yield self._changed(settings, step) if settings.dynamic_on else self._rest(self.settings)
 
     def _of_findings(self, arming: Arming, findings: list[Finding], step: int) -> Iterator[Plan]:
-        """Yield the plan that collects more around the findings for some steps."""
-        base, about = self.plan, self.settings.on_anomaly
+        """Yield the plan that collects more around the findings for some steps; while the sentinel has everything
+        collected, it waits for the end of that."""
+        whole_plan = self.plan if self.plan.origin == "sentinel" else None
+        base, about = (whole_plan and whole_plan.base) or self.plan, self.settings.on_anomaly
         if not self.collecting or base.purpose == "deeper" or (order := arming.poll(step, findings)) is None:
             return
         assert about is not None
         end = order.step + about.steps
-        yield Plan(
+        plan = Plan(
             deeper(self.settings),
             Schedule(step, 1, end - step),
             "deeper",
@@ -263,6 +284,50 @@ class Planner:
             until=end,
             base=replace(base, origin="finding", restarts=False),
         )
+        if whole_plan is None:
+            yield plan
+        else:
+            self.plan = replace(whole_plan, base=plan)
+
+    def _of_sentinel(
+        self, armed: ArmedCollection, step: int, writes: bool, account: Callable[[], float]
+    ) -> Iterator[Plan]:
+        """Yield the plan that collects everything for some steps after what the sentinel has found, and the plan below
+        it once a limit is reached."""
+        reports, base = armed.take(), self.plan
+        if base.origin == "sentinel":
+            if armed.exhausted and base.base is not None:
+                yield self._under(base.base)
+            return
+        if not reports or not self.settings.sentinel.collect:
+            return
+        if reason := self._refusal(writes) or armed.refusal():
+            armed.refuse([kind for kind, _ in reports], reason)
+            return
+        begun = account()
+        plan = Plan(
+            whole(self.settings),
+            Schedule(step, 1, STEPS),
+            "deeper",
+            "sentinel",
+            suspects=("",),
+            until=step + STEPS,
+            base=replace(base, origin="finding", restarts=False),
+        )
+        yield plan
+        if self.plan is plan:
+            armed.begin(reports, step, begun)
+
+    def _refusal(self, writes: bool) -> str:
+        """Return why this rank collects nothing more around what the sentinel finds; empty if it does."""
+        capturing = self._framework.capturing
+        if not writes or not self.collecting or self.plan.purpose not in ("collect", "deeper"):
+            return "nothing is collected on this rank, as configured"
+        if self._framework.hooks.has_compiled():
+            return COMPILED
+        if self.settings.global_stats and self._framework.groups.world_size() > 1:
+            return WHOLE_TENSORS
+        return "a CUDA graph is captured" if capturing is not None and capturing() else ""
 
     def _first(self, step: int) -> Plan:
         settings, takes_part = self.settings, self._takes_part(self.settings)

@@ -193,6 +193,8 @@ class Run:
     """The data-parallel group that was passed to ``set_monitor``: ranks that hold the same parameters."""
     directory: Path | None = None
     """The directory of this rank's files; None where nothing is written."""
+    asked: bool = True
+    """False for rows that the monitor collects by itself, around an incident: what lacks there is no failure."""
     before_update: Listeners[BeforeUpdate] = field(default_factory=Listeners, init=False)
     """Listeners called before updates in sampled steps, with the optimizer, its parameters and the gradients' scale."""
     every_update: Listeners[Callable[[int], None]] = field(default_factory=Listeners, init=False)
@@ -376,8 +378,8 @@ REMEDIES = {
 
 def note_unseen(run: Run, signal: str) -> None:
     """Count a sampled step in which no watched module of ``signal`` ran; log the first."""
-    if CAPTURED in run.faults.counts:
-        return  # the reason, and logged already
+    if CAPTURED in run.faults.counts or not run.asked:
+        return  # the reason is logged already, or nobody asked
     where = f"{signal}: steps in which no watched module was seen to run"
     if where not in run.faults.counts:
         _log.warning("%s: no watched module was seen to run: %s", signal, REMEDIES[run.settings.compiled])

@@ -15,7 +15,7 @@ from probe.core.storage.manifest import REST
 Purpose = Literal["collect", "deeper", "structure", "count", "rest"]
 """Collect rows; collect more around a finding; write the structure of the model; count steps on a rank that takes no
 part; do nothing until the configuration changes."""
-Origin = Literal["configuration", "program", "finding"]
+Origin = Literal["configuration", "program", "finding", "sentinel"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Plan:
         """Name that is the same on ranks that collect by the same configuration: ``rest``, or eight digits."""
         if self.purpose == "rest":
             return REST
+        if self.origin == "sentinel" and self.base is not None:
+            return self.base.name  # more of the same: each rank decides alone, around its own incidents
         settings = self.settings.model_dump(mode="json", exclude={"apply_at_step"})
         text = json.dumps([settings, self.suspects], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -25,6 +25,8 @@ NOTHING = 1 << 60
 """The reference of a tensor without elements."""
 MISSING = NOTHING + 1
 """The reference of a tensor that could not be reduced: its row is left out."""
+ROW, NUMBER = 512, 8
+"""Bytes of a row without its numbers, about, and of a number."""
 SHARED = 4096
 """Elements up to which a tensor is read again instead of found again."""
 UNKNOWN: Described = ((), None, None)
@@ -73,6 +75,11 @@ class Pending:
     """The row of a tensor without elements."""
     distribution: bool = False
     """True if histograms are written though no op needs them."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the rows, about."""
+        return sum(len(readings.rows) for readings in self.readings.values()) * (ROW + NUMBER * width(self.columns))
 
     def batches(self, step: int) -> list[Batch]:
         """Return the batches of all signals; wait for the device, once."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import ArmedCollection
 from probe.core.control.command_requests import Command
 from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
@@ -54,6 +55,8 @@ UNSTEPPED = (
     "no training step was seen: the optimizer passed to set_monitor has taken none; pass the one that trains, after it "
     "is wrapped"
 )
+JUDGEMENT_SECONDS = 0.1
+"""Longest wait for the judgement of a step with a loss that is not finite."""
 WHERE = "end of the run"
 """Place of failures at the end."""
 _log = logging.getLogger("probe")
@@ -143,7 +146,7 @@ class Collector:
             session = self._new_session(plan, undo)
             self.numbers = self._new_numbers(configuration.settings, session.forwards)
             undo.callback(self.numbers.close, 0.0)
-            self.judge = attached(
+            self.judge, self._planner.armed = attached(
                 session, configuration.settings, self.numbers, self._directory_of_checks, self.closing, self.faults
             )
             subject.check(plan, self.run, self._planner.lead)
@@ -316,9 +319,40 @@ class Collector:
             kept = {id(optimizer) for optimizer in self._subject.optimizers}
             self.session.release({id(optimizer) for optimizer in before.optimizers} - kept)
             self._apply(self._planner.plan, step)
+        if self._planner.armed is not None:
+            self._count_incident(self._planner.armed)
         if self.session is not None:
-            for plan in self._planner.plans(step, None if self.output is None else self.output.news):
-                self._apply(plan, step)
+            for plan in self._planner.plans(step, None if self.output is None else self.output.news, self._account):
+                if plan.origin == "sentinel":
+                    self._apply_deeper(plan, step)
+                else:
+                    self._apply(plan, step)
+
+    def _count_incident(self, armed: ArmedCollection) -> None:
+        """Count what the step that has ended has cost, if everything is collected; wait for the judgement of one with a
+        loss that is not finite."""
+        if armed.active and self.session is not None:
+            last = self.session.last
+            armed.spend(self._account(), last[1].size if last is not None else 0)
+        if armed.suspicious():
+            self.numbers.process(JUDGEMENT_SECONDS)
+
+    def _account(self) -> float:
+        """Return the seconds that the monitor has taken so far, on all threads and on the device."""
+        output = self.output
+        return 0.0 if output is None else output.times.own + output.beside + output.on_device
+
+    def _apply_deeper(self, plan: Plan, step: int) -> None:
+        """Apply the plan of an incident; where that is impossible, go on as configured."""
+        try:
+            self._apply(plan, step)
+        except Exception as error:  # noqa: BLE001 - what is configured is still collected
+            if not isinstance(error, ValueError):  # the refusal of a model
+                self.faults.note("collection around an incident", error)
+            if self._planner.armed is not None:
+                self._planner.armed.refuse((), " ".join(str(error).split()))
+            if self._planner.plan is plan and plan.base is not None:
+                self._apply(plan.base, step)
 
     def _of_program(self, step: int) -> None:
         for plan in self._planner.of_program(self.output is not None):
@@ -407,6 +441,7 @@ class Collector:
             self._planner.close,
             partial(self._close_numbers, well),
             partial(self._close_output, partial_step),
+            self._end_incident,
             self._close_reporting,
             self.closing.close,
             partial(self._listeners.remove, self.closing.account.rows),
@@ -441,6 +476,13 @@ class Collector:
     def _close_output(self, incident: bool) -> None:
         if self.output is not None:
             self.output.close(incident, self._end.remaining)
+
+    def _end_incident(self) -> None:
+        """Log the incident in progress, and write what its rows say."""
+        if self._planner.armed is not None:
+            self._planner.armed.end(self.step, "the run has ended")
+        if self.judge is not None:
+            self.judge.place(self.step)
 
     def _close_reporting(self) -> None:
         self._reporting.close(time.monotonic() + min(self._end.remaining, self._grace))

@@ -10,6 +10,7 @@ from pathlib import Path
 from probe.core.backend.protocols import Shard
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import ArmedCollection
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import SPLIT, Run
 from probe.core.instrumentation.session import Session
@@ -28,8 +29,9 @@ def attached(
     directory: Callable[[], Path | None],
     closing: RunClosing,
     faults: Faults,
-) -> UpdateJudge | None:
-    """Attach a sentinel to ``session`` until its end; return the judge of its updates, None without a sentinel.
+) -> tuple[UpdateJudge | None, ArmedCollection | None]:
+    """Attach a sentinel to ``session`` until its end; return the judge of its updates and the collection around what it
+    finds, None without a sentinel.
 
     Args:
         directory: a method that returns the directory of this rank's files; the thread of ``numbers``, which calls it,
@@ -37,7 +39,7 @@ def attached(
     """
     loop = session.run.framework.loop
     if not settings.sentinel.enable or loop is None or not numbers.active:
-        return None
+        return None, None
     method = weakref.WeakMethod(directory)
 
     def folder() -> Path | None:
@@ -48,7 +50,17 @@ def attached(
     sentinel = Sentinel(session, loop, judge.receive)
     session.remove_at_end(sentinel.attach())
     session.show_updates(sentinel)
-    return judge
+    armed = ArmedCollection()
+    armed.wake = partial(_wake, weakref.ref(session))  # the thread of numbers does not keep the model alive
+    judge.tripped, sentinel.roots.suspect = armed.receive, armed.suspect
+    closing.account.stretches = armed.stretches
+    return judge, armed
+
+
+def _wake(session: weakref.ref[Session]) -> None:
+    """Have the session ask for plans at the next boundary between two steps."""
+    if (running := session()) is not None:
+        running.settled = False
 
 
 def _roles(run: Run) -> tuple[int, tuple[int, ...], tuple[int, ...], frozenset[str]]:

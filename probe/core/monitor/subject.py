@@ -109,6 +109,7 @@ class Subject:
             tensor_repeats=self._repeats("tp_group", passed.tp_group),
             directory=directory,
             replicas=self._replicas(chunks, passed.dp_group),
+            asked=plan.origin != "sentinel",
         )
 
     def check(self, plan: Plan, run: Run, lead: Lead) -> None:

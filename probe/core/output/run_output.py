@@ -117,7 +117,7 @@ class Output:
         at = {"step": run.clock.step, "plan": plan.name}
         if plan.purpose in ("rest", "count"):
             self._note({**at, "collecting": False})
-        elif plan.origin == "finding":
+        elif plan.origin in ("finding", "sentinel"):
             self._note({**at, "collecting": True, "suspects": list(plan.suspects)})
         elif plan.purpose == "collect":
             self._change(run, plan.name)

@@ -81,6 +81,8 @@ class EndedStep(NamedTuple):
     """True if more numbers of this step may be logged after its end."""
     seen: tuple[Callable[[], Mapping[str, float]], ...] = ()
     """Functions that return numbers which the monitor itself has seen in the step, and may wait for a device."""
+    found: Mapping[str, float] = {}
+    """The numbers that they have returned."""
 
 
 class ProgressMarks(PhaseMarks, Protocol):
@@ -268,8 +270,13 @@ class RunNumbers:
     # On the thread.
 
     def _take(self, ended: EndedStep) -> None:
-        """Process a step, after the one before has got its late numbers."""
+        """Process a step, after the one before has got its late numbers. What the monitor has seen is judged at
+        once."""
         self._complete(ended.late, ended.step - 1)
+        seen: dict[str, float] = {}
+        for numbers in ended.seen:
+            seen = {**(attempt(self._faults, "sentinel", numbers) or {}), **seen}
+        ended = ended._replace(found=seen)
         if ended.waits:
             self._waiting = ended
         else:
@@ -287,9 +294,7 @@ class RunNumbers:
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        logged = ended.logged.values()
-        for numbers in ended.seen:
-            logged = {**(attempt(self._faults, "sentinel", numbers) or {}), **logged}
+        logged = {**ended.found, **ended.logged.values()}
         # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
         kept = ended.read & logged.keys()
         values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
@@ -345,6 +350,11 @@ class RunNumbers:
             return True
         self._worker.submit(self._completion(), must=True)
         return self._worker.flush(timeout)
+
+    def process(self, timeout: float) -> bool:
+        """Wait until what the monitor has seen up to the step that ended last is judged; its later numbers may still
+        come. Return False if that takes longer than ``timeout`` seconds."""
+        return self._worker is None or self._worker.flush(timeout)
 
     def _completion(self) -> Callable[[], None]:
         """Return work for the thread that processes a waiting step."""

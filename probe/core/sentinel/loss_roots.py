@@ -21,14 +21,16 @@ class LossRoots:
     """Reader of the roots of a run's backwards, before these begin.
 
     Args:
-        parameters: of the models.
+        parameters: returns those of the models; a change of the plan makes others.
     """
 
-    def __init__(self, loop: TrainingLoop, run: Run, parameters: Parameters) -> None:
+    def __init__(self, loop: TrainingLoop, run: Run, parameters: Callable[[], Parameters]) -> None:
         self._loop, self._tensors, self._faults, self._parameters = loop, run.framework.tensors, run.faults, parameters
         self.beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
         self.survey = GraphSurvey(loop, self._names)
+        self.suspect: Callable[[], object] = lambda: None
+        """Function that is called where a loss on the host is not finite."""
         self._tracing, self._walks = True, 0
         """False while an incident lasts; number of incidents whose graph was walked."""
 
@@ -57,13 +59,15 @@ class LossRoots:
         """Look for the beginning of a value that is not finite, once an incident."""
         if math.isfinite(value):
             self._tracing = True
-        elif self._tracing and self._walks < MOST_WALKS:
+            return
+        self.suspect()
+        if self._tracing and self._walks < MOST_WALKS:
             self._tracing, self._walks = False, self._walks + 1
             self.beginning = attempt(self._faults, "graph walk", self._loop.first_not_finite, root, self._names())
 
     def _names(self) -> dict[int, str]:
         """Return the names of the parameters by identity."""
-        return {identity: watched.name for identity, watched in self._parameters.every.items()}
+        return {identity: watched.name for identity, watched in self._parameters().every.items()}
 
     def _number(self, tensor: Tensor) -> float | Block:
         number = self._tensors.number(tensor)

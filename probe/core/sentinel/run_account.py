@@ -6,16 +6,21 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import Stretch
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
-from probe.core.rules.evaluate import explain, word
+from probe.core.rules.causal_order import causal_order
+from probe.core.rules.evaluate import explain, module_of, word
+from probe.core.rules.nan import AnomalyNan, NanArgs
+from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
 from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
-from probe.core.verdict import NON_FINITE, Grade, JudgedFinding, Looked
+from probe.core.verdict import NON_FINITE, UPDATED, DeepSteps, Grade, JudgedFinding, Looked
 
 LOSS = "loss"
 """Number of the run that a program or a trainer logs as its loss."""
@@ -30,7 +35,16 @@ SIGNALS_OF = {
 }
 """Rows, by the switch of the configuration that records them."""
 UNJUDGED = " (recorded, and judged by no rule)"
-FORWARD_PHASE = SIGNALS["actv"].phase
+WEIGHTS_PHASE, FORWARD_PHASE = SIGNALS["param_origin"].phase, SIGNALS["actv"].phase
+
+
+class ShownRow(NamedTuple):
+    """Row with a number that is not finite."""
+
+    step: int
+    module: str
+    name: str
+    phase: int
 
 
 class RunAccount:
@@ -50,6 +64,14 @@ class RunAccount:
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
         self._looked: list[str] = []
+        self.stretches: Sequence[Stretch] = ()
+        """Steps in which everything is collected around what was found."""
+        self._shown: dict[int, ShownRow] = {}
+        """First row that is not finite of these, by their first step."""
+        self._placed: set[int] = set()
+        """First steps of those whose place was returned."""
+        self._spoilt: list[int] = []
+        """Steps whose updates have applied gradients that are not finite."""
         self.preflight: Callable[[], str] = str
         """Function that returns a line about the checks."""
         self.changed: Callable[[bool], object] = lambda _: None
@@ -75,17 +97,40 @@ class RunAccount:
     def rows(self, snapshot: Snapshot) -> None:
         """Take a sampled step with its findings, in causal order."""
         after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
+        if self.stretches:
+            self._show(snapshot)
         if snapshot.findings:
             self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
         self.changed(False)
 
+    def _show(self, snapshot: Snapshot) -> None:
+        """Note the first row that is not finite, if everything was collected in the step; also in a forward whose
+        update a scaler has skipped."""
+        stretch = next((each for each in [*self.stretches] if each.covers(snapshot.step)), None)
+        if stretch is None or stretch.first in self._shown:
+            return
+        batches = [
+            batch
+            for batch in snapshot.batches
+            if is_evidence(batch) or signal_of(batch.signal).phase in (WEIGHTS_PHASE, FORWARD_PHASE)
+        ]
+        rule = AnomalyNan(NanArgs(), self._rank, snapshot.ops)
+        first = min((found for batch in batches for found in rule.judge(batch)), key=causal_order, default=None)
+        if first is not None:
+            phase = signal_of(first.signal).phase
+            name = row_name(first.key).lstrip(".")  # of the root module
+            self._shown[stretch.first] = ShownRow(snapshot.step, module_of(first), name, phase)
+
     def run_found(self, findings: Sequence[RunFinding]) -> None:
-        """Take the findings of rules about numbers of the run."""
-        self._add(_of_run(finding) for finding in findings if not finding.resolved)
+        """Take the findings of rules about numbers of the run; those of checks come by :meth:`checked`."""
+        self._add(_of_run(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS)
 
     def checked(self, findings: Iterable[CheckFinding]) -> None:
         """Take the findings of checks."""
-        self._add(map(of_check, findings))
+        judged = [of_check(finding) for finding in findings]
+        spoilt = [finding.step for finding in judged if finding.kind == UPDATED and finding.grade == "critical"]
+        self._spoilt += spoilt[: MOST_FINDINGS - len(self._spoilt)]
+        self._add(judged)
 
     def _add(self, findings: Iterable[JudgedFinding]) -> None:
         kinds = len(self._of_kind)
@@ -130,7 +175,39 @@ class RunAccount:
             directory=directory or "",
             faults=faults,
             ended=ended,
+            deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
         )
+
+    def _deep(self, stretch: Stretch, step: int) -> DeepSteps:
+        """Return the steps of an incident with what their rows show, as of the beginning of ``step``."""
+        last = step - 1 if stretch.last is None else stretch.last
+        row = self._shown.get(stretch.first, ShownRow(-1, "", "", FORWARD_PHASE))
+        until = stretch.first if row.step < 0 else row.step
+        spoilt = next((at for at in [*self._spoilt] if stretch.found <= at < until), None)
+        if spoilt is None and row.phase == WEIGHTS_PHASE:
+            spoilt = row.step - 1
+        forward = row.phase <= FORWARD_PHASE
+        return DeepSteps(
+            stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, forward, spoilt
+        )
+
+    def placed(self, step: int) -> list[CheckFinding]:
+        """Return, once, what rows that were collected around a finding say about its place, as findings of ``step``.
+
+        Args:
+            step: step that has ended: its update and those before it were judged.
+        """
+        placed: list[CheckFinding] = []
+        for steps in (self._deep(stretch, step + 1) for stretch in [*self.stretches]):
+            if steps.first in self._placed or not 0 <= steps.step <= step:
+                continue
+            self._placed.add(steps.first)
+            finding = next((each for each in [*self._findings] if steps.concern(each)), None)
+            if finding is not None and (named := steps.explain(finding)).where != finding.where:
+                text = named.text.removeprefix(f"{finding.text}; ")
+                kind, grade, since = finding.kind, finding.grade, finding.since
+                placed.append(CheckFinding(kind, grade, named.where, steps.step, since, text, {}))
+        return placed
 
     def _looked_at(self, steps: int, recorded: int) -> Looked:
         span = "" if recorded == steps else f" in {recorded} of {steps} steps"

@@ -51,7 +51,8 @@ class Sentinel:
     def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive, self._process = watch, loop, receive, os.getpid()
         self._optimizers, self._norms = WatchedOptimizers(watch, loop), GradientNorms(loop, watch.run)
-        self._roots = LossRoots(loop, watch.run, watch.parameters)
+        self.roots = LossRoots(loop, watch.run, lambda: watch.parameters)
+        """Reader of the losses."""
         self._running: dict[int, RunningBackward] = {}
         """The backward that runs on each thread; one that has raised stays until the next."""
         self._clipping: list[tuple[OptimizerMemory, Sequence[int]]] = []
@@ -95,7 +96,7 @@ class Sentinel:
         for one in (running, *others) if others else ():
             one.shared = True
         if root is not None:
-            running.root = self._roots.value(root, running)
+            running.root = self.roots.value(root, running)
         for watched in self._optimizers.all():
             self._look_before(watched, running)
 
@@ -243,12 +244,12 @@ class Sentinel:
             trainable=watched.trainable(self._loop.requires(watched.parameters)) if shown else watched.none,
             state_steps=self._loop.counted(optimizer, watched.parameters),
             ties=self._optimizers.tied(),
-            uses=self._roots.survey.uses,
+            uses=self.roots.survey.uses,
             sizes=watched.sizes,
             groups=watched.groups,
             parameter_dtypes=watched.dtypes,
             cut=self._cut,
-            beginning=self._roots.beginning,
+            beginning=self.roots.beginning,
             rewritten=rewritten,
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
@@ -289,7 +290,7 @@ class Sentinel:
         self._end(watched, ended)
 
     def _end(self, watched: OptimizerMemory, ended: ReadUpdate) -> None:
-        self._cut, self._roots.beginning = False, None
+        self._cut, self.roots.beginning = False, None
         self._optimizers.forget_present()
         watched.clear()
         self._receive(ended)

@@ -48,6 +48,8 @@ class UpdateJudge:
         """The writer of lines of each optimizer, with the names for which it was made."""
         self.panel = CheckPanel(faults)
         self.findings: list[CheckFinding] = []
+        self.tripped: Callable[[Sequence[CheckFinding]], object] = lambda _: None
+        """Function that is called with what was found."""
         self._lines: CheckLines | None = None
         account.preflight = self.panel.preflight
 
@@ -60,6 +62,8 @@ class UpdateJudge:
         found = self.panel.judge(update)
         if found:
             self._keep(found)
+        if self._account.stretches:
+            self.place(update.facts.step)
         facts = update.facts
         if facts.seen and facts.gradients.read is not None:
             self._account.look("the gradients and the loop at every step")
@@ -82,9 +86,15 @@ class UpdateJudge:
         if lines is not None:
             lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
 
+    def place(self, step: int) -> None:
+        """Write what rows up to ``step``, which were collected around a finding, say about its place."""
+        if placed := self._account.placed(step):
+            attempt(self._faults, "sentinel: file", self._write, placed)
+
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
         self._account.checked(found)
+        attempt(self._faults, "sentinel: collection", self.tripped, found)
         attempt(self._faults, "sentinel: file", self._write, found)
         self._numbers.found([as_run_finding(each) for each in found])
 

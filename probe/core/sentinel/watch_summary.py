@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage.layout import ranks_text
-from probe.core.verdict import JudgedFinding, Looked, Verdict, joined, verdict_of
+from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, joined, verdict_of
 
 ALL = "all of them recorded"
 
@@ -72,11 +72,14 @@ class WatchSummary(NamedTuple):
     """Failures and losses inside probe."""
     ended: bool
     """False if the process has written nothing later: it was killed, or goes on."""
+    deep: tuple[DeepSteps, ...] = ()
+    """Steps in which everything was collected."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON can hold."""
         findings = [finding._asdict() for finding in self.findings]
-        return {**self._asdict(), "loss": [*self.loss], "findings": findings, "looked": [*self.looked]}
+        deep = [steps._asdict() for steps in self.deep]
+        return {**self._asdict(), "loss": [*self.loss], "findings": findings, "looked": [*self.looked], "deep": deep}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> WatchSummary:
@@ -90,6 +93,7 @@ class WatchSummary(NamedTuple):
             "loss": LossSpan(*fields["loss"]),
             "findings": tuple(map(finding_of, fields["findings"])),
             "looked": Looked(tuple(at), tuple(not_at)),
+            "deep": tuple(DeepSteps(**{**steps, "kinds": tuple(steps["kinds"])}) for steps in fields["deep"]),
         }
         return cls(**{**fields, **parsed})
 
@@ -146,7 +150,8 @@ def report_of(
     findings = joined([(-1 if alone else each.rank, finding) for each in ranks for finding in each.findings])
     looked = first.looked._replace(at=(*first.looked.at, *([compared] if compared else ())))
     files = first.directory if alone or not first.directory else str(Path(first.directory).parent)
-    verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {files}" if files else "")
+    deep = [steps for summary in ranks for steps in summary.deep]
+    verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {files}" if files else "", deep)
     return RunReport("; ".join(_head(ranks)), verdict, files, _unknown(ranks))
 
 
@@ -157,7 +162,8 @@ def _head(ranks: Sequence[WatchSummary]) -> list[str]:
     on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
     recorded = f"{first.recorded} of them recorded ({first.why})" if first.recorded < first.steps else ALL
     head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most and first.ended else "")
-    parts = [head, first.loss.text(), first.preflight if first.ended else ""]
+    deep = dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
+    parts = [head, *deep, first.loss.text(), first.preflight if first.ended else ""]
     if faults := sum(each.faults for each in ranks):
         parts.append(f"{faults} {plural(faults, 'failure')} inside probe, which training did not notice")
     return [*filter(None, parts)]

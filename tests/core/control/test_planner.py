@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from probe.core.checks.check import CheckFinding
+from probe.core.control.armed_collection import ArmedCollection
 from probe.core.control.planner import Configuration, Planner
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
@@ -86,6 +88,60 @@ def test_an_assigned_value_ends_deeper_collection() -> None:
     configuration.asked["ops"] = configuration.assign("ops", ["max"])
     (plan,) = advance(chosen, 2)
     assert (plan.origin, plan.settings.ops, plan.schedule, plan.base) == ("program", ("max",), base.schedule, None)
+
+
+def armed(configuration: Configuration, step: int) -> Planner:
+    """A planner of which the sentinel has found something at the end of ``step``."""
+    chosen = planner(configuration)
+    chosen.armed = ArmedCollection()
+    chosen.armed.receive([CheckFinding("loss-not-finite", "critical", (), step, step, "", {})])
+    return chosen
+
+
+def test_everything_is_collected_after_what_the_sentinel_finds() -> None:
+    """For ten steps at every step, whatever the targets; then the plan before holds again, with its own count."""
+    chosen = armed(Configuration({"wg_distribution": True, "step_interval": 7, "targets": {"fc": {}}}), 5)
+    base = chosen.plan
+    (deep,) = advance(chosen, 6)
+    assert (deep.purpose, deep.suspects, deep.name) == ("deeper", ("",), base.name)
+    assert deep.settings.xy_distribution
+    assert deep.settings.param_distribution
+    assert not chosen.settled
+    assert sampled(deep, range(6, 20)) == [*range(6, 16)]
+    (after,) = advance(chosen, 16)
+    assert (after.settings, after.schedule) == (base.settings, base.schedule)
+    assert chosen.settled
+    assert chosen.armed is not None
+    assert [(stretch.first, stretch.last) for stretch in chosen.armed.stretches] == [(6, 15)]
+
+
+def test_a_limit_ends_what_the_sentinel_has_collected() -> None:
+    """With the next step."""
+    chosen = armed(Configuration({"wg_distribution": True}), 5)
+    assert chosen.armed is not None
+    advance(chosen, 6)
+    assert advance(chosen, 7) == []
+    chosen.armed.spend(1e9, 0)
+    (after,) = advance(chosen, 8)
+    assert (after.purpose, chosen.armed.stretches[0].last) == ("collect", 7)
+
+
+def test_deeper_collection_goes_on_below_that_of_the_sentinel() -> None:
+    """One that is under way, and one that begins meanwhile; each for its own steps."""
+    under_way = planner(Configuration({"wg_distribution": True, "on_anomaly": ARMED["on_anomaly"] | {"steps": 20}}))
+    under_way.armed = ArmedCollection()
+    (first,) = advance(under_way, 1, finding(0))
+    under_way.armed.receive([CheckFinding("loss-not-finite", "critical", (), 2, 2, "", {})])
+    (deep,) = advance(under_way, 3)
+    (back,) = advance(under_way, 13)
+    assert (deep.origin, back.suspects, back.until) == ("sentinel", first.suspects, 21)
+    (end,) = advance(under_way, 21)
+    assert (end.purpose, end.base) == ("collect", None)
+    meanwhile = armed(Configuration({"wg_distribution": True, **ARMED}), 5)
+    advance(meanwhile, 6)
+    assert advance(meanwhile, 15, finding(14)) == []
+    (later,) = advance(meanwhile, 16)
+    assert (later.purpose, later.origin, later.until) == ("deeper", "finding", 18)
 
 
 def test_a_plan_that_is_not_accepted_changes_nothing() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pytest
+
+from probe.core.checks.check import CheckFinding
 from probe.core.config.load import load
-from probe.core.records import Finding, Key, Snapshot
+from probe.core.control.armed_collection import Stretch
+from probe.core.records import Batch, Finding, Key, Snapshot, Update
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.sentinel.watch_summary import WatchSummary, report_of
@@ -72,6 +79,57 @@ def test_a_number_of_the_run_that_is_not_finite_names_no_layer() -> None:
     run.run_found([RunFinding("RunNan", "loss", 13, 1.0, math.nan, "over", "critical", True)])
     (finding,) = summary(run).findings
     assert (finding.where, finding.located, dict(finding.evidence).keys()) == (("loss",), False, {"loss"})
+
+
+def test_a_finding_of_a_check_counts_once() -> None:
+    """It comes as one about numbers, too."""
+    run = account()
+    run.checked([CheckFinding("loss-not-finite", "critical", (), 12, 12, "the loss is nan", {"loss": math.nan})])
+    run.run_found([RunFinding("loss-not-finite", "", 12, math.nan, math.nan, "the loss is nan", "critical")])
+    assert [finding.where for finding in summary(run).findings] == [()]
+
+
+def activation(step: int, signal: str, *names: str) -> Snapshot:
+    """A step with rows that are not finite, whose update a scaler has skipped."""
+    keys, order = tuple(Key(name, part="output") for name in names), np.arange(len(names))
+    shapes, columns = ((2,),) * len(names), {"sumsq": np.full(len(names), math.nan)}
+    batch = Batch(signal, step, keys, shapes, ("float32",) * len(names), order, columns, update=Update("skipped"))
+    return Snapshot(step, 0, 0.0, [batch], ("norm",))
+
+
+@pytest.mark.parametrize(
+    ("checks", "rows_of", "where", "text"),
+    [
+        (["loss-not-finite"], ("actv", "n1", "head"), ("n1",), "at step 13, with finite weights, it shows first in n1"),
+        (["loss-not-finite", "gradient-not-finite"], ("actv", "n1"), (), "already spoilt, by an update up to step 12,"),
+        (["loss-not-finite"], ("param_origin", "n1"), (), "already spoilt, by an update up to step 12,"),
+    ],
+)
+def test_rows_around_an_incident_name_a_module_if_the_weights_were_finite(
+    checks: list[str], rows_of: tuple[str, ...], where: tuple[str, ...], text: str
+) -> None:
+    """Neither after an update with gradients that are not finite, nor if the weights themselves are not; also as read
+    from the board."""
+    run = account()
+    run.stretches = [Stretch(("loss-not-finite",), 12, 13)]
+    evidence = {"loss": math.nan}
+    run.checked([CheckFinding(check, "critical", (), 12, 12, check, evidence) for check in checks])
+    run.rows(activation(13, *rows_of))
+    report = report_of([WatchSummary.of(json.loads(json.dumps(summary(run, 20).as_json())))])
+    assert (report.verdict.kind, report.verdict.where, report.verdict.since) == ("loss-not-finite", where, 12)
+    assert text in report.verdict.text
+    assert "collected deep at steps 13 to 19 (loss-not-finite)" in report.head
+
+
+def test_a_loss_that_alone_is_not_finite_names_no_module() -> None:
+    """All that modules have returned is finite."""
+    run = account()
+    run.stretches = [Stretch(("loss-not-finite",), 12, 13, 22)]
+    run.checked([CheckFinding("loss-not-finite", "critical", (), 12, 12, "nan", {"loss": math.nan})])
+    batch = activation(13, "actv_grad", "head").batches[0]
+    run.rows(Snapshot(13, 0, 0.0, [replace(batch, update=Update())], ("norm",)))
+    verdict = report_of([summary(run)]).verdict
+    assert (verdict.where, "it lies in the loss" in verdict.text) == ((), True)
 
 
 def test_a_summary_is_read_as_it_was_written() -> None:

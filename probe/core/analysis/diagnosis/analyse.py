@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import nan
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
-from probe.core.analysis.diagnosis.check_findings import RankCheckFinding, check_findings
+from probe.core.analysis.diagnosis.check_findings import RankCheckFinding, check_findings, spoilt_steps
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counted, extent
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
-from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
+from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals, spoilt_text
 from probe.core.analysis.diagnosis.judge import judge, slim
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.nodes import CausalPaths
@@ -48,6 +48,9 @@ class IncidentDiagnosis:
     evidence: Evidence
     text: str
     """A paragraph for people."""
+    spoilt: int | None = None
+    """Step whose update had spoilt the weights before the first of its rows was collected: they name no place; None if
+    none is known."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +152,11 @@ def analyse(
         incidents = [incident for incident in incidents_of(judged, paths, found) if incident.findings]
         progress("writing the diagnosis")
         main = _main(incidents)
-        diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
+        of_checks = tuple(check_findings(rows, run))
+        spoilt = spoilt_steps(of_checks)
+        diagnoses = [(incident, _diagnose(rows, incident, of_rank, spoilt)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-        of_checks = tuple(check_findings(rows, run))
     return Analysis(
         run,
         tuple(judged),
@@ -189,13 +193,32 @@ def _causal_paths(
     return CausalPaths(topo, exchanged(passes, firsts), senders([*kept, *found]))
 
 
-def _diagnose(rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank]) -> IncidentDiagnosis:
+def _diagnose(
+    rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank], updates: Sequence[int]
+) -> IncidentDiagnosis:
+    """Return the diagnosis of an incident.
+
+    Args:
+        updates: steps whose updates have applied gradients that are not finite.
+    """
     begun = origins(incident) or [incident.findings[0][0]]
     first = begun[0]
+    spoilt = _spoilt_before(incident, first, judged, updates)
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
     kind, shown = kind_of(incident, first, ranks), evidence(rows, first)
-    text = paragraph(kind, incident, begun, shown, list(_facts(incident, first, judged)))
-    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text)
+    facts = list(_facts(incident, first, judged))
+    text = paragraph(kind, incident, begun, shown, facts) if spoilt is None else spoilt_text(kind, incident, spoilt)
+    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text, spoilt)
+
+
+def _spoilt_before(
+    incident: Incident, first: Located, judged: dict[int, EvaluatedRank], updates: Sequence[int]
+) -> int | None:
+    """Return the step after the last clean sampled one whose update has spoilt the weights before ``first``."""
+    rank = judged.get(first.rank)
+    before = None if rank is None else rank.before.get(incident.first)
+    since = -1 if before is None else before
+    return next((step for step in updates if since <= step < first.began), None) if first.is_non_finite else None
 
 
 def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank]) -> Iterable[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from probe.core.checks.check import CheckFinding
+from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.language import message
 from probe.core.storage.batches import Readable
 from probe.core.storage.check_lines import CHECKS, of_directory, read_check_lines
@@ -29,6 +30,11 @@ class RankCheckFinding(NamedTuple):
         finding, ranks = self.finding, self.ranks
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
         return f"{finding.grade}: {finding.check}, {who}, step {finding.since}: {finding.text}"
+
+    @property
+    def is_critical(self) -> bool:
+        """True if training is harmed for certain."""
+        return self.finding.grade == "critical"
 
     @property
     def is_grave(self) -> bool:
@@ -59,6 +65,13 @@ def _between_ranks(rows: Readable, run: RecordedRun) -> Iterator[RankCheckFindin
         for finding, program in read_check_lines(folder / CHECKS, rows.problems) if programs else ():
             if program in programs:
                 yield RankCheckFinding(finding.ranks or run.ranks, finding)
+
+
+def spoilt_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
+    """Return the steps whose updates have applied gradients that are not finite, in order: from then on numbers are not
+    finite in innocent modules, too."""
+    name = GradientNotFinite.name
+    return sorted({each.finding.step for each in findings if each.finding.check == name and each.is_critical})
 
 
 def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:

@@ -241,6 +241,27 @@ def paragraph(
     return joined(" ", sentences)
 
 
+def spoilt_text(kind: Kind, incident: Incident, step: int) -> Message:
+    """Text of the diagnosis of rows that were collected after an update of ``step`` had spoilt the weights."""
+    return joined(
+        " ",
+        [
+            message("First cause: {kind}.", kind=message(kind.value)),
+            message(
+                "It did not begin in these rows, of step {first} and later: the update of step {step} had applied "
+                "gradients that are not finite, so that the weights were already spoilt and numbers are not finite in "
+                "innocent modules, too.",
+                first=incident.first,
+                step=step,
+            ),
+            message(
+                "Look next at {place}.",
+                place=message("the findings of the checks at every step, which say where it began as far as was seen"),
+            ),
+        ],
+    )
+
+
 def _beginning(first: Located, ranks: Sequence[int]) -> Message:
     finding = first.finding
     waited = finding.step > first.began

@@ -48,13 +48,20 @@ def graded(analysis: Analysis) -> list[dict[str, Any]]:
     The order is that of steps; within a step, rows in the order of cause come before numbers of the run and
     findings of the checks.
     """
-    rows = [_of_row(located, cause) for located, cause in analysis.findings()]
+    rows = [
+        _of_row(located, cause, diagnosis.spoilt)
+        for diagnosis in analysis.diagnoses
+        for located, cause in diagnosis.incident.findings
+    ]
     of_run = [*map(_of_number, analysis.of_run), *check_entries(analysis.of_checks)]
     return sorted([*rows, *of_run], key=lambda entry: entry["step"])
 
 
-def _of_row(located: Located, cause: Cause) -> dict[str, Any]:
-    grade = "note" if cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
+def _of_row(located: Located, cause: Cause, spoilt: int | None) -> dict[str, Any]:
+    """Return a finding about a row; a note if the end of the run explains it, or weights that an update of the step
+    ``spoilt`` had spoilt."""
+    follows = spoilt is not None and located.is_non_finite and located.began > spoilt
+    grade = "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
     return {
         "grade": grade,
         "kind": kind_of_finding(located).value,
@@ -83,6 +90,7 @@ def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:
             "op": shown.op,
             "values": [[step, in_json(value)] for step, value in shown.values],
         },
+        "spoilt": diagnosis.spoilt,
         "first_step": incident.first,
         "last_step": incident.last,
         "findings": incident.number,

@@ -70,6 +70,8 @@ class Diagnosis:
     """Remark on how the diagnosis was made, and on its limits."""
     clear: bool = True
     """True if any number was judged: otherwise a result without findings means nothing."""
+    is_placed: bool = True
+    """False if the first finding only follows from weights that were spoilt before."""
 
     @property
     def total(self) -> int:
@@ -167,7 +169,8 @@ def card(analysis: Analysis) -> Diagnosis:
     text = "\n".join(map(translated, shown))
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
-    return Diagnosis(text, marks, analysis.number, note, clear)
+    is_placed = analysis.diagnosis is None or analysis.diagnosis.spoilt is None
+    return Diagnosis(text, marks, analysis.number, note, clear, is_placed)
 
 
 def summary(analysis: Analysis) -> list[str]:

@@ -52,7 +52,7 @@ def first_cause(diagnosis: Diagnosis) -> PageSection:
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in diagnosis.paragraph.split("\n") if text.strip())
     look = "bad" if first else "good" if diagnosis.clear else "unknown"
     card = f'<div class="card {look}" id="cause">{paragraphs}'
-    if first:
+    if first and diagnosis.is_placed:
         card += facts(_about(first)) + '<button type="button" data-finding="0">Show it in the heatmap</button>'
     note = f'<p class="quiet">{escape(diagnosis.note)}</p>' if diagnosis.note else ""
     return PageSection("first-cause", "First cause", f"{card}</div>{note}")

@@ -13,17 +13,22 @@ from pathlib import Path
 from threading import Lock
 
 from probe.core.messages import plural
-from probe.core.naming import tag
+from probe.core.naming import signal_of, tag
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding, Key, Snapshot
-from probe.core.rules.evaluate import explain
+from probe.core.rules.causal_order import WEIGHTS
+from probe.core.rules.evaluate import explain, word
 from probe.core.storage.anomaly_json import entry_key, fields_of, file_of, is_from, run_fields
 from probe.core.storage.files import open_for_append, replacing, write_all
+from probe.core.verdict import NON_FINITE
 
 logger = logging.getLogger("probe.anomaly")
 
 LINES_A_STEP = 8
 """Findings logged one by one; the others of a step are counted in one line."""
+
+
+SPOILT = " Weights were spoilt before this step: what else is not finite in it may follow from that."
 
 
 class AnomalySink:
@@ -61,8 +66,14 @@ class AnomalySink:
             logger.warning("and %d more finding%s at step %d (%s)", total, "s" * (total > 1), step, rules)
         if new:
             what = "New beside what was bad before" if self._before else "First bad"
-            logger.warning("%s on rank %d: %s", what, new[0].rank, " ".join(explain(new[0]).splitlines()))
+            text = " ".join(explain(new[0]).splitlines()) + (SPOILT if _is_spoilt_weight(new[0]) else "")
+            logger.warning("%s on rank %d: %s", what, new[0].rank, text)
         self._before = {_identity(finding) for finding in findings}
+
+
+def _is_spoilt_weight(finding: Finding) -> bool:
+    """Return whether a parameter was not finite before the forward of its step."""
+    return signal_of(finding.signal).phase == WEIGHTS and word(finding.rule, finding.op, finding.value) in NON_FINITE
 
 
 def _identity(finding: Finding) -> tuple[str, str, Key, str]:
