@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from probe.core.checks.check import CheckFinding
+from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
@@ -34,6 +35,7 @@ SUSPICIONS = 10
 OF_NUMBERS = frozenset(
     check.name
     for check in (
+        GradientApart,
         GradientGone,
         GradientLeap,
         GradientNotFinite,
