@@ -46,6 +46,8 @@ class Values(NamedTuple):
     elements: npt.NDArray[np.int64] | None = None
     """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
     if it is known of none."""
+    numbers: Array | None = None
+    """Norm and sum of each of these before the update, ``parameters x 2``; None if they are not known."""
 
 
 class UpdateFacts(NamedTuple):

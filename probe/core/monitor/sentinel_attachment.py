@@ -51,16 +51,16 @@ def attached(
     return judge
 
 
-def _roles(run: Run) -> tuple[int, tuple[int, ...], tuple[int, ...], frozenset[str]]:
-    """Return this rank, the ranks that hold the same gradients after reduction, the tensor-parallel ranks, and the
-    parameters that are marked as split over these."""
+def _roles(run: Run) -> tuple[int, tuple[int, ...], tuple[int, ...], frozenset[str], bool]:
+    """Return this rank, the ranks that hold the same gradients after reduction, the tensor-parallel ranks, the
+    parameters that are marked as split over these, and whether ranks hold parts of parameters."""
     groups, parallel = run.framework.groups, run.framework.parallel
     models = [model for _, model in run.chunks]
     parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
     sharded = any(_is_part(run, parameter) for _, parameter in parameters)
     replicas = () if sharded else tuple(run.replicas or groups.replicas(models))
     split = frozenset(name for name, parameter in parameters if getattr(parameter, SPLIT, False))
-    return groups.rank(), replicas, tuple(parallel.named().get("tensor_parallel", ())), split
+    return groups.rank(), replicas, tuple(parallel.named().get("tensor_parallel", ())), split, sharded
 
 
 def _is_part(run: Run, parameter: object) -> bool:
@@ -75,8 +75,9 @@ def _lines(
     replicas: tuple[int, ...],
     tensor_parallel: tuple[int, ...],
     split: frozenset[str],
+    sharded: bool,
     facts: UpdateFacts,
 ) -> RankLines:
     """Return a writer of the lines of one optimizer."""
     marks = [name in split for name in facts.names] if split else []
-    return board.lines(rank, facts.names, replicas, tensor_parallel, marks)
+    return board.lines(rank, facts.names, replicas, tensor_parallel, marks, sharded)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.checks.check import CheckFinding
-from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison, RankGroup
+from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison
+from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
 from probe.core.sentinel.run_account import of_check
 from probe.core.storage.check_lines import CHECKS, CheckLines
@@ -23,6 +24,16 @@ class _Lines(NamedTuple):
     header: LinesHeader
 
 
+class GroupKey(NamedTuple):
+    """What the ranks of a group have in common."""
+
+    role: Role
+    launch: str
+    number: int
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+
 class NodeComparison:
     """Comparison of all ranks whose files lie in a folder. What cannot be read or written is counted in
     :attr:`problems`, and the rest is compared.
@@ -35,8 +46,8 @@ class NodeComparison:
     def __init__(self, folder: Path, identity: str) -> None:
         self._folder, self._identity = folder, identity
         self._files: dict[Path, _Lines | None] = {}
-        self._groups: dict[tuple[object, ...], GroupComparison] = {}
-        self._present: dict[tuple[object, ...], set[int]] = {}
+        self._groups: dict[GroupKey, GroupComparison] = {}
+        self._present: dict[GroupKey, set[int]] = {}
         """Ranks of each group at the last look."""
         self.findings: list[tuple[str, JudgedFinding]] = []
         """Findings so far, each with the launch of its ranks."""
@@ -61,15 +72,13 @@ class NodeComparison:
             for rank in comparison.group.ranks:
                 self._compare(comparison, members[rank].header, rank, lines[members[rank].reader])
 
-    def _comparison(self, key: tuple[object, ...], members: Mapping[int, _Lines]) -> GroupComparison:
+    def _comparison(self, key: GroupKey, members: Mapping[int, _Lines]) -> GroupComparison:
         """Return the comparison of a group: another one if it has another member."""
         ranks = tuple(sorted(members))
         comparison = self._groups.get(key)
         if comparison is None or comparison.group.ranks != ranks:
             header = members[ranks[0]].header
-            group = RankGroup("data", ranks, header.names)
-            if key[0] == "tensor":
-                group = RankGroup("tensor", ranks, header.names, header.split)
+            group = RankGroup(key[0], ranks, header.names, header.split if key[0] == "tensor" else ())
             comparison = self._groups[key] = GroupComparison(group)
         return comparison
 
@@ -81,7 +90,7 @@ class NodeComparison:
 
     def compared(self, launch: str) -> str:
         """Return a noun phrase about what was compared of the ranks of a launch; empty if nothing was."""
-        groups = [(key, each) for key, each in self._groups.items() if each.judged and key[1] == launch]
+        groups = [(key, each) for key, each in self._groups.items() if each.judged and key.launch == launch]
         texts = [f"ranks {ranks_text(each.group.ranks)} at {each.judged} updates" for _, each in groups]
         return f"the gradients of {texts[0]}" if texts else ""
 
@@ -108,16 +117,19 @@ class NodeComparison:
             _log.warning("comparison of ranks: %s", problem)
 
 
-def _groups_of(files: Sequence[_Lines]) -> dict[tuple[object, ...], dict[int, _Lines]]:
+def _groups_of(files: Sequence[_Lines]) -> dict[GroupKey, dict[int, _Lines]]:
     """Return the groups of two ranks or more; of two processes of one rank, the later one is in it."""
-    groups: dict[tuple[object, ...], dict[int, _Lines]] = {}
+    groups: dict[GroupKey, dict[int, _Lines]] = {}
     for file in sorted(files, key=lambda each: each.header.began):
         for key in _keys(file.header):
             groups.setdefault(key, {})[file.header.rank] = file
     return {key: members for key, members in groups.items() if len(members) > 1}
 
 
-def _keys(header: LinesHeader) -> Iterator[tuple[object, ...]]:
-    for role, ranks in (("data", header.replicas), ("tensor", header.tensor_parallel)):
-        if len(ranks) > 1 and header.rank in ranks:
-            yield role, header.launch, header.number, ranks, header.names
+def _keys(header: LinesHeader) -> Iterator[GroupKey]:
+    roles: tuple[tuple[Role, tuple[int, ...]], ...] = ("data", header.replicas), ("tensor", header.tensor_parallel)
+    named = [(role, ranks) for role, ranks in roles if len(ranks) > 1 and header.rank in ranks]
+    for role, ranks in named:
+        yield GroupKey(role, header.launch, header.number, ranks, header.names)
+    if not named and header.launch and not header.sharded:
+        yield GroupKey("unknown", header.launch, header.number, (), header.names)

@@ -20,6 +20,9 @@ ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
 ROUNDING, NOUGHT = 1e-7, 0.1
 """Relative error of a sum of squares, and the part of a number that its successor must be less than."""
+STRIDE = (5**0.5 - 1) / 2
+"""Part of the parameters from the first of one turn to that of the next: the golden ratio, whose multiples fill the gaps
+between earlier ones."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -48,7 +51,8 @@ class RotaReading(NamedTuple):
         if self.before is None or self.after is None:
             return None
         positions = np.asarray(self.before.positions, np.int64)
-        moved = ~_equal(self.before.wait(), self.after.wait())
+        before = self.before.wait()
+        moved = ~_equal(before, self.after.wait())
         written, known, seen = (np.zeros(len(positions), np.bool_) for _ in range(3))
         elements = np.full(len(positions), -1)
         if self.last is not None and self.again is not None:
@@ -59,7 +63,11 @@ class RotaReading(NamedTuple):
                 written[here] = ~_equal(last, again)
                 elements[here] = np.where(_is_one_element(last, again), 1, -1)
                 seen[here] = (np.asarray(self.last.versions) != np.asarray(self.again.versions))[there]
-        return Values(positions, moved, written, seen, known, elements)
+        return Values(positions, moved, written, seen, known, elements, _norms_and_sums(before))
+
+
+def _norms_and_sums(moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.column_stack((np.sqrt(moments[:, COLUMNS.index("sumsq")]), moments[:, COLUMNS.index("sum")]))
 
 
 def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -100,7 +108,7 @@ class Rota:
         self._loop, self._parameters, self._sizes = loop, parameters, sizes
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
-        self._room, self._next = LEAST, 0
+        self._room, self._turn = LEAST, 0
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
@@ -130,18 +138,22 @@ class Rota:
         return looked
 
     def _chosen(self) -> list[int]:
-        """Return the positions of the next parameters that fit into the room; at least one."""
-        room, number = self._room, len(self._sizes)
+        """Return the positions of the next parameters that fit into the room; at least one.
+
+        The first of them depends on the number of the turn alone, so that ranks with another room, too, read parameters
+        in common, which can be compared.
+        """
+        room, number, first = self._room, len(self._sizes), int(self._turn * STRIDE % 1 * len(self._sizes))
+        self._turn += 1
         if self._elements <= room:
             return self._all
         chosen: list[int] = []
         for offset in range(number):
-            position = (self._next + offset) % number
+            position = (first + offset) % number
             if chosen and self._sizes[position] > room:
                 break
             room -= self._sizes[position]
             chosen.append(position)
-        self._next = (self._next + len(chosen)) % number
         return chosen
 
     def _pace(self, spent: float, passed: float) -> None:

@@ -18,7 +18,7 @@ from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
 from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.rank_lines import RankLine, RankLines
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.check_lines import CheckLines
@@ -82,7 +82,7 @@ class UpdateJudge:
             lines = self._new_lines(facts)
             self._ranks[facts.optimizer] = facts.names, lines
         if lines is not None:
-            lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
+            lines.write(line_of(update))
 
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
@@ -106,6 +106,19 @@ def as_run_finding(found: CheckFinding) -> RunFinding:
     return RunFinding(
         found.check, where, found.step, evidence[0], evidence[1], found.text, SEVERITY[found.grade], resolved=False
     )
+
+
+def line_of(update: JudgedUpdate) -> RankLine:
+    """Return the numbers of an update that are compared between ranks."""
+    facts, looked = update.facts, update.facts.values
+    applied = update.gradients
+    if facts.clips is not None:
+        applied = applied * np.where(np.isfinite(facts.clips), facts.clips, 1.0)[:, None]
+    values = None
+    if looked is not None and looked.numbers is not None:
+        values = np.full(applied.shape, np.nan)
+        values[looked.looked] = looked.numbers
+    return RankLine(facts.step, facts.optimizer, facts.loss, applied, values=values)
 
 
 def numbers_of(update: JudgedUpdate) -> dict[str, float]:

@@ -96,7 +96,7 @@ def test_equal_losses_show_the_same_data_where_gradients_are_not_seen() -> None:
 
 
 def test_a_rank_unlike_its_peers_is_named() -> None:
-    """Three times their median over three updates; a fifth more, as in healthy runs, is none."""
+    """Three times their median over ten updates; a fifth more, as in healthy runs, is none."""
 
     def line(times: float) -> Lines:
         def of(rank: int, step: int) -> RankLine:
@@ -106,7 +106,7 @@ def test_a_rank_unlike_its_peers_is_named() -> None:
         return of
 
     (finding,) = found(group(), line(3.5))
-    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (3,), 8, 10)
+    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (3,), 8, 17)
     assert "above their median" in finding.text
     assert "below their median" in found(group(), line(0.2))[0].text
     assert found(group(), line(1.19)) == []
