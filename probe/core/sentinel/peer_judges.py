@@ -9,6 +9,7 @@ prepared as those of the others (https://karpathy.github.io/2019/04/25/recipe/).
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding
 from probe.core.sentinel.rank_group import RankGroup, Streak, stacked
-from probe.core.sentinel.rank_lines import Array, RankLine
+from probe.core.sentinel.rank_lines import RankLine
 
 SAME, UNLIKE = "same-data", "rank-unlike-peers"
 """Names of the findings."""
@@ -25,6 +26,8 @@ STEPS_SAME, STEPS_SAME_LOSS, STEPS_UNLIKE = 5, 10, 10
 UNLIKE_TIMES = 3.0
 """Ratio to the median of its peers from which on a rank is unlike them; healthy runs with large batches have reached
 1.19."""
+LEFT_TIMES = 2.0
+"""The same where earlier updates show how far ranks differ in a healthy state."""
 LATEST, UNLIKE_OF_LATEST = 5, 3
 """Latest updates, and how many of these must be unlike the earlier ones."""
 FEWEST_EARLIER, MOST_EARLIER = 20, 256
@@ -32,6 +35,8 @@ FEWEST_EARLIER, MOST_EARLIER = 20, 256
 SCATTERS, BEYOND, LEAST_SCATTER = 8.0, 1.3, 0.05
 """A ratio is unlike the earlier ones if the logarithm has gone further from their median than the first times their
 scatter and than the second times the farthest of them; the scatter is at least the third."""
+LEAST = 1e-6
+"""Part of the median that stands for a loss of 0, which has no logarithm."""
 DEVIATION = 1.4826
 """Standard deviation by the median deviation, of normal numbers."""
 
@@ -80,19 +85,20 @@ class UnlikePeers:
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when a rank becomes unlike its peers."""
-        yield from self._judge("loss", step, np.array([line.loss for line in lines]))
+        yield from self._judge("loss", step, [line.loss for line in lines])
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             squares = np.where(np.isnan(tables).any(axis=0), 0.0, tables)[:, :, 0] ** 2
-            yield from self._judge("norm of its own gradients", step, np.sqrt(squares.sum(axis=1)))
+            yield from self._judge("norm of its own gradients", step, [*map(float, np.sqrt(squares.sum(axis=1)))])
 
-    def _judge(self, what: str, step: int, values: Array) -> Iterator[CheckFinding]:
+    def _judge(self, what: str, step: int, values: list[float]) -> Iterator[CheckFinding]:
         findings = []
         for place, rank in enumerate(self._group.ranks):
-            mine, median = float(values[place]), float(np.median(np.delete(values, place)))
-            comparable = bool(np.isfinite([mine, median]).all()) and mine > 0 and median > 0
+            mine, median = values[place], statistics.median(values[:place] + values[place + 1 :])
+            if not (math.isfinite(mine) and math.isfinite(median) and mine >= 0 < median):
+                continue
             series = self._series.setdefault((what, rank), _Series())
-            since = series.add(step, float(np.log(mine / median))) if comparable else None
+            since = series.add(step, math.log(max(mine, LEAST * median) / median))
             if since is not None:
                 findings.append(self._finding(what, step, rank, mine, median, since))
         # nothing shows which of two ranks is the odd one
@@ -100,7 +106,7 @@ class UnlikePeers:
         yield from findings if alone else (each._replace(ranks=self._group.ranks) for each in findings[:1])
 
     def _finding(self, what: str, step: int, rank: int, mine: float, median: float, since: int) -> CheckFinding:
-        times, word = (mine / median, "above") if mine > median else (median / mine, "below")
+        times, word = (mine / median, "above") if mine > median else (median / max(mine, LEAST * median), "below")
         text = f"rank {rank} is unlike its peers: the {what} is {times:.3g} times {word} their median"
         evidence = {what: mine, "median of its peers": median, "times": times}
         return CheckFinding(UNLIKE, "warning", (), step, since, text, evidence, (rank,))
@@ -117,7 +123,8 @@ class _Series:
 
     def add(self, step: int, ratio: float) -> int | None:
         """Take a logarithm; return the step since which the rank is unlike its peers, once, when it is sure."""
-        begun = [up for up, streak in self._always.items() if streak.reached(step, _exceeds(ratio if up else -ratio))]
+        signed = {True: ratio, False: -ratio}
+        begun = [up for up, streak in self._always.items() if streak.reached(step, signed[up] > math.log(UNLIKE_TIMES))]
         if len(self._latest) == LATEST:
             self._earlier.append(self._latest[0][1])
         self._latest.append((step, ratio))
@@ -128,22 +135,19 @@ class _Series:
 
     def _left(self) -> int | None:
         """Return the step at which the ratio left where it was, if it has now."""
-        if len(self._earlier) < FEWEST_EARLIER:
+        far = sum(abs(ratio) > math.log(LEFT_TIMES) for _, ratio in self._latest)
+        self._is_unlike &= far > 0
+        if far < UNLIKE_OF_LATEST or len(self._earlier) < FEWEST_EARLIER:
             return None
         earlier = np.array(self._earlier)
         usual = float(np.median(earlier))
         distances = np.abs(earlier - usual)
         scatter = max(LEAST_SCATTER, DEVIATION * float(np.median(distances)))
-        bound = max(SCATTERS * scatter, BEYOND * float(distances.max()), math.log(UNLIKE_TIMES))
+        bound = max(SCATTERS * scatter, BEYOND * float(distances.max()), math.log(LEFT_TIMES))
         for sign in (1, -1):
-            beyond = [step for step, one in self._latest if _exceeds(sign * one) and sign * (one - usual) > bound]
+            beyond = [step for step, one in self._latest if min(sign * one, sign * (one - usual)) > bound]
             if len(beyond) >= UNLIKE_OF_LATEST:
                 begins = not self._is_unlike
                 self._is_unlike = True
                 return beyond[0] if begins else None
-        self._is_unlike &= any(_exceeds(abs(one)) for _, one in self._latest)
         return None
-
-
-def _exceeds(ratio: float) -> bool:
-    return ratio > math.log(UNLIKE_TIMES)

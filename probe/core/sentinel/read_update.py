@@ -10,6 +10,7 @@ import numpy as np
 
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts
+from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rota import RotaReading
 
 
@@ -25,6 +26,8 @@ class ReadUpdate(NamedTuple):
     each was seen to be cleared."""
     dropped: Callable[[], tuple[str, ...]] = tuple
     """Function that waits for the names of the parameters whose gradients were not finite and were dropped."""
+    own: TakenGradients | None = None
+    """Gradients of this rank before any reduction; None if none are looked at."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""

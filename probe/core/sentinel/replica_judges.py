@@ -142,17 +142,19 @@ class ScaledApart:
     clipped or scaled them, or each by another norm."""
 
     def __init__(self, group: RankGroup) -> None:
-        self._group = group
-        self._streak = Streak(STEPS_DIFFER)
+        self._group, self._reported = group, False
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
-        """Yield a finding when a rank begins to scale its gradients."""
+        """Yield a finding when a rank has scaled its gradients."""
+        if self._reported:
+            return
         scaled = [
             (one, other, match)
             for one, other in pairs(len(lines))
             if (match := scaled_alike(lines[one].reduced, lines[other].reduced)) is not None
         ]
-        if self._streak.reached(step, bool(scaled)):
+        if scaled:  # what follows differs by more than a factor
+            self._reported = True
             one, other, (factor, places) = scaled[0]
             yield self._finding(step, (self._group.ranks[one], self._group.ranks[other]), factor, places)
 
@@ -163,7 +165,7 @@ class ScaledApart:
             f"{_listed(names, len(places))}: they were equal before one was clipped or scaled"
         )
         evidence = {"factor": factor, "parameters": float(len(places))}
-        return CheckFinding(DIFFER, "critical", names, step, self._streak.since, text, evidence, ranks)
+        return CheckFinding(DIFFER, "critical", names, step, step, text, evidence, ranks)
 
 
 class _Pair:
@@ -258,6 +260,8 @@ def scaled_alike(one: Array, other: Array) -> tuple[float, Places] | None:
 
     Numbers of a gradient with one element are left out, whose norm and sum are one number.
     """
+    if np.array_equal(one, other, equal_nan=True):
+        return None
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = np.where(np.abs(one[:, 1]) < one[:, 0] * (1 - SAME_FACTOR), other[:, 0] / one[:, 0], np.nan)
         follows = np.abs(other[:, 1] - factors * one[:, 1]) <= SAME_FACTOR * other[:, 0]

@@ -21,8 +21,8 @@ ALIKE = 1e-3
 ROUNDING, NOUGHT = 1e-7, 0.1
 """Relative error of a sum of squares, and the part of a number that its successor must be less than."""
 STRIDE = (5**0.5 - 1) / 2
-"""Part of the parameters from the first of one turn to that of the next: the golden ratio, whose multiples fill the gaps
-between earlier ones."""
+"""Part of the parameters from the first of one turn to that of the next: the golden ratio, whose multiples fill
+the gaps between earlier ones."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 

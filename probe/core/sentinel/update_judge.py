@@ -18,6 +18,7 @@ from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
 from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rank_lines import RankLine, RankLines
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.run_account import RunAccount
@@ -68,10 +69,10 @@ class UpdateJudge:
         if facts.loss_seen and not facts.optimizer:
             self._account.loss(facts.step, facts.loss)
         if self._new_lines is not None:
-            attempt(self._faults, "sentinel: lines", self._write_line, update)
+            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own)
         return numbers_of(update)
 
-    def _write_line(self, update: JudgedUpdate) -> None:
+    def _write_line(self, update: JudgedUpdate, own: TakenGradients | None) -> None:
         """Write the numbers of an update for the parent process, which compares ranks."""
         facts = update.facts
         if facts.outcome == "skipped" or not len(update.gradients):
@@ -82,7 +83,7 @@ class UpdateJudge:
             lines = self._new_lines(facts)
             self._ranks[facts.optimizer] = facts.names, lines
         if lines is not None:
-            lines.write(line_of(update))
+            lines.write(line_of(update, own))
 
     def _keep(self, found: Sequence[CheckFinding]) -> None:
         self.findings += found[: max(0, MOST - len(self.findings))]
@@ -108,7 +109,7 @@ def as_run_finding(found: CheckFinding) -> RunFinding:
     )
 
 
-def line_of(update: JudgedUpdate) -> RankLine:
+def line_of(update: JudgedUpdate, own: TakenGradients | None) -> RankLine:
     """Return the numbers of an update that are compared between ranks."""
     facts, looked = update.facts, update.facts.values
     applied = update.gradients
@@ -118,7 +119,8 @@ def line_of(update: JudgedUpdate) -> RankLine:
     if looked is not None and looked.numbers is not None:
         values = np.full(applied.shape, np.nan)
         values[looked.looked] = looked.numbers
-    return RankLine(facts.step, facts.optimizer, facts.loss, applied, values=values)
+    unreduced = None if own is None else own.table(facts.names)
+    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values)
 
 
 def numbers_of(update: JudgedUpdate) -> dict[str, float]:

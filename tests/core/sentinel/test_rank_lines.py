@@ -103,7 +103,7 @@ def test_a_forked_child_writes_no_line(tmp_path: Path) -> None:
     """The lines are its parent's."""
     writer = RankLines(tmp_path, 0, NAMES)
     if not (child := os.fork()):
-        writer.write(1, 0, table(1))
+        writer.write(RankLine(1, 0, 0.5, table(1)))
         os._exit(0)
     os.waitpid(child, 0)
     assert LinesReader(writer.path).news() == []
