@@ -50,7 +50,7 @@ def attached(
     lines, own = None, None
     if closing.board is not None:
         roles = _roles(session.run)
-        lines = partial(_lines, closing.board, *roles)
+        lines = partial(_lines, closing.board, roles)
         own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.run)
     judge = UpdateJudge(numbers, folder, closing.account, lines, faults)
     sentinel = Sentinel(session, loop, judge.receive if own is None else partial(_with_own, judge, own))
@@ -76,6 +76,7 @@ class _Roles(NamedTuple):
     """Parameters that are marked as split over the tensor-parallel ranks."""
     sharded: bool
     """True if ranks hold parts of parameters."""
+    world: int
 
 
 def _roles(run: Run) -> _Roles:
@@ -85,7 +86,8 @@ def _roles(run: Run) -> _Roles:
     sharded = any(_is_part(run, parameter) for _, parameter in parameters)
     replicas = () if sharded else tuple(run.replicas or groups.replicas(models))
     split = frozenset(name for name, parameter in parameters if getattr(parameter, SPLIT, False))
-    return _Roles(groups.rank(), replicas, tuple(parallel.named().get("tensor_parallel", ())), split, sharded)
+    tensor_parallel = tuple(parallel.named().get("tensor_parallel", ()))
+    return _Roles(groups.rank(), replicas, tensor_parallel, split, sharded, groups.world_size())
 
 
 def _is_part(run: Run, parameter: object) -> bool:
@@ -94,15 +96,8 @@ def _is_part(run: Run, parameter: object) -> bool:
     return value is None or type(value) is Shard or run.framework.tensors.describe(value)[2] is not None
 
 
-def _lines(
-    board: Board,
-    rank: int,
-    replicas: tuple[int, ...],
-    tensor_parallel: tuple[int, ...],
-    split: frozenset[str],
-    sharded: bool,
-    facts: UpdateFacts,
-) -> RankLines:
+def _lines(board: Board, roles: _Roles, facts: UpdateFacts) -> RankLines:
     """Return a writer of the lines of one optimizer."""
-    marks = [name in split for name in facts.names] if split else []
-    return board.lines(rank, facts.names, replicas, tensor_parallel, marks, sharded)
+    marks = [name in roles.split for name in facts.names] if roles.split else []
+    replicas, tensor_parallel = roles.replicas, roles.tensor_parallel
+    return board.lines(roles.rank, facts.names, replicas, tensor_parallel, marks, roles.sharded, roles.world)

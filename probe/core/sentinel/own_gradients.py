@@ -1,4 +1,4 @@
-"""Own gradients of a rank, before any reduction: of a few small parameters, at every update, for the comparison of ranks.
+"""Own gradients of a rank, before any reduction: of a few small parameters, at every update, to compare ranks by.
 
 All of them would cost a hook each in every backward. A few are enough to see that ranks compute the same, or that one
 computes something else than its peers.

@@ -84,7 +84,7 @@ class UnlikePeers:
         self._series: dict[tuple[str, int], _Series] = {}
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
-        """Yield a finding when a rank becomes unlike its peers."""
+        """Yield a finding when a rank becomes unlike its peers, by the first number that shows it."""
         yield from self._judge("loss", step, [line.loss for line in lines])
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
@@ -94,12 +94,14 @@ class UnlikePeers:
     def _judge(self, what: str, step: int, values: list[float]) -> Iterator[CheckFinding]:
         findings = []
         for place, rank in enumerate(self._group.ranks):
-            mine, median = values[place], statistics.median(values[:place] + values[place + 1 :])
+            # the median of all names the odd one of three; of two, each is compared with the other
+            mine, median = values[place], statistics.median(values) if len(values) > 2 else values[1 - place]
             if not (math.isfinite(mine) and math.isfinite(median) and mine >= 0 < median):
                 continue
             series = self._series.setdefault((what, rank), _Series())
             since = series.add(step, math.log(max(mine, LEAST * median) / median))
-            if since is not None:
+            others = (one for (_, of), one in self._series.items() if of == rank and one is not series)
+            if since is not None and not any(one.is_unlike for one in others):
                 findings.append(self._finding(what, step, rank, mine, median, since))
         # nothing shows which of two ranks is the odd one
         alone = len(self._group.ranks) > 2
@@ -119,7 +121,8 @@ class _Series:
         self._earlier: deque[float] = deque(maxlen=MOST_EARLIER)
         self._latest: deque[tuple[int, float]] = deque(maxlen=LATEST)
         self._always = {up: Streak(STEPS_UNLIKE) for up in (True, False)}
-        self._is_unlike = False
+        self.is_unlike = False
+        """True from the update at which that was sure until the ratio has been back for some."""
 
     def add(self, step: int, ratio: float) -> int | None:
         """Take a logarithm; return the step since which the rank is unlike its peers, once, when it is sure."""
@@ -129,14 +132,14 @@ class _Series:
             self._earlier.append(self._latest[0][1])
         self._latest.append((step, ratio))
         since = self._left()
-        if since is None and begun and not self._is_unlike:
-            self._is_unlike, since = True, self._always[begun[0]].since
+        if since is None and begun and not self.is_unlike:
+            self.is_unlike, since = True, self._always[begun[0]].since
         return since
 
     def _left(self) -> int | None:
         """Return the step at which the ratio left where it was, if it has now."""
         far = sum(abs(ratio) > math.log(LEFT_TIMES) for _, ratio in self._latest)
-        self._is_unlike &= far > 0
+        self.is_unlike &= far > 0
         if far < UNLIKE_OF_LATEST or len(self._earlier) < FEWEST_EARLIER:
             return None
         earlier = np.array(self._earlier)
@@ -147,7 +150,7 @@ class _Series:
         for sign in (1, -1):
             beyond = [step for step, one in self._latest if min(sign * one, sign * (one - usual)) > bound]
             if len(beyond) >= UNLIKE_OF_LATEST:
-                begins = not self._is_unlike
-                self._is_unlike = True
+                begins = not self.is_unlike
+                self.is_unlike = True
                 return beyond[0] if begins else None
         return None

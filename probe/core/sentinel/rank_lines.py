@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.launch import launch_names
+from probe.core.launch import launch_names, local_size
 from probe.core.messages import writable
 from probe.core.storage.files import FileView
 from probe.core.storage.mapped_parts import PART, TRIES, mapped, part, put
 
 MAGIC = b"probe-lines-2\n"
 """First bytes of a file: its kind and the version of its layout."""
-SUFFIX = ".lines"
+SUFFIX, OF = ".lines", "-of"
+"""Ends of the name of a file; the second comes before the number of the ranks."""
 PLACES = struct.Struct("<QQQ")
 """Bytes of the header's text, number of lines in the ring, bytes of a line."""
 TEXT_AT = len(MAGIC) + PLACES.size
@@ -75,6 +76,15 @@ class LinesHeader(NamedTuple):
     """Parameters for which there was no room."""
     sharded: bool = False
     """True if ranks hold parts of parameters, so that nothing need be equal on them."""
+    world: int = 1
+    """Number of the ranks, on all nodes."""
+    here: int = 0
+    """Number of them on this node; 0 if unknown."""
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """True if ranks on other nodes may be compared with this one."""
+        return bool(self.launch) and self.world > self.here > 0 and not self.sharded
 
 
 class RankLine(NamedTuple):
@@ -106,6 +116,7 @@ class RankLines:
         split: for each parameter whether each tensor-parallel rank has another part of it; empty if nothing marks them.
         root: output root of the process.
         sharded: whether ranks hold parts of parameters.
+        world: number of the ranks.
 
     Raises:
         OSError: if the file cannot be made.
@@ -121,9 +132,10 @@ class RankLines:
         split: Sequence[bool] = (),
         root: str = "",
         sharded: bool = False,
+        world: int = 1,
     ) -> None:
         number = next(_numbers)
-        self.path = folder / f"rank{rank}-{os.getpid()}-{number}{SUFFIX}"
+        self.path = folder / f"rank{rank}-{os.getpid()}-{number}{OF}{world}{SUFFIX}"
         self._process, self._rows, self._generation = os.getpid(), min(len(names), MOST_PARAMETERS), 0
         header = LinesHeader(
             pid=os.getpid(),
@@ -138,6 +150,8 @@ class RankLines:
             split=tuple(map(bool, split[: self._rows])),
             left_out=len(names) - self._rows,
             sharded=sharded,
+            world=world,
+            here=local_size(os.environ),
         )
         text = json.dumps(header._asdict(), ensure_ascii=False).encode("utf-8", "replace")
         self._bytes = PART.size + LINE.size + MOST_TABLES * NUMBERS * 8 * self._rows
@@ -174,7 +188,7 @@ class LinesReader:
         size, self._lines, self._bytes = PLACES.unpack(self._file.read(len(MAGIC), PLACES.size))
         self._at = TEXT_AT + size
         try:
-            self.header = _header(json.loads(self._file.read(TEXT_AT, size)))
+            self.header = header_of(json.loads(self._file.read(TEXT_AT, size)))
         except (TypeError, ValueError, KeyError) as error:
             self.close()
             raise ValueError(f"{path}: the header cannot be read: {error}") from None
@@ -203,16 +217,8 @@ class LinesReader:
     def _line(self, at: int) -> tuple[int, RankLine] | None:
         for _ in range(TRIES):
             if (read := part(self._file, at)) is not None:
-                return read[0], self._parsed(read[1])
+                return read[0], parsed(read[1])
         return None
-
-    def _parsed(self, data: bytes) -> RankLine:
-        step, optimizer, loss, bits = LINE.unpack_from(data)
-        number = 1 + sum(bool(bits & bit) for bit in (UNREDUCED, VALUES))
-        tables = [*np.frombuffer(data, np.float64, offset=LINE.size).reshape(number, -1, NUMBERS)]
-        reduced = tables.pop(0)
-        unreduced = tables.pop(0) if bits & UNREDUCED else None
-        return RankLine(step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None)
 
     def close(self) -> None:
         """Close the file."""
@@ -227,6 +233,28 @@ def packed(line: RankLine, rows: int) -> bytes:
     return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
 
 
-def _header(fields: dict[str, Any]) -> LinesHeader:
+def parsed(data: bytes) -> RankLine:
+    """Return the line of the bytes that :func:`packed` has returned.
+
+    Raises:
+        ValueError: if they are others.
+    """
+    try:
+        step, optimizer, loss, bits = LINE.unpack_from(data)
+    except struct.error as error:
+        raise ValueError(f"expected a line of a rank: {error}") from None
+    number = 1 + sum(bool(bits & bit) for bit in (UNREDUCED, VALUES))
+    tables = [*np.frombuffer(data, np.float64, offset=LINE.size).reshape(number, -1, NUMBERS)]
+    reduced = tables.pop(0)
+    unreduced = tables.pop(0) if bits & UNREDUCED else None
+    return RankLine(step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None)
+
+
+def header_of(fields: dict[str, Any]) -> LinesHeader:
+    """Return a header from its fields.
+
+    Raises:
+        TypeError, KeyError: if they are others.
+    """
     sequences = {name: tuple(fields[name]) for name in ("names", "replicas", "tensor_parallel", "split")}
     return LinesHeader(**{**fields, **sequences})
