@@ -354,7 +354,7 @@ def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
     return CellReader(parameters, columns)
 
 
-def own_gradients(parameters: Sequence[Any], blind: Callable[[], bool], faults: FaultCounter) -> None:  # noqa: ARG001
+def own_gradients(parameters: Sequence[Any], blind: Callable[[], bool], faults: FaultCounter) -> None:
     """Return None: what a backward returns may be reduced already."""
 
 

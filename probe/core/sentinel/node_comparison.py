@@ -26,6 +26,8 @@ MOST_WAITING = 1024
 """Lines of a rank that wait for a rank of another node; of more, the oldest are dropped."""
 PATIENCE_SECONDS = 1.0
 """Time at the end for the last lines of other nodes."""
+END_SECONDS = 2.0
+"""Time at the end of other nodes for the one that compares, which removes their lines then."""
 
 
 class GroupKey(NamedTuple):
@@ -146,11 +148,6 @@ class NodeComparison:
         texts = [f"ranks {ranks_text(each.group.ranks)} at {each.judged} updates" for _, each in present]
         return f"the gradients of {texts[0]}" if texts else ""
 
-    def close(self) -> None:
-        """Remove what was left for other nodes, if this is the first of them."""
-        for nodes in self._nodes.values():
-            nodes.close()
-
     def _open_new(self) -> None:
         for path in sorted(self._folder.glob(f"[!.]*{SUFFIX}")):
             if path in self._readers:
@@ -210,8 +207,12 @@ class _Nodes:
         if not self._exchange.is_due(last):
             return
         self._exchange.leave()
-        if not self._compares:
-            return
+        if self._compares:
+            yield from self._compared(last)
+        if last:
+            self._exchange.end(0.0 if self._compares else END_SECONDS)
+
+    def _compared(self, last: bool) -> Iterator[tuple[CheckFinding, LinesHeader]]:
         deadline = time.monotonic() + (PATIENCE_SECONDS if last else 0.0)
         while True:
             for header, lines in self._exchange.others():
@@ -242,11 +243,6 @@ class _Nodes:
         ends = [{member.step for member in members.values()} for members in self._members.values()]
         waiting = any(member.lines for members in self._members.values() for member in members.values())
         return waiting or any(len(steps) > 1 for steps in ends)
-
-    def close(self) -> None:
-        """Remove what was left, if this is the node of rank 0."""
-        if self._compares:
-            self._exchange.remove()
 
 
 def _compared(key: GroupKey, headers: Mapping[int, LinesHeader]) -> GroupComparison:

@@ -1,4 +1,4 @@
-"""Exchange between the parents of several nodes: each leaves some lines of its ranks in the folder that all nodes share,
+"""Exchange between the parents of several nodes: each leaves some lines of its ranks in the folder that all share,
 at a slow pace, and reads those of the others.
 
 A file is text: a header, and a line for each update. It is replaced whole, so that file systems of a network show it
@@ -138,8 +138,11 @@ class NodeExchange:
             self._read[path.name] = mark, max([last, *(number for number, _ in numbered)])
             yield header_of(json.loads(head)), [parsed(data) for number, data in numbered if number > last]
 
-    def remove(self) -> None:
-        """Remove the folder."""
+    def end(self, seconds: float) -> None:
+        """Remove the folder, unless within ``seconds`` another node does."""
+        deadline = time.monotonic() + seconds
+        while self.folder.is_dir() and time.monotonic() < deadline:
+            time.sleep(0.05)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

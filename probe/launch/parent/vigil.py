@@ -63,8 +63,6 @@ class Vigil:
                 complain(text, level)
         except Exception as error:  # noqa: BLE001 - the exit code is the program's
             complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
-        if self._comparison is not None:
-            self._comparison.close()
 
     def _lines(self) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
