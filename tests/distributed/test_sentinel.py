@@ -108,7 +108,9 @@ def test_ranks_of_which_nothing_names_groups(name: str, tmp_path: Path) -> None:
     assert all(line["since"] == since and line["ranks"] == [0, 1] for line in found), found
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("train_by_hand()", set()), ("train_by_hand(lambda rank: rank)", {"apart"})])
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("train_by_hand()", set()), ("train_by_hand(lambda rank: rank)", {"apart"})]
+)
 def test_ranks_of_two_nodes_are_compared(text: str, wanted: set[str], tmp_path: Path) -> None:
     """By the parent of the first rank, in the output root that both share, where nothing is left of that."""
     (tmp_path / "train.py").write_text(HEAD + BY_HAND + text + END, encoding="utf-8")

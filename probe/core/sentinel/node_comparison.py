@@ -21,6 +21,8 @@ from probe.core.verdict import JudgedFinding
 _log = logging.getLogger("probe")
 SHARE = 0.02
 """Part of the time that the comparison may take on one core; beyond it, fewer updates are compared."""
+MOST_DEBT_SECONDS = 0.5
+"""Time beyond that part after which fewer are compared: the first looks take longer."""
 MOST_STRIDE = 1 << 10
 MOST_WAITING = 1024
 """Lines of a rank that wait for a rank of another node; of more, the oldest are dropped."""
@@ -75,7 +77,7 @@ class NodeComparison:
         self._groups: dict[GroupKey, GroupComparison] = {}
         self._present: dict[GroupKey, set[int]] = {}
         """Ranks of each group at the last look."""
-        self._stride, self._looked_at = 1, time.monotonic()
+        self._stride, self._debt, self._looked_at = 1, 0.0, time.monotonic()
         self._nodes: dict[str, _Nodes] = {}
         """Comparison with other nodes, by launch."""
         self.findings: list[tuple[str, JudgedFinding]] = []
@@ -113,9 +115,10 @@ class NodeComparison:
     def _pace(self, spent: float) -> None:
         """Compare fewer updates if that has taken too much time, more if it took little."""
         passed, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
-        if spent > SHARE * passed:
-            self._stride = min(MOST_STRIDE, 2 * self._stride)
-        elif 4 * spent < SHARE * passed:
+        self._debt = max(0.0, self._debt + spent - SHARE * passed)
+        if self._debt > MOST_DEBT_SECONDS:
+            self._stride, self._debt = min(MOST_STRIDE, 2 * self._stride), 0.0
+        elif not self._debt and 4 * spent < SHARE * passed:
             self._stride = max(1, self._stride // 2)
 
     def _exchange(self, nodes: _Nodes, last: bool) -> None:

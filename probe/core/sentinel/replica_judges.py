@@ -214,6 +214,8 @@ class UnnamedReplicas:
         self._group, self._of_data, self._scaled = group, of_data, ScaledApart(group)
         self._pairs = {pair: _Pair(len(group.names)) for pair in pairs(len(group.ranks))}
         self._streak = Streak(STEPS_DIFFER)
+        self._waiting: dict[str, CheckFinding] = {}
+        """Latest findings about data-parallel ranks, until the ranks have proved to be such."""
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield findings about ranks that have something in common."""
@@ -225,9 +227,11 @@ class UnnamedReplicas:
         apart = {pair: np.flatnonzero(look[1]) for pair, look in looks.items() if look[1].any()}
         if self._streak.reached(step, bool(wrong or apart)):
             yield self._finding(step, wrong or apart, lines, values=not wrong)
+        for judge in self._of_data:
+            self._waiting |= {finding.check: finding for finding in judge.judge(step, lines)}
         if all(state.all_equal for state in self._pairs.values()):
-            for judge in self._of_data:
-                yield from judge.judge(step, lines)
+            yield from self._waiting.values()
+            self._waiting.clear()
 
     def _finding(
         self, step: int, apart: Mapping[tuple[int, int], Places], lines: Sequence[RankLine], values: bool
@@ -263,7 +267,8 @@ def scaled_alike(one: Array, other: Array) -> tuple[float, Places] | None:
     if np.array_equal(one, other, equal_nan=True):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        factors = np.where(np.abs(one[:, 1]) < one[:, 0] * (1 - SAME_FACTOR), other[:, 0] / one[:, 0], np.nan)
+        is_one_number = np.abs(np.abs(one[:, 1]) - one[:, 0]) <= SAME_FACTOR * one[:, 0]
+        factors = np.where(is_one_number, np.nan, other[:, 0] / one[:, 0])
         follows = np.abs(other[:, 1] - factors * one[:, 1]) <= SAME_FACTOR * other[:, 0]
         logs = np.log(factors)
         places = np.flatnonzero(np.isfinite(logs) & follows & (np.abs(logs) >= LEAST_FACTOR))

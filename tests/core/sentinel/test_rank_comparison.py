@@ -215,7 +215,7 @@ def test_gradients_that_one_rank_alone_has_scaled_are_found(role: Role) -> None:
 
     def line(factor: float) -> Lines:
         def of(rank: int, step: int) -> RankLine:
-            reduced = numbers(step) * np.array([3.0, 0.5])  # a sum is less than the norm of several elements
+            reduced = numbers(step)
             reduced[2] = numbers(step, rank, 0.3)[2]
             return RankLine(step, 0, 1.0, reduced * (factor if rank else 1.0))
 
