@@ -24,7 +24,7 @@ _WHOLE = torch.float32, torch.float64
 """Dtypes in which sums do not overflow."""
 
 
-class OwnGradients:
+class GradientSums:
     """Sums of the gradients of ``parameters`` since the last :meth:`take`.
 
     Args:

@@ -24,10 +24,10 @@ from probe.pytorch import graph_walk, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.host_moments import Array, plain
-from probe.pytorch.own_gradients import OwnGradients
+from probe.pytorch.own_gradients import GradientSums
 
 first_not_finite = graph_walk.first_not_finite
-own_gradients = OwnGradients
+own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 _ENGINE = "_engine_run_backward"
 """Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""

@@ -8,7 +8,7 @@ import torch
 from probe.core.faults import Faults
 from probe.core.sentinel.rota import LEAST, Rota
 from probe.pytorch import training_loop
-from probe.pytorch.own_gradients import OwnGradients
+from probe.pytorch.own_gradients import GradientSums
 
 
 def net() -> torch.nn.Sequential:
@@ -20,7 +20,7 @@ def test_norms_and_sums_are_those_of_the_gradients() -> None:
     """Of one backward those of ``grad``; of several the root of the sum of squares, and the sum."""
     model, faults = net(), Faults()
     parameters = [*model.parameters()]
-    own = OwnGradients(parameters[:3], lambda: False, faults)
+    own = GradientSums(parameters[:3], lambda: False, faults)
     batches = torch.randn(2, 5, 4)
     model(batches[0]).pow(2).mean().backward()
     first = [each.grad.double() for each in parameters[:3] if each.grad is not None]
@@ -42,7 +42,7 @@ def test_training_is_the_same_to_the_last_bit() -> None:
     def trained(looks: bool) -> list[torch.Tensor]:
         model = net().to(torch.bfloat16)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        own = OwnGradients([*model.parameters()] if looks else [], lambda: False, faults)
+        own = GradientSums([*model.parameters()] if looks else [], lambda: False, faults)
         torch.manual_seed(5)
         for step in range(6):
             optimizer.zero_grad()
@@ -64,7 +64,7 @@ def test_a_compiled_model_is_compiled_once() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     compiled(torch.randn(5, 4)).pow(2).mean().backward()
     before = dict(torch._dynamo.utils.counters["stats"])
-    own = OwnGradients([*model.parameters()], lambda: False, Faults())
+    own = GradientSums([*model.parameters()], lambda: False, Faults())
     compiled(torch.randn(5, 4)).pow(2).mean().backward()
     assert sorted(own.take()[0]) == [0, 1, 2, 3]
     assert dict(torch._dynamo.utils.counters["stats"]) == before

@@ -66,7 +66,7 @@ def _with_own(judge: UpdateJudge, own: OwnGradients, update: ReadUpdate) -> None
 
 
 class _Roles(NamedTuple):
-    """What this rank has in common with others."""
+    """Place of this rank among the others."""
 
     rank: int
     replicas: tuple[int, ...]

@@ -33,7 +33,7 @@ END_SECONDS = 2.0
 
 
 class GroupKey(NamedTuple):
-    """What the ranks of a group have in common."""
+    """Facts that the ranks of a group have in common."""
 
     role: Role
     launch: str

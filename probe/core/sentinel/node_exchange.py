@@ -28,7 +28,7 @@ FIRST_LINES = 16
 """Lines from the beginning that are always left: ranks that begin apart."""
 LINES_A_SECOND = 1.0
 MOST_LINES, MOST_BYTES = 256, 1 << 20
-"""Of the latest lines of a rank, in its file."""
+"""Latest lines of a rank in its file, and their bytes."""
 MOST_ROWS = 2048
 """Parameters of a line; of more, the first."""
 OLD_SECONDS = 86400.0
@@ -60,8 +60,7 @@ class LeftLines:
         for line in lines:
             self._seen += 1
             if self._seen <= FIRST_LINES or line.step % self._stride == 0:
-                tables = (None if each is None else each[: self._rows] for each in line[3:])
-                chosen.append(RankLine(*line[:3], *tables))
+                chosen.append(self._cut(line))
         for line in chosen:
             self._number += 1
             (self._first if len(self._first) < FIRST_LINES else self._latest).append((self._number, line))
@@ -69,6 +68,11 @@ class LeftLines:
         while self._seen / self._stride > LINES_A_SECOND * passed + FIRST_LINES:
             self._stride *= 2
         return chosen
+
+    def _cut(self, line: RankLine) -> RankLine:
+        unreduced = None if line.unreduced is None else line.unreduced[: self._rows]
+        values = None if line.values is None else line.values[: self._rows]
+        return line._replace(reduced=line.reduced[: self._rows], unreduced=unreduced, values=values)
 
     def text(self) -> str:
         """Return the text of the file."""
@@ -92,7 +96,7 @@ class NodeExchange:
         self.folder = root / f"{PREFIX}{digest}"
         self._left: dict[str, LeftLines] = {}
         self._read: dict[str, tuple[tuple[int, int], int]] = {}
-        """What each file of another node was when it was read, and the number of its last line."""
+        """Inode and time of each file of another node as it was read, and the number of its last line."""
         self._due = 0.0
 
     def add(self, header: LinesHeader, lines: Sequence[RankLine]) -> tuple[LinesHeader, list[RankLine]]:

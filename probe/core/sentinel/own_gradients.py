@@ -73,8 +73,7 @@ def _chosen(every: Sequence[tuple[str, Parameter]], sizes: Sequence[int]) -> lis
     """Return the first and the last parameter of those that are small, and some in between."""
     small = [pair for pair, size in zip(every, sizes, strict=True) if 1 < size <= MOST_ELEMENTS]
     number = min(MOST_PARAMETERS, len(small))
-    places = np.linspace(0, len(small) - 1, number).astype(int) if number else []
-    return [small[place] for place in places]
+    return [small[int(place)] for place in np.linspace(0, len(small) - 1, number)]
 
 
 def _captures(run: Run) -> bool:

@@ -1,5 +1,5 @@
-"""Judges of data-parallel ranks by what each has computed for itself: whether they see the same data, and whether one
-is unlike its peers.
+"""Comparison of data-parallel ranks by the numbers of each before any reduction: whether they see the same data, and
+whether one is unlike its peers.
 
 Sources of the faults: ranks that read the same batches, because no sampler is distributed
 (https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler); one rank whose data are not
@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from probe.core.checks.check import CheckFinding
-from probe.core.sentinel.rank_group import RankGroup, Streak, stacked
+from probe.core.checks.streak import Streak
+from probe.core.sentinel.rank_group import RankGroup, stacked
 from probe.core.sentinel.rank_lines import RankLine
 
 SAME, UNLIKE = "same-data", "rank-unlike-peers"
@@ -55,7 +56,7 @@ class SameData:
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             same = np.array_equal(tables, np.broadcast_to(tables[0], tables.shape), equal_nan=True)
-            if self._gradients.reached(step, same and bool(np.nan_to_num(tables[0]).any())):
+            if self._gradients.completes(same and bool(np.nan_to_num(tables[0]).any()), step):
                 yield self._finding("gradients before any reduction", step, self._gradients.since, lines)
         else:
             yield from self._judge_losses(step, lines)
@@ -65,7 +66,7 @@ class SameData:
         same = bool(np.isfinite(losses[0])) and all(loss == losses[0] for loss in losses)
         self._varies = same and (self._varies or (losses[0] != self._last and not np.isnan(self._last)))
         self._last = losses[0] if same else float("nan")
-        if self._losses.reached(step, self._varies):
+        if self._losses.completes(self._varies, step):
             yield self._finding("losses", step, self._losses.since, lines)
 
     def _finding(self, what: str, step: int, since: int, lines: Sequence[RankLine]) -> CheckFinding:
@@ -127,7 +128,9 @@ class _Series:
     def add(self, step: int, ratio: float) -> int | None:
         """Take a logarithm; return the step since which the rank is unlike its peers, once, when it is sure."""
         signed = {True: ratio, False: -ratio}
-        begun = [up for up, streak in self._always.items() if streak.reached(step, signed[up] > math.log(UNLIKE_TIMES))]
+        begun = [
+            up for up, streak in self._always.items() if streak.completes(signed[up] > math.log(UNLIKE_TIMES), step)
+        ]
         if len(self._latest) == LATEST:
             self._earlier.append(self._latest[0][1])
         self._latest.append((step, ratio))

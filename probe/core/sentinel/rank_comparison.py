@@ -10,7 +10,7 @@ from probe.core.checks.check import CheckFinding
 from probe.core.sentinel.peer_judges import SAME, UNLIKE, SameData, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
-from probe.core.sentinel.replica_judges import DIFFER, Replicas, ScaledApart, TensorReplicas, UnnamedReplicas
+from probe.core.sentinel.replica_judges import DIFFER, EqualReplicas, ScaledApart, TensorReplicas, UnnamedReplicas
 
 __all__ = ["DIFFER", "REMEDIES", "SAME", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
 
@@ -69,7 +69,7 @@ class GroupComparison:
 
 def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
-        yield from (Replicas(group), SameData(group), UnlikePeers(group))
+        yield from (EqualReplicas(group), SameData(group), UnlikePeers(group))
     elif group.role == "tensor":
         yield from (ScaledApart(group), TensorReplicas(group))
     else:

@@ -25,25 +25,6 @@ class RankGroup(NamedTuple):
     """For each parameter whether each tensor-parallel rank has another part; empty if nothing marks it."""
 
 
-class Streak:
-    """Updates in a row at which the same was so."""
-
-    def __init__(self, needed: int) -> None:
-        self._needed, self._length, self._reported = needed, 0, False
-        self.since = 0
-
-    def reached(self, step: int, holds: bool) -> bool:
-        """Count an update; return whether its like has now come so often that it is to be reported."""
-        if not holds:
-            self._length, self._reported = 0, False
-            return False
-        self._length += 1
-        self.since = step if self._length == 1 else self.since
-        due = self._length >= self._needed and not self._reported
-        self._reported |= due
-        return due
-
-
 def deviations(tables: Array) -> Array:
     """Return for each parameter how far norms and sums differ between ranks, as a part of the largest number; 0 where a
     number is missing or not finite: the loss and other ranks show that.

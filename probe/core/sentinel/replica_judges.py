@@ -1,4 +1,4 @@
-"""Judges of what must be equal on ranks: gradients that an update applies, and the parameters.
+"""Comparison of ranks by numbers that must be equal on them: the gradients that an update applies, and the parameters.
 
 Sources of the faults: BLOOM's layer norms, which drifted apart over tensor-parallel ranks
 (https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md); replicas that a bit
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding
+from probe.core.checks.streak import Streak
 from probe.core.sentinel.peer_judges import SameData, UnlikePeers
-from probe.core.sentinel.rank_group import RankGroup, Streak, deviations, stacked
+from probe.core.sentinel.rank_group import RankGroup, deviations, stacked
 from probe.core.sentinel.rank_lines import Array, RankLine
 
 DIFFER = "replicas-differ"
@@ -56,7 +57,7 @@ class Apart:
         return self.since >= 0
 
 
-class Replicas:
+class EqualReplicas:
     """Gradients that data-parallel ranks apply, the same bytes on all of them, and the parameters themselves."""
 
     equal = EQUAL
@@ -71,7 +72,7 @@ class Replicas:
         tables, values = np.stack([line.reduced for line in lines]), stacked([line.values for line in lines])
         wrong = self._wrong(deviations(tables))
         apart = self._must_equal(self._apart.look(step, values))
-        if self._streak.reached(step, bool(wrong.any() or apart.any())):
+        if self._streak.completes(bool(wrong.any() or apart.any()), step):
             if wrong.any() or values is None:
                 yield self._finding(step, tables, wrong, "apply different gradients to", self.equal)
             else:
@@ -95,7 +96,7 @@ class Replicas:
         return CheckFinding(DIFFER, "critical", names, step, self._streak.since, text, evidence, ranks)
 
 
-class TensorReplicas(Replicas):
+class TensorReplicas(EqualReplicas):
     """Parameters that are not split over a tensor-parallel group: those that are not marked so or, without marks, those
     whose gradients were equal over the first updates, and not constant."""
 
@@ -225,7 +226,7 @@ class UnnamedReplicas:
         looks = {pair: state.look(lines[pair[0]], lines[pair[1]]) for pair, state in self._pairs.items()}
         wrong = {pair: np.flatnonzero(look[0]) for pair, look in looks.items() if look[0].any()}
         apart = {pair: np.flatnonzero(look[1]) for pair, look in looks.items() if look[1].any()}
-        if self._streak.reached(step, bool(wrong or apart)):
+        if self._streak.completes(bool(wrong or apart), step):
             yield self._finding(step, wrong or apart, lines, values=not wrong)
         for judge in self._of_data:
             self._waiting |= {finding.check: finding for finding in judge.judge(step, lines)}

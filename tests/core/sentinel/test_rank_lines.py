@@ -65,9 +65,11 @@ def test_the_file_is_bounded(tmp_path: Path, parameters: int) -> None:
 def test_no_torn_line_is_read(tmp_path: Path) -> None:
     """While another process writes as fast as it can, each line that is read is whole."""
     script = (
-        "import sys, numpy as np\nfrom pathlib import Path\nfrom probe.core.sentinel.rank_lines import RankLine, RankLines\n"
+        "import sys, numpy as np\nfrom pathlib import Path\n"
+        "from probe.core.sentinel.rank_lines import RankLine, RankLines\n"
         "writer = RankLines(Path(sys.argv[1]), 0, [str(n) for n in range(500)])\nprint(writer.path, flush=True)\n"
-        "step = 0\nwhile True:\n    writer.write(RankLine(step, 0, 0.5, np.full((500, 2), float(step))))\n    step += 1\n"
+        "step = 0\nwhile True:\n    table = np.full((500, 2), float(step))\n"
+        "    writer.write(RankLine(step, 0, 0.5, table))\n    step += 1\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
