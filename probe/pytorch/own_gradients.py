@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
@@ -33,8 +34,8 @@ class GradientSums:
 
     def __init__(self, parameters: Sequence[Any], blind: Callable[[], bool], faults: FaultCounter) -> None:
         self._blind = blind
-        self._sums: dict[int, torch.Tensor] = {}
-        """Sum and sum of squares of each parameter, by its position."""
+        self._sums: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Sum of squares and sum of each parameter, by its position."""
         self._nodes: list[Any] = []
         """Nodes of the graph, which exist only as long as something holds them."""
         self._handles: list[Any] = []
@@ -57,25 +58,25 @@ class GradientSums:
             return
         if self._blind():
             return
-        with torch.no_grad():
-            numbers = gradient.reshape(-1)
-            numbers = numbers if numbers.dtype in _WHOLE else numbers.float()
-            sums = torch.stack((numbers.sum(), numbers.dot(numbers)))
-            known = self._sums.get(position)
-            self._sums[position] = sums if known is None else known.add_(sums)
+        numbers = gradient.detach().reshape(-1)
+        numbers = numbers if numbers.dtype in _WHOLE else numbers.float()
+        squares, total = numbers.dot(numbers), numbers.sum()
+        known = self._sums.get(position)
+        self._sums[position] = (squares, total) if known is None else (known[0] + squares, known[1] + total)
 
     def take(self) -> tuple[list[int], Callable[[], Array]]:
         """Return the positions of the parameters with new gradients, and a function that waits for the norm and the sum
         of each; begin anew."""
         sums, self._sums = self._sums, {}
-        blocks = [block.to(torch.float64).reshape(1, 2) for block in sums.values()]
-        wait = tensors.to_host(blocks)
+        if all(squares.device.type == "cpu" for squares, _ in sums.values()):
+            here = np.array([(squares.item(), total.item()) for squares, total in sums.values()]).reshape(-1, 2)
+            wait = lambda: here  # noqa: E731
+        else:
+            wait = tensors.to_host([torch.stack(pair).to(torch.float64)[None] for pair in sums.values()])
 
         def read() -> Array:
-            rows = wait().copy()
-            rows[:, :] = rows[:, ::-1]
-            rows[:, 0] **= 0.5
-            return rows
+            rows = wait()
+            return np.column_stack((np.sqrt(rows[:, 0]), rows[:, 1]))
 
         return [*sums], read
 

@@ -15,7 +15,7 @@ from probe.core.backend.protocols import OwnGradientReader, Parameter
 from probe.core.checks.update_facts import Array
 from probe.core.instrumentation.context import Run
 
-MOST_PARAMETERS = 3
+MOST_PARAMETERS = 2
 """Parameters that are looked at."""
 MOST_ELEMENTS = 1 << 15
 """Elements of each of them at most: the sum of so many takes as long as the calls around it."""
@@ -70,7 +70,7 @@ def own_gradients(run: Run) -> OwnGradients | None:
 
 
 def _chosen(every: Sequence[tuple[str, Parameter]], sizes: Sequence[int]) -> list[tuple[str, Parameter]]:
-    """Return the first and the last parameter of those that are small, and some in between."""
+    """Return the first and the last parameter of those that are small."""
     small = [pair for pair, size in zip(every, sizes, strict=True) if 1 < size <= MOST_ELEMENTS]
     number = min(MOST_PARAMETERS, len(small))
     return [small[int(place)] for place in np.linspace(0, len(small) - 1, number)]
