@@ -15,6 +15,14 @@ VARIABLES = (
 """Environment variables of launchers that are equal on all ranks of a launch and differ between launches."""
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 """Environment variables that also differ between the restarts of a launch."""
+LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"
+"""Environment variables of launchers with the number of processes on this node."""
+
+
+def local_size(environ: Mapping[str, str]) -> int:
+    """Return the number of processes that a launcher has started on this node; 0 if it is unknown."""
+    numbers = (environ.get(name, "") for name in LOCAL_SIZES)
+    return next((int(number) for number in numbers if number.isdigit()), 0)
 
 
 def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str, str]:

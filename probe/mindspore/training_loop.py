@@ -370,6 +370,10 @@ def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> CellReader:
     return CellReader(parameters, columns)
 
 
+def own_gradients(parameters: Sequence[Any], blind: Callable[[], bool], faults: FaultCounter) -> None:
+    """Return None: what a backward returns may be reduced already."""
+
+
 def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
     """Return the number of elements of each parameter."""
     return tuple(int(parameter.size) for parameter in parameters)

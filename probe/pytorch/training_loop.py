@@ -25,8 +25,10 @@ from probe.pytorch import graph_walk, host_moments, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.host_moments import Array, HostRows, plain
+from probe.pytorch.own_gradients import GradientSums
 
 first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
+own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 _ENGINE = "_engine_run_backward"
 """Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""

@@ -514,6 +514,17 @@ class ParameterReader(Protocol):
         for their moments, a row each."""
 
 
+class OwnGradientReader(Protocol):
+    """Reader of the gradients that backwards bring to some parameters, before any reduction."""
+
+    def take(self) -> tuple[list[int], Callable[[], npt.NDArray[np.float64]]]:
+        """Return the positions of the parameters with gradients since the last call, and a function that waits for the
+        norm and the sum of each; of several backwards, the root of the sum of squares."""
+
+    def remove(self) -> None:
+        """End the reading."""
+
+
 class TrainingLoop(Protocol):
     """Events of a training loop between two updates. All of it is called in steps that are not sampled, too; nothing
     waits for a device, and nothing is kept alive."""
@@ -588,6 +599,15 @@ class TrainingLoop(Protocol):
 
     def reader(self, parameters: Sequence[Parameter], columns: tuple[str, ...]) -> ParameterReader:
         """Return a reader of moments of ``parameters``."""
+
+    def own_gradients(
+        self, parameters: Sequence[Parameter], blind: Callable[[], bool], faults: FaultCounter
+    ) -> OwnGradientReader | None:
+        """Begin to read this process's own gradients of ``parameters``; None if the framework does not show them.
+
+        Args:
+            blind: returns true while no number can be read.
+        """
 
     def sizes(self, parameters: Sequence[Parameter]) -> tuple[int, ...]:
         """Return the number of elements of each parameter that this process holds."""

@@ -64,6 +64,9 @@ class Values(NamedTuple):
     if it is known of none."""
     restored: bool = False
     """True if parameters were written, and all have the numbers that they had after an earlier update."""
+    numbers: Callable[[], Array] | None = None
+    """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
+    known."""
 
 
 class UpdateFacts(NamedTuple):

@@ -6,18 +6,22 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from probe.core.backend.protocols import Shard
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import ArmedCollection
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import SPLIT, Run
 from probe.core.instrumentation.session import Session
 from probe.core.monitor.run_closing import RunClosing
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.board import Board
+from probe.core.sentinel.own_gradients import OwnGradients, own_gradients
 from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.sentinel import Sentinel
 from probe.core.sentinel.update_judge import UpdateJudge
 
@@ -45,9 +49,15 @@ def attached(
     def folder() -> Path | None:
         return None if (call := method()) is None else call()
 
-    lines = None if closing.board is None else partial(_lines, closing.board, *_roles(session.run))
+    lines, own = None, None
+    if closing.board is not None:
+        roles = _roles(session.run)
+        lines = partial(_lines, closing.board, roles)
+        own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.run)
     judge = UpdateJudge(numbers, folder, closing.account, lines, faults)
-    sentinel = Sentinel(session, loop, judge.receive)
+    sentinel = Sentinel(session, loop, judge.receive if own is None else partial(_with_own, judge, own))
+    if own is not None:
+        session.remove_at_end(own.remove)
     session.remove_at_end(sentinel.attach())
     session.show_updates(sentinel)
     armed = ArmedCollection()
@@ -63,16 +73,33 @@ def _wake(session: weakref.ref[Session]) -> None:
         running.settled = False
 
 
-def _roles(run: Run) -> tuple[int, tuple[int, ...], tuple[int, ...], frozenset[str]]:
-    """Return this rank, the ranks that hold the same gradients after reduction, the tensor-parallel ranks, and the
-    parameters that are marked as split over these."""
+def _with_own(judge: UpdateJudge, own: OwnGradients, update: ReadUpdate) -> None:
+    judge.receive(update._replace(own=own.taken()))
+
+
+class _Roles(NamedTuple):
+    """Place of this rank among the others."""
+
+    rank: int
+    replicas: tuple[int, ...]
+    """Ranks that hold the same gradients after reduction."""
+    tensor_parallel: tuple[int, ...]
+    split: frozenset[str]
+    """Parameters that are marked as split over the tensor-parallel ranks."""
+    sharded: bool
+    """True if ranks hold parts of parameters."""
+    world: int
+
+
+def _roles(run: Run) -> _Roles:
     groups, parallel = run.framework.groups, run.framework.parallel
     models = [model for _, model in run.chunks]
     parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
     sharded = any(_is_part(run, parameter) for _, parameter in parameters)
     replicas = () if sharded else tuple(run.replicas or groups.replicas(models))
     split = frozenset(name for name, parameter in parameters if getattr(parameter, SPLIT, False))
-    return groups.rank(), replicas, tuple(parallel.named().get("tensor_parallel", ())), split
+    tensor_parallel = tuple(parallel.named().get("tensor_parallel", ()))
+    return _Roles(groups.rank(), replicas, tensor_parallel, split, sharded, groups.world_size())
 
 
 def _is_part(run: Run, parameter: object) -> bool:
@@ -81,14 +108,8 @@ def _is_part(run: Run, parameter: object) -> bool:
     return value is None or type(value) is Shard or run.framework.tensors.describe(value)[2] is not None
 
 
-def _lines(
-    board: Board,
-    rank: int,
-    replicas: tuple[int, ...],
-    tensor_parallel: tuple[int, ...],
-    split: frozenset[str],
-    facts: UpdateFacts,
-) -> RankLines:
+def _lines(board: Board, roles: _Roles, facts: UpdateFacts) -> RankLines:
     """Return a writer of the lines of one optimizer."""
-    marks = [name in split for name in facts.names] if split else []
-    return board.lines(rank, facts.names, replicas, tensor_parallel, marks)
+    marks = [name in roles.split for name in facts.names] if roles.split else []
+    replicas, tensor_parallel = roles.replicas, roles.tensor_parallel
+    return board.lines(roles.rank, facts.names, replicas, tensor_parallel, marks, roles.sharded, roles.world)

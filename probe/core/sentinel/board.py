@@ -67,6 +67,8 @@ class Board:
         replicas: Sequence[int] = (),
         tensor_parallel: Sequence[int] = (),
         split: Sequence[bool] = (),
+        sharded: bool = False,
+        world: int = 1,
     ) -> RankLines:
         """Return a writer of the lines of one optimizer of this process; see its class for the arguments.
 
@@ -77,7 +79,7 @@ class Board:
         from probe.core.storage.run_directory import output_root
 
         root = str(output_root(os.environ).absolute())
-        return RankLines(self.folder, rank, names, replicas, tensor_parallel, split, root)
+        return RankLines(self.folder, rank, names, replicas, tensor_parallel, split, root, sharded, world)
 
     def summary(self, summary: WatchSummary) -> None:
         """Write the summary of a run of this process, in place of an earlier one of the same run.

@@ -1,5 +1,5 @@
-"""Lines of a rank: the norm and the sum of each gradient at every update, in a mapped file that the parent process of
-the node reads.
+"""Lines of a rank: the norm and the sum of each gradient at every update, and of the parameters that were read, in a
+mapped file that the parent process of the node reads.
 
 The file has a header (:class:`LinesHeader`, written once) and a ring of the latest lines, each a part of
 :mod:`probe.core.storage.mapped_parts`.
@@ -20,27 +20,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.launch import launch_names
+from probe.core.launch import launch_names, local_size
 from probe.core.messages import writable
 from probe.core.storage.files import FileView
 from probe.core.storage.mapped_parts import PART, TRIES, mapped, part, put
 
-MAGIC = b"probe-lines-1\n"
+MAGIC = b"probe-lines-2\n"
 """First bytes of a file: its kind and the version of its layout."""
-SUFFIX = ".lines"
+SUFFIX, OF = ".lines", "-of"
+"""Ends of the name of a file; the second comes before the number of the ranks."""
 PLACES = struct.Struct("<QQQ")
 """Bytes of the header's text, number of lines in the ring, bytes of a line."""
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
-"""Step, number of the optimizer, loss, number of tables: one of reduced gradients, perhaps one of unreduced ones."""
+"""Step, number of the optimizer, loss, sum of the bits of the tables that follow the first."""
+UNREDUCED, VALUES = 1, 2
+"""Bits of the tables of unreduced gradients and of parameters. The first table is that of reduced gradients."""
+MOST_TABLES = 3
 MOST_LINES = 4096
 MOST_BYTES = 4 << 20
 """Bytes of a ring."""
 FEWEST_LINES = 4
 """Lines of a ring that there are for any number of parameters: ranks are rarely at the same step."""
 NUMBERS = 2
-"""Numbers of a gradient: its norm and its sum."""
-MOST_PARAMETERS = (MOST_BYTES // FEWEST_LINES - PART.size - LINE.size) // (2 * NUMBERS * 8)
+"""Numbers of a gradient or parameter: its norm and its sum."""
+MOST_PARAMETERS = (MOST_BYTES // FEWEST_LINES - PART.size - LINE.size) // (MOST_TABLES * NUMBERS * 8)
 """Parameters of a line; of more, the first."""
 
 Array = npt.NDArray[np.float64]
@@ -70,6 +74,17 @@ class LinesHeader(NamedTuple):
     """For each parameter whether each tensor-parallel rank has another part; empty if nothing marks it."""
     left_out: int = 0
     """Parameters for which there was no room."""
+    sharded: bool = False
+    """True if ranks hold parts of parameters, so that nothing need be equal on them."""
+    world: int = 1
+    """Number of the ranks, on all nodes."""
+    here: int = 0
+    """Number of them on this node; 0 if unknown."""
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """True if ranks on other nodes may be compared with this one."""
+        return bool(self.launch) and self.world > self.here > 0 and not self.sharded
 
 
 class RankLine(NamedTuple):
@@ -80,10 +95,13 @@ class RankLine(NamedTuple):
     loss: float
     """NaN if it is not known."""
     reduced: Array
-    """``parameters x 2``: norm and sum of each gradient that the update applies, before clipping; NaN in both where
-    there is no gradient."""
-    unreduced: Array | None
-    """The same of this rank's own gradients before any reduction; None if they were not seen."""
+    """``parameters x 2``: norm and sum of each gradient that the update applies, after clipping where its factor is
+    known; NaN in both where there is no gradient."""
+    unreduced: Array | None = None
+    """The same of this rank's own gradients before any reduction, NaN in both where one was not looked at; None if none
+    was."""
+    values: Array | None = None
+    """The same of the parameters before the update, NaN in both where one was not read; None if none was."""
 
 
 class RankLines:
@@ -97,6 +115,8 @@ class RankLines:
         tensor_parallel: ranks of the tensor-parallel group; empty if unknown.
         split: for each parameter whether each tensor-parallel rank has another part of it; empty if nothing marks them.
         root: output root of the process.
+        sharded: whether ranks hold parts of parameters.
+        world: number of the ranks.
 
     Raises:
         OSError: if the file cannot be made.
@@ -111,9 +131,11 @@ class RankLines:
         tensor_parallel: Sequence[int] = (),
         split: Sequence[bool] = (),
         root: str = "",
+        sharded: bool = False,
+        world: int = 1,
     ) -> None:
         number = next(_numbers)
-        self.path = folder / f"rank{rank}-{os.getpid()}-{number}{SUFFIX}"
+        self.path = folder / f"rank{rank}-{os.getpid()}-{number}{OF}{world}{SUFFIX}"
         self._process, self._rows, self._generation = os.getpid(), min(len(names), MOST_PARAMETERS), 0
         header = LinesHeader(
             pid=os.getpid(),
@@ -127,9 +149,12 @@ class RankLines:
             tensor_parallel=tuple(tensor_parallel),
             split=tuple(map(bool, split[: self._rows])),
             left_out=len(names) - self._rows,
+            sharded=sharded,
+            world=world,
+            here=local_size(os.environ),
         )
         text = json.dumps(header._asdict(), ensure_ascii=False).encode("utf-8", "replace")
-        self._bytes = PART.size + LINE.size + 2 * NUMBERS * 8 * self._rows
+        self._bytes = PART.size + LINE.size + MOST_TABLES * NUMBERS * 8 * self._rows
         self._lines = max(FEWEST_LINES, min(MOST_LINES, MOST_BYTES // self._bytes))
         self._at = TEXT_AT + len(text)
         hidden = self.path.with_name(f".{self.path.name}")  # readers see the file whole or not at all
@@ -137,27 +162,13 @@ class RankLines:
         self._map: mmap.mmap = mapped(hidden, self._at + self._lines * self._bytes, MAGIC + places + text)
         hidden.rename(self.path)
 
-    def write(
-        self,
-        step: int,
-        optimizer: int,
-        norms_and_sums: Array,
-        unreduced: Array | None = None,
-        loss: float = float("nan"),
-    ) -> None:
-        """Write the numbers of an update, in place of the oldest line if there is no room. Take some microseconds.
-
-        Args:
-            norms_and_sums: ``parameters x 2`` in float64, see :class:`RankLine`.
-            unreduced: the same of this rank's own gradients.
-        """
+    def write(self, line: RankLine) -> None:
+        """Write the numbers of an update, in place of the oldest line if there is no room. Take some microseconds."""
         if os.getpid() != self._process:
             return
-        tables = [norms_and_sums] if unreduced is None else [norms_and_sums, unreduced]
-        numbers = [np.ascontiguousarray(table[: self._rows], np.float64).tobytes() for table in tables]
         at = self._at + self._generation % self._lines * self._bytes
         self._generation += 1
-        put(self._map, at, self._generation, LINE.pack(step, optimizer, loss, len(tables)) + b"".join(numbers))
+        put(self._map, at, self._generation, packed(line, self._rows))
 
 
 class LinesReader:
@@ -177,7 +188,7 @@ class LinesReader:
         size, self._lines, self._bytes = PLACES.unpack(self._file.read(len(MAGIC), PLACES.size))
         self._at = TEXT_AT + size
         try:
-            self.header = _header(json.loads(self._file.read(TEXT_AT, size)))
+            self.header = header_of(json.loads(self._file.read(TEXT_AT, size)))
         except (TypeError, ValueError, KeyError) as error:
             self.close()
             raise ValueError(f"{path}: the header cannot be read: {error}") from None
@@ -206,19 +217,44 @@ class LinesReader:
     def _line(self, at: int) -> tuple[int, RankLine] | None:
         for _ in range(TRIES):
             if (read := part(self._file, at)) is not None:
-                return read[0], self._parsed(read[1])
+                return read[0], parsed(read[1])
         return None
-
-    def _parsed(self, data: bytes) -> RankLine:
-        step, optimizer, loss, tables = LINE.unpack_from(data)
-        numbers = np.frombuffer(data, np.float64, offset=LINE.size).reshape(tables, -1, NUMBERS)
-        return RankLine(step, optimizer, loss, numbers[0], numbers[1] if tables > 1 else None)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _header(fields: dict[str, Any]) -> LinesHeader:
+def packed(line: RankLine, rows: int) -> bytes:
+    """Return the bytes of a line with the first ``rows`` parameters."""
+    bits = (0 if line.unreduced is None else UNREDUCED) | (0 if line.values is None else VALUES)
+    tables = [table for table in (line.reduced, line.unreduced, line.values) if table is not None]
+    numbers = [np.ascontiguousarray(table[:rows], np.float64).tobytes() for table in tables]
+    return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
+
+
+def parsed(data: bytes) -> RankLine:
+    """Return the line of the bytes that :func:`packed` has returned.
+
+    Raises:
+        ValueError: if they are others.
+    """
+    try:
+        step, optimizer, loss, bits = LINE.unpack_from(data)
+    except struct.error as error:
+        raise ValueError(f"expected a line of a rank: {error}") from None
+    number = 1 + sum(bool(bits & bit) for bit in (UNREDUCED, VALUES))
+    tables = [*np.frombuffer(data, np.float64, offset=LINE.size).reshape(number, -1, NUMBERS)]
+    reduced = tables.pop(0)
+    unreduced = tables.pop(0) if bits & UNREDUCED else None
+    return RankLine(step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None)
+
+
+def header_of(fields: dict[str, Any]) -> LinesHeader:
+    """Return a header from its fields.
+
+    Raises:
+        TypeError, KeyError: if they are others.
+    """
     sequences = {name: tuple(fields[name]) for name in ("names", "replicas", "tensor_parallel", "split")}
     return LinesHeader(**{**fields, **sequences})

@@ -11,6 +11,7 @@ import numpy as np
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts
 from probe.core.records import Outcome
+from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rota import RotaReading
 
 
@@ -34,6 +35,8 @@ class ReadUpdate(NamedTuple):
     """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
     measured: Sequence[Sequence[int]] = ()
     """Positions of gradients whose norms were taken before they were clipped."""
+    own: TakenGradients | None = None
+    """Gradients of this rank before any reduction; None if none are looked at."""
 
     def judged(self) -> JudgedUpdate:
         """Return the update with its numbers; wait for the device."""

@@ -24,6 +24,9 @@ ROUNDING, NOUGHT = 1e-7, 0.1
 """Relative error of a sum of squares, and the part of a number that its successor must be less than."""
 MOST_PAST = 1 << 16
 """Updates after which the numbers are remembered."""
+STRIDE = (5**0.5 - 1) / 2
+"""Part of the parameters from the first of one turn to that of the next: the golden ratio, whose multiples fill
+the gaps between earlier ones."""
 SHARE = 0.005
 """Part of the time of training that the rota may take, beyond what the least takes."""
 
@@ -88,17 +91,18 @@ class RotaReading(NamedTuple):
         looked = positions_of(tuple(self.before.positions))
         number = len(looked)
         moved, none, unknown = _moved(self.before.rows(), self.after.rows()), none_of(number), _unknown(number)
-        if self.last is None or self.again is None:
-            values = Values(looked, moved, none, none, none, unknown)
-        elif self.last.positions is self.again.positions is self.before.positions and _alike(self.last, self.again):
-            values = Values(looked, moved, none, none, all_of(number), unknown)
-        else:
-            values = Values(looked, moved, *self._written(looked, self.last, self.again))
-        if self.past is None:
-            return values
-        restored = is_any(values.written) and self.past.knows(self.before.rows())
-        self.past.add(self.after.rows())
-        return values._replace(restored=True) if restored else values
+        writes: tuple[Mask, Mask, Mask, Positions] = none, none, none, unknown
+        if self.last is not None and self.again is not None:
+            same = self.last.positions is self.again.positions is self.before.positions
+            if same and _alike(self.last, self.again):
+                writes = none, none, all_of(number), unknown
+            else:
+                writes = self._written(looked, self.last, self.again)
+        restored = False
+        if self.past is not None:
+            restored = is_any(writes[0]) and self.past.knows(self.before.rows())
+            self.past.add(self.after.rows())
+        return Values(looked, moved, *writes, restored, functools.partial(_norms_and_sums, self.before))
 
     def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
         """Return for each parameter that was looked at whether its numbers have changed since the last update, whether
@@ -151,6 +155,11 @@ def _alike(last: _Read, again: _Read) -> bool:
     return last.rows().tobytes() == again.rows().tobytes() and -1 not in last.versions
 
 
+def _norms_and_sums(read: _Read) -> npt.NDArray[np.float64]:
+    moments = read.rows()
+    return np.column_stack((np.sqrt(moments[:, COLUMNS.index("sumsq")]), moments[:, COLUMNS.index("sum")]))
+
+
 def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
     return same
@@ -189,7 +198,7 @@ class Rota:
         self._loop, self._parameters, self._sizes = loop, parameters, sizes
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
-        self._room, self._next = LEAST, 0
+        self._room, self._turn = LEAST, 0
         self._past = PastNumbers()
         self._before: _Read | None = None
         self._last: _Read | None = None
@@ -221,18 +230,22 @@ class Rota:
         return looked
 
     def _chosen(self) -> list[int]:
-        """Return the positions of the next parameters that fit into the room; at least one."""
-        room, number = self._room, len(self._sizes)
+        """Return the positions of the next parameters that fit into the room; at least one.
+
+        The first of them depends on the number of the turn alone, so that ranks with another room, too, read parameters
+        in common, which can be compared.
+        """
+        room, number, first = self._room, len(self._sizes), int(self._turn * STRIDE % 1 * len(self._sizes))
+        self._turn += 1
         if self._elements <= room:
             return self._all
         chosen: list[int] = []
         for offset in range(number):
-            position = (self._next + offset) % number
+            position = (first + offset) % number
             if chosen and self._sizes[position] > room:
                 break
             room -= self._sizes[position]
             chosen.append(position)
-        self._next = (self._next + len(chosen)) % number
         return chosen
 
     def _pace(self, spent: float, passed: float) -> None:

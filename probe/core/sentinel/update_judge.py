@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.panel import CheckPanel
 from probe.core.checks.update_facts import Array, UpdateFacts, is_all
@@ -16,7 +18,8 @@ from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
 from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.sentinel.rank_lines import RankLines
+from probe.core.sentinel.own_gradients import TakenGradients
+from probe.core.sentinel.rank_lines import RankLine, RankLines
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.check_lines import CheckLines
@@ -70,10 +73,10 @@ class UpdateJudge:
         if facts.loss_seen and not facts.optimizer:
             self._account.loss(facts.step, facts.loss)
         if self._new_lines is not None:
-            attempt(self._faults, "sentinel: lines", self._write_line, update)
+            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own)
         return numbers_of(update)
 
-    def _write_line(self, update: JudgedUpdate) -> None:
+    def _write_line(self, update: JudgedUpdate, own: TakenGradients | None) -> None:
         """Write the numbers of an update for the parent process, which compares ranks."""
         facts = update.facts
         if facts.outcome == "skipped" or not len(update.gradients):
@@ -84,7 +87,7 @@ class UpdateJudge:
             lines = self._new_lines(facts)
             self._ranks[facts.optimizer] = facts.names, lines
         if lines is not None:
-            lines.write(facts.step, facts.optimizer, update.gradients, loss=facts.loss)
+            lines.write(line_of(update, own))
 
     def place(self, step: int) -> None:
         """Write what rows up to ``step``, which were collected around a finding, say about its place."""
@@ -114,6 +117,20 @@ def as_run_finding(found: CheckFinding) -> RunFinding:
     return RunFinding(
         found.check, where, found.step, evidence[0], evidence[1], found.text, SEVERITY[found.grade], resolved=False
     )
+
+
+def line_of(update: JudgedUpdate, own: TakenGradients | None) -> RankLine:
+    """Return the numbers of an update that are compared between ranks."""
+    facts, looked = update.facts, update.facts.values
+    applied = update.gradients
+    if facts.clips is not None:
+        applied = applied * np.where(np.isfinite(facts.clips), facts.clips, 1.0)[:, None]
+    values = None
+    if looked is not None and looked.numbers is not None:
+        values = np.full(applied.shape, np.nan)
+        values[looked.looked] = looked.numbers()
+    unreduced = None if own is None else own.table(facts.names)
+    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values)
 
 
 def numbers_of(update: JudgedUpdate) -> dict[str, float]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from probe.core.sentinel.watch_summary import WatchSummary
     from probe.core.verdict import JudgedFinding
 
-LINES = "-*.lines"
+LINES, OF = "-*.lines", "-of"
+"""Names of the files of lines, and what comes in them before the number of the ranks: NumPy is not imported here."""
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -44,7 +45,8 @@ class Vigil:
             return
         try:
             if self._comparison is None:
-                if sum(1 for _ in self._folder.glob(f"*{LINES}")) < 2:
+                names = [path.name for path in self._folder.glob(f"[!.]*{LINES}")]
+                if len(names) < 2 and not any(map(_has_others, names)):
                     return
                 from probe.core.sentinel.node_comparison import NodeComparison  # NumPy: only where there are ranks
 
@@ -107,6 +109,12 @@ class Vigil:
             if sum(each.ended for each in found) >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
                 return [each if each.ended else self._followed(each) for each in found]
             time.sleep(0.05)
+
+
+def _has_others(name: str) -> bool:
+    """Return whether the name of a file of lines says that there are other ranks, perhaps on other nodes."""
+    number = name.rpartition(OF)[2].partition(".")[0]
+    return number.isdigit() and int(number) > 1
 
 
 def _latest(summary: WatchSummary, line: RankLine) -> WatchSummary:

@@ -96,7 +96,7 @@ def test_equal_losses_show_the_same_data_where_gradients_are_not_seen() -> None:
 
 
 def test_a_rank_unlike_its_peers_is_named() -> None:
-    """Three times their median over three updates; a fifth more, as in healthy runs, is none."""
+    """Three times their median over ten updates; a fifth more, as in healthy runs, is none."""
 
     def line(times: float) -> Lines:
         def of(rank: int, step: int) -> RankLine:
@@ -106,7 +106,7 @@ def test_a_rank_unlike_its_peers_is_named() -> None:
         return of
 
     (finding,) = found(group(), line(3.5))
-    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (3,), 8, 10)
+    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (3,), 8, 17)
     assert "above their median" in finding.text
     assert "below their median" in found(group(), line(0.2))[0].text
     assert found(group(), line(1.19)) == []
@@ -124,6 +124,108 @@ def test_losses_of_small_batches_scatter_without_a_finding() -> None:
         return RankLine(step, 0, loss, numbers(step), None)
 
     assert found(group(), scattered, range(2000)) == []
+
+
+def test_the_odd_one_of_three_ranks_is_named() -> None:
+    """Though it is half of what each of the others is compared with."""
+    lines = found(group(3), lambda rank, step: healthy(rank, step)._replace(loss=2.0 if rank else 40.0))
+    assert [(each.check, each.ranks) for each in lines] == [(UNLIKE, (0,))]
+
+
+def test_a_rank_that_leaves_its_usual_ratio_is_named_from_the_first_update_on() -> None:
+    """Three of five updates, each further away than any before; what scatters so anyway is none."""
+
+    def scattered(rank: int, step: int, spread: float) -> float:
+        return float(np.exp(spread * np.random.default_rng([step, rank, 7]).normal()))
+
+    def line(spread: float) -> Lines:
+        def of(rank: int, step: int) -> RankLine:
+            mine = 2.5 if rank == 1 and step >= 50 and step % 5 != 2 else 1.0
+            return RankLine(step, 0, mine * scattered(rank, step, spread), numbers(step))
+
+        return of
+
+    (finding,) = found(group(4), line(0.02), range(90))
+    assert (finding.check, finding.ranks, finding.since, finding.step) == (UNLIKE, (1,), 50, 53)
+    assert found(group(4), line(0.7), range(90)) == []
+
+
+def test_a_rank_whose_loss_is_nothing_is_unlike_its_peers() -> None:
+    """Zero has no logarithm."""
+    (finding,) = found(group(4), lambda rank, step: healthy(rank, step)._replace(loss=0.0 if rank == 2 else 1.0))
+    assert (finding.check, finding.ranks, finding.since) == (UNLIKE, (2,), 0)
+
+
+def with_values(line: RankLine, values: np.ndarray) -> RankLine:
+    return line._replace(values=values)
+
+
+def test_parameters_of_replicas_that_are_apart_are_found() -> None:
+    """From the beginning, or from the update on that made them so; once, though not all are read at each update."""
+
+    def line(start: int) -> Lines:
+        def of(rank: int, step: int) -> RankLine:
+            values = numbers(step // 5 + 100)
+            if rank == 1 and step >= start:
+                values[2] *= 1.01
+            values[[step % 4, (step + 1) % 4]] = np.nan
+            return with_values(healthy(rank, step), values)
+
+        return of
+
+    (finding,) = found(group(), line(0))
+    assert (finding.check, finding.grade, finding.ranks, finding.since) == (DIFFER, "critical", (1,), 0)
+    assert finding.where == ("blocks.0.mlp.weight",)
+    (finding,) = found(group(2), line(12))
+    assert (finding.ranks, finding.since) == ((0, 1), 12)
+    assert found(group(), line(99)) == []
+
+
+def test_ranks_without_named_groups_that_average_gradients_must_hold_the_same() -> None:
+    """Gradients that are equal to the last digit show it; the finding begins where the values do."""
+
+    def line(apart: int) -> Lines:
+        def of(rank: int, step: int) -> RankLine:
+            values = numbers(step + 100) * (1 + (0.3 * rank if step >= apart else 0))
+            return with_values(healthy(rank, step), values)
+
+        return of
+
+    (finding,) = found(group(2, "unknown"), line(0))
+    assert (finding.check, finding.ranks, finding.since, finding.step) == (DIFFER, (0, 1), 0, 2)
+    (finding,) = found(group(4, "unknown"), line(20))
+    assert (finding.ranks, finding.since, finding.step) == ((0, 1, 2, 3), 20, 20)
+    assert found(group(4, "unknown"), line(99)) == []
+
+
+def test_ranks_without_named_groups_that_part_are_found() -> None:
+    """Their gradients were equal over the first updates; ranks that never had anything in common are none."""
+
+    def line(since: int) -> Lines:
+        return lambda rank, step: RankLine(step, 0, 1.0, numbers(step, rank, 0.1 if step >= since else 0.0))
+
+    (finding,) = found(group(2, "unknown"), line(11))
+    assert (finding.check, finding.since, finding.where) == (DIFFER, 11, NAMES[:3])
+    assert found(group(4, "unknown"), line(0)) == []
+
+
+@pytest.mark.parametrize("role", ["tensor", "unknown"])
+def test_gradients_that_one_rank_alone_has_scaled_are_found(role: Role) -> None:
+    """Those of replicated parameters have one factor between them, in norm and sum; shards have none."""
+
+    def line(factor: float) -> Lines:
+        def of(rank: int, step: int) -> RankLine:
+            reduced = numbers(step)
+            reduced[2] = numbers(step, rank, 0.3)[2]
+            return RankLine(step, 0, 1.0, reduced * (factor if rank else 1.0))
+
+        return of
+
+    (finding,) = found(group(2, role), line(0.25))
+    assert (finding.check, finding.ranks, finding.since) == (DIFFER, (0, 1), 0)
+    assert finding.where == ("wte", "blocks.0.ln.weight", "head")
+    assert finding.evidence["factor"] == pytest.approx(0.25)
+    assert found(group(2, role), line(1.0)) == []
 
 
 def tensor_parallel(rank: int, step: int, drift: Callable[[int], float] = lambda _: 0.0) -> RankLine:
