@@ -50,7 +50,7 @@ OF_NUMBERS = frozenset(
 _log = logging.getLogger("probe")
 
 
-class Stretch(NamedTuple):
+class ArmedSteps(NamedTuple):
     """Steps in which everything is collected."""
 
     kinds: tuple[str, ...]
@@ -90,7 +90,7 @@ class ArmedCollection:
         """Seconds of all incidents; the account of the monitor's time at the last boundary."""
         self._size, self._limit = 0, ""
         """Bytes of the incident in progress, and the limit that it has reached."""
-        self.stretches: list[Stretch] = []
+        self.stretches: list[ArmedSteps] = []
         """All incidents, in order; the last one may be in progress."""
 
     # From the judge's thread, and from training where a loss is seen.
@@ -165,7 +165,7 @@ class ArmedCollection:
         self._seen.update(kinds)
         self._begun.append(self._now())
         self._account, self._size, self._limit = account, 0, ""
-        self.stretches.append(Stretch(tuple(kinds), min(kinds.values()), step))
+        self.stretches.append(ArmedSteps(tuple(kinds), min(kinds.values()), step))
 
     @property
     def exhausted(self) -> bool:

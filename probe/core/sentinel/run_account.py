@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
-from probe.core.control.armed_collection import Stretch
+from probe.core.control.armed_collection import ArmedSteps
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
@@ -64,7 +64,7 @@ class RunAccount:
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
         self._looked: list[str] = []
-        self.stretches: Sequence[Stretch] = ()
+        self.stretches: Sequence[ArmedSteps] = ()
         """Steps in which everything is collected around what was found."""
         self._shown: dict[int, ShownRow] = {}
         """First row that is not finite of these, by their first step."""
@@ -178,7 +178,7 @@ class RunAccount:
             deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
         )
 
-    def _deep(self, stretch: Stretch, step: int) -> DeepSteps:
+    def _deep(self, stretch: ArmedSteps, step: int) -> DeepSteps:
         """Return the steps of an incident with what their rows show, as of the beginning of ``step``."""
         last = step - 1 if stretch.last is None else stretch.last
         row = self._shown.get(stretch.first, ShownRow(-1, "", "", FORWARD_PHASE))

@@ -13,7 +13,7 @@ import pytest
 
 from probe.core.checks.check import CheckFinding
 from probe.core.config.load import load
-from probe.core.control.armed_collection import Stretch
+from probe.core.control.armed_collection import ArmedSteps
 from probe.core.records import Batch, Finding, Key, Snapshot, Update
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.sentinel.run_account import RunAccount
@@ -111,7 +111,7 @@ def test_rows_around_an_incident_name_a_module_if_the_weights_were_finite(
     """Neither after an update with gradients that are not finite, nor if the weights themselves are not; also as read
     from the board."""
     run = account()
-    run.stretches = [Stretch(("loss-not-finite",), 12, 13)]
+    run.stretches = [ArmedSteps(("loss-not-finite",), 12, 13)]
     evidence = {"loss": math.nan}
     run.checked([CheckFinding(check, "critical", (), 12, 12, check, evidence) for check in checks])
     run.rows(activation(13, *rows_of))
@@ -124,7 +124,7 @@ def test_rows_around_an_incident_name_a_module_if_the_weights_were_finite(
 def test_a_loss_that_alone_is_not_finite_names_no_module() -> None:
     """All that modules have returned is finite."""
     run = account()
-    run.stretches = [Stretch(("loss-not-finite",), 12, 13, 22)]
+    run.stretches = [ArmedSteps(("loss-not-finite",), 12, 13, 22)]
     run.checked([CheckFinding("loss-not-finite", "critical", (), 12, 12, "nan", {"loss": math.nan})])
     batch = activation(13, "actv_grad", "head").batches[0]
     run.rows(Snapshot(13, 0, 0.0, [replace(batch, update=Update())], ("norm",)))
