@@ -20,6 +20,8 @@ def prepare(environ: Mapping[str, str]) -> None:
     if is_watched(environ):
         for framework in FRAMEWORKS:
             after_import(framework, note_optimizers)
+        if environ.get("PROBE_CHECK") == "1":
+            import_module("probe.launch.trial").prepare_trial(environ)
 
 
 def note_optimizers(framework: ModuleType) -> None:

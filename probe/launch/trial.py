@@ -1,0 +1,56 @@
+"""Trial of a program, for ``probe check``: the program runs as it is, for a few updates, and its process ends there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from probe.launch.imports import after_import
+
+CHECKED = "PROBE_CHECK"
+"""Variable that is 1 in the processes of a trial, by which a program knows that it is one."""
+STEPS = "PROBE_CHECK_STEPS"
+"""Variable with the number of updates."""
+FOLDER = "PROBE_CHECK_FOLDER"
+"""Variable with the folder for what is seen."""
+TRIALS = "trial-*.json"
+RECORDERS = {"torch": "probe.pytorch.prechecks.recording", "mindspore": "probe.mindspore.prechecks"}
+"""Frameworks, each with the module that records the trial."""
+PATIENCE_SECONDS = 20.0
+"""Time that a rank waits for those beside it before its process ends."""
+
+
+def is_trial(environ: Mapping[str, str]) -> bool:
+    """Return whether an environment is that of a trial."""
+    return environ.get(CHECKED) == "1" and FOLDER in environ
+
+
+def prepare_trial(environ: Mapping[str, str]) -> None:
+    """Have each framework's recorder begin once the program has imported the framework."""
+    folder, steps = Path(environ[FOLDER]), int(environ.get(STEPS, "5"))
+    for name, recorder in RECORDERS.items():
+        after_import(name, _beginning(recorder, folder, steps))
+
+
+def _beginning(recorder: str, folder: Path, steps: int) -> Callable[[ModuleType], None]:
+    def begin(_: ModuleType) -> None:
+        import_module(recorder).begin(folder, steps)
+
+    return begin
+
+
+def write_trial(folder: Path, rank: int, values: Mapping[str, Any]) -> None:
+    """Write what this process has seen, whole or not at all.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = folder / f"trial-{rank}-{os.getpid()}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(values), encoding="utf-8")
+    part.replace(path)
