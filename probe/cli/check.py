@@ -27,6 +27,8 @@ CONTEXT = {"allow_interspersed_args": False}
 LOG, TAIL = "program.log", 20
 """File of what the program prints, and its last lines that are shown where it fails."""
 WIDTH = 120
+UPDATES = 6
+"""Updates of a trial: some checks of the loop need five in a row, and cannot judge the first."""
 
 
 class TrialResult(NamedTuple):
@@ -59,7 +61,7 @@ def check(
     program: Annotated[
         list[str] | None, typer.Argument(help="A script and its arguments; after --, any command and its arguments.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Updates after which the program is ended.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Updates after which the program is ended.")] = UPDATES,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module in place of a script, as python -m does.")
     ] = False,

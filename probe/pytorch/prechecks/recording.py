@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probe.core.door import attempt
+from probe.core.door import Remove, attempt
 from probe.core.faults import Faults
 from probe.core.monitor.trainer_mon import preflight_of, watcher_of
 from probe.core.prechecks.judgement import judged
@@ -67,6 +67,7 @@ class Recorder:
         self._norm, self._clipped = math.nan, False
         self._time_axis = 1
         self._finished = False
+        self._placed: list[Remove] = []
         self.losses: list[LossCall] = []
         self._accumulations: list[Accumulation] = []
         self._calls = CallWatch(lambda: self._updates, self.faults)
@@ -83,9 +84,11 @@ class Recorder:
         self._calls.begin()
         self._schedules.begin()
         self._loaders.begin()
-        on_every_step(self._updating, self._updated, self.faults)
-        training_loop.on_backward(self._began, self._ended_backward, self.faults)
-        training_loop.on_total_norm(lambda _: None, self._total_norm, self.faults)
+        self._placed = [  # listeners are not kept alive otherwise
+            on_every_step(self._updating, self._updated, self.faults),
+            training_loop.on_backward(self._began, self._ended_backward, self.faults),
+            training_loop.on_total_norm(lambda _: None, self._total_norm, self.faults),
+        ]
         WATCH.listen = self._attached
         atexit.register(self._exit)
 
