@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -54,3 +55,11 @@ def write_trial(folder: Path, rank: int, values: Mapping[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(values), encoding="utf-8")
     part.replace(path)
+
+
+def wait_for_others(folder: Path, environ: Mapping[str, str]) -> None:
+    """Wait until the ranks beside this one have written theirs: a process that is gone breaks their collectives."""
+    number = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len([*folder.glob(TRIALS)]) < number and time.monotonic() < deadline:
+        time.sleep(0.02)

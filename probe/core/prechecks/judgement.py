@@ -38,6 +38,8 @@ def _findings(check: Precheck, trial: Trial) -> list[CheckFinding]:
 
 def preflight(trials: Sequence[Trial], findings: Sequence[CheckFinding]) -> str:
     """Return one line about all prechecks: how many hold, and what was not looked at, with the reasons."""
+    if trials and all(trial.unrecorded for trial in trials):
+        return f"before training: {trials[0].unrecorded}"
     broken = {finding.check for finding in findings if finding.grade != "note"}
     holding, absent, unseen = 0, 0, dict[str, list[str]]()
     for name, kind in PRECHECKS.items():

@@ -175,6 +175,8 @@ class Trial:
     causality: Causality | None = None
     dropout: int = 0
     """Digest of the state of the generators at the first call of a model with active dropout; 0 if it has none."""
+    unrecorded: str = ""
+    """Reason for which nothing but the updates was recorded, as a clause; empty otherwise."""
     unseen: dict[str, str] = field(default_factory=dict)
     """Reasons for which a precheck could see nothing, by its name, as clauses."""
 

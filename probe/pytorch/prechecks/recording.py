@@ -6,7 +6,6 @@ import atexit
 import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from probe.core.prechecks.judgement import judged
 from probe.core.prechecks.trial import Accumulation, LossCall, OutputFacts, Trial
 from probe.launch.found_run import FoundRun
 from probe.launch.model_search import ModelSearch, named
-from probe.launch.trial import PATIENCE_SECONDS, TRIALS, write_trial
+from probe.launch.trial import wait_for_others, write_trial
 from probe.pytorch import loss_scale, training_loop
 from probe.pytorch.engines.steps import on_every_step
 from probe.pytorch.finding import FINDER, WATCH
@@ -175,7 +174,7 @@ class Recorder:
         """Write what was seen, and end the process at once: no code of the program runs any more, such as one that
         writes a checkpoint."""
         self._finish()
-        self._wait_for_others()
+        wait_for_others(self._folder, os.environ)
         for stream in (sys.stdout, sys.stderr):
             attempt(self.faults, "end", stream.flush)
         os._exit(0)
@@ -207,13 +206,6 @@ class Recorder:
         for monitor in monitors:
             monitor.flush(FLUSH_SECONDS)
         return preflight_of(monitors[-1]) if monitors else ""
-
-    def _wait_for_others(self) -> None:
-        """Wait until the ranks beside this one have written theirs: a process that is gone breaks their collectives."""
-        number = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len([*self._folder.glob(TRIALS)]) < number and time.monotonic() < deadline:
-            time.sleep(0.02)
 
     def _trial(self) -> Trial:
         is_parallel = dist.is_available() and dist.is_initialized()
