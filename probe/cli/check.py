@@ -168,7 +168,7 @@ def _print(result: TrialResult, as_machine: bool) -> None:
     grave = sum(finding.grade != "note" for finding in result.findings)
     notes = len(result.findings) - grave
     head = message(
-        "{updates} updates on {ranks} ranks: {grave} warnings, {notes} notes",
+        "updates: {updates}, ranks: {ranks}; warnings: {grave}, notes: {notes}",
         updates=result.updates,
         ranks=len(result.ranks),
         grave=grave,

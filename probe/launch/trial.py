@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from probe.core.door import FaultCounter, attempt
 from probe.launch.imports import after_import
 
 CHECKED = "PROBE_CHECK"
@@ -57,8 +59,19 @@ def write_trial(folder: Path, rank: int, values: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-def wait_for_others(folder: Path, environ: Mapping[str, str]) -> None:
-    """Wait until the ranks beside this one have written theirs: a process that is gone breaks their collectives."""
+def end_process(folder: Path, environ: Mapping[str, str], faults: FaultCounter) -> NoReturn:
+    """End this process at once, without a further line of the program, when the ranks beside it have written theirs:
+    a process that is gone breaks their collectives. Its workers end with it."""
+    _wait_for_others(folder, environ)
+    if (processes := sys.modules.get("multiprocessing")) is not None:
+        for child in processes.active_children():
+            attempt(faults, "end", child.terminate)
+    for stream in (sys.stdout, sys.stderr):
+        attempt(faults, "end", stream.flush)
+    os._exit(0)
+
+
+def _wait_for_others(folder: Path, environ: Mapping[str, str]) -> None:
     number = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     deadline = time.monotonic() + PATIENCE_SECONDS
     while len([*folder.glob(TRIALS)]) < number and time.monotonic() < deadline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from probe.core.monitor.trainer_mon import preflight_of
 from probe.core.prechecks.trial import Trial
 from probe.core.run_state.rules import RunStep
 from probe.launch.found_run import FoundRun
-from probe.launch.trial import wait_for_others, write_trial
+from probe.launch.trial import end_process, write_trial
 from probe.mindspore import groups
 from probe.mindspore.finding import WATCH
 
@@ -48,10 +47,7 @@ class TrialRecorder:
         self._updates += 1
         if self._updates >= self._steps and not self._finished and os.getpid() == self._process:
             self._finish()
-            wait_for_others(self._folder, os.environ)
-            for stream in (sys.stdout, sys.stderr):
-                attempt(self._faults, "end", stream.flush)
-            os._exit(0)
+            end_process(self._folder, os.environ, self._faults)
 
     def exit(self) -> None:
         """Write what was seen of a program that has ended by itself."""

@@ -13,34 +13,23 @@ from probe.core.prechecks.trial import ParameterFacts, Trial
 
 
 class Convention(NamedTuple):
-    """Range in which parameters of a name begin."""
+    """Number below which parameters of a name begin."""
 
-    ends: tuple[str, ...]
-    """Last parts of the name, or the last two."""
-    least: float
+    end: str
+    """Last part of the name."""
     most: float
     meaning: str
 
 
-def _inverse_softplus(value: float) -> float:
-    return value + math.log(-math.expm1(-value))
-
-
 CONVENTIONS = (
-    Convention(
-        ("dt_bias", "dt_proj.bias"),
-        _inverse_softplus(1e-5),
-        _inverse_softplus(0.5),
-        "bias of a time step, whose softplus begins between 0.001 and 0.1",
-    ),
-    Convention(("logit_scale",), 0.0, math.log(100.5), "logarithm of a scale of at most 100"),
+    Convention("dt_bias", math.log(math.expm1(0.5)), "bias of a time step, whose softplus begins between 0.001 and 0.1"),
 )
-"""Names that public models share, with the range in which these parameters begin."""
+"""Names that public models share, with the number below which these parameters begin."""
 
 
 class Initialisation(Precheck):
-    """Report parameters with a name that many models share, all of whose numbers begin outside its range: the bias of
-    the time step of a state space model, the logarithmic scale of contrastive logits.
+    """Report parameters with a name that many models share all of whose numbers begin alike, outside the range for it:
+    the bias of the time step of a state space model.
 
     A pair of low-rank factors that are both 0 is reported, too: no gradient reaches either.
     """
@@ -54,14 +43,14 @@ class Initialisation(Precheck):
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
         for convention in CONVENTIONS:
-            rows = [row for row in _named(trial, convention) if not _is_in(row, convention)]
+            rows = [row for row in _named(trial, convention) if convention.most < row.least == row.most]
             if rows:
                 names = [row.name for row in rows]
                 text = (
-                    f"{listing(names)}: begins at {rows[0].least:.3g} to {rows[0].most:.3g}, outside {convention.least:.3g}"
-                    f" to {convention.most:.3g}: {convention.meaning}"
+                    f"{listing(names)}: all numbers begin at {rows[0].most:.3g}, where they should differ and be below "
+                    f"{convention.most:.3g}: {convention.meaning}"
                 )
-                yield self.finding(text, {"least": rows[0].least, "most": rows[0].most}, names)
+                yield self.finding(text, {"value": rows[0].most, "most": convention.most}, names)
         yield from self._factors(trial)
 
     def _factors(self, trial: Trial) -> Iterator[CheckFinding]:
@@ -81,10 +70,4 @@ class Initialisation(Precheck):
 
 
 def _named(trial: Trial, convention: Convention) -> list[ParameterFacts]:
-    ends = convention.ends
-    return [row for row in trial.parameters if any(f".{row.name}".endswith(f".{end}") for end in ends)]
-
-
-def _is_in(row: ParameterFacts, convention: Convention) -> bool:
-    """Return whether some number of a parameter is in the range."""
-    return row.most >= convention.least and row.least <= convention.most
+    return [row for row in trial.parameters if row.name.rpartition(".")[2] == convention.end]

@@ -36,6 +36,8 @@ WITHOUT_TRACE: Mapping[str, str] = {
 """Variables that keep trackers from sending anything."""
 GRACE_SECONDS = 20.0
 """Time that a program has to end after SIGTERM."""
+LONGEST = 60
+"""Characters of a folder at most in which sockets of the program find room: their paths have 108 at most."""
 TIMED_OUT = 124
 
 
@@ -79,8 +81,9 @@ def environment(environ: Mapping[str, str], steps: int, folder: Path) -> dict[st
         STEPS: str(steps),
         FOLDER: str(folder),
         "MONITOR_OUTPUT_DIR": str(folder / "files"),
-        "TMPDIR": str(folder / "tmp"),
     }
+    if len(str(folder)) < LONGEST:
+        trial["TMPDIR"] = str(folder / "tmp")
     return {**left, **WITHOUT_TRACE, **trial}
 
 

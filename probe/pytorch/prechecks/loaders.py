@@ -99,10 +99,18 @@ def _write(path: Path, worker: Any, before: dict[str, int], batch: Any) -> None:
 
 
 def _facts(loader: Any, epochs: dict[int, list[int]]) -> LoaderFacts:
-    sampler = None if isinstance(loader.dataset, data.IterableDataset) else loader.sampler
+    sampler, is_sharded = (None, False) if isinstance(loader.dataset, data.IterableDataset) else _sampler(loader)
     begun = epochs.get(id(sampler), [])
     kind = "" if sampler is None else type(sampler).__name__
     shuffles = sampler.shuffle if isinstance(sampler, DistributedSampler) else SHUFFLES.get(kind)
-    is_distributed = isinstance(sampler, DistributedSampler) or "Shard" in type(loader.batch_sampler).__name__
-    repeated = len(begun) > len(set(begun))
-    return LoaderFacts(kind, shuffles, is_distributed, int(loader.num_workers), repeated)
+    is_distributed = is_sharded or isinstance(sampler, DistributedSampler)
+    return LoaderFacts(kind, shuffles, is_distributed, int(loader.num_workers), len(begun) > len(set(begun)))
+
+
+def _sampler(loader: Any) -> tuple[Any, bool]:
+    """Return the sampler that chooses the samples of a loader, and whether one around it divides them among ranks. A
+    loader that got batches of numbers has a sampler, too, which it does not use."""
+    batches, is_sharded = loader.batch_sampler, False
+    while (inner := getattr(batches, "batch_sampler", None)) is not None:
+        batches, is_sharded = inner, is_sharded or "Shard" in type(batches).__name__
+    return (loader.sampler if batches is None else getattr(batches, "sampler", batches)), is_sharded

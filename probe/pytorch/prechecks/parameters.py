@@ -55,7 +55,8 @@ class ParameterWatch:
 def _row(name: str, module: torch.nn.Module, parameter: torch.nn.Parameter, order: int) -> ParameterFacts:
     part = local(parameter).detach()
     empty = part.numel() == 0 or part.is_meta
-    several = not empty and part.dim() > 1 and len(part) > 1
+    # units of a grouped convolution get different inputs
+    several = not empty and part.dim() > 1 and len(part) > 1 and getattr(module, "groups", 1) == 1
     return ParameterFacts(
         name=name,
         kind=type(module).__name__,

@@ -19,7 +19,7 @@ from probe.core.prechecks.judgement import judged
 from probe.core.prechecks.trial import Accumulation, LossCall, OutputFacts, Trial
 from probe.launch.found_run import FoundRun
 from probe.launch.model_search import ModelSearch, named
-from probe.launch.trial import wait_for_others, write_trial
+from probe.launch.trial import end_process, write_trial
 from probe.pytorch import loss_scale, training_loop
 from probe.pytorch.engines.steps import on_every_step
 from probe.pytorch.finding import FINDER, WATCH
@@ -174,10 +174,7 @@ class Recorder:
         """Write what was seen, and end the process at once: no code of the program runs any more, such as one that
         writes a checkpoint."""
         self._finish()
-        wait_for_others(self._folder, os.environ)
-        for stream in (sys.stdout, sys.stderr):
-            attempt(self.faults, "end", stream.flush)
-        os._exit(0)
+        end_process(self._folder, os.environ, self.faults)
 
     def _exit(self) -> None:
         if not self._is_elsewhere:
