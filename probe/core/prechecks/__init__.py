@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from probe.core.prechecks.activation_growth import ActivationGrowth
+from probe.core.prechecks.broadcast_loss import BroadcastLoss
 from probe.core.prechecks.dead_units import DeadUnits
 from probe.core.prechecks.gradient_depth import ExplodingGradient, VanishingGradient
 from probe.core.prechecks.ignored_labels import IgnoredLabels
@@ -11,6 +12,7 @@ from probe.core.prechecks.initialisation import Initialisation
 from probe.core.prechecks.not_causal import NotCausal
 from probe.core.prechecks.not_log_probabilities import NotLogProbabilities
 from probe.core.prechecks.precheck import Precheck
+from probe.core.prechecks.replicas_apart import ReplicasApart
 from probe.core.prechecks.same_batch import SameBatch
 from probe.core.prechecks.same_dropout import SameDropout
 from probe.core.prechecks.same_inputs import SameInputs
@@ -36,6 +38,7 @@ PRECHECKS: dict[str, type[Precheck]] = {
         SamplesMixed,
         SoftmaxTwice,
         NotLogProbabilities,
+        BroadcastLoss,
         IgnoredLabels,
         InitialLoss,
         SummedLoss,
@@ -53,6 +56,7 @@ PRECHECKS: dict[str, type[Precheck]] = {
         SamplesRepeated,
         SampleOrder,
         ScheduleAhead,
+        ReplicasApart,
         SameDropout,
         SameInputs,
     )

@@ -57,10 +57,6 @@ class RankPrecheck(Precheck):
         """Yield nothing: one rank alone has nothing to be compared with."""
         yield from ()
 
-    def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
-        return None if trial.world > 1 else NotApplicable("there is one rank")
-
     def compare(self, trials: Sequence[Trial]) -> Iterator[CheckFinding]:
         """Yield the findings between the trials of several ranks."""
         raise NotImplementedError

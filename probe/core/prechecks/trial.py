@@ -35,6 +35,8 @@ class LossCall(NamedTuple):
     relation: Relation
     labels: int
     """Digest of the labels."""
+    broadcast: bool = False
+    """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
 
 
 class InputFacts(NamedTuple):
@@ -86,6 +88,8 @@ class ParameterFacts(NamedTuple):
     """Place of its module in the order of calls; -1 if it was not called."""
     gradients: tuple[float, ...]
     """Norm of its gradient at each update; NaN where there was none."""
+    digest: int = 0
+    """Digest of its numbers before training; 0 if this process has none of them."""
 
 
 class ScheduleFacts(NamedTuple):

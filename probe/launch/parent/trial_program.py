@@ -22,11 +22,13 @@ from probe.launch.trial import CHECKED, FOLDER, STEPS, TRIALS
 
 CONFIGURATION: Mapping[str, object] = {
     "wg_distribution": True,
+    "xy_distribution": True,
+    "all_xy": True,
     "ops": ["norm", "min", "max", "nans"],
     "format": ["csv"],
     "sentinel": {"enable": True},
 }
-"""Configuration of a trial: that of ``probe run`` at every step."""
+"""Configuration of a trial: that of ``probe run`` at every step, and outputs of modules."""
 WITHOUT_TRACE: Mapping[str, str] = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "DISABLED",

@@ -15,10 +15,14 @@ from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.core.prechecks.trial import Form, LossCall, Relation
 from probe.pytorch.prechecks.digests import digest
 
-FUNCTIONS = "cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy_with_logits", "binary_cross_entropy"
+FUNCTIONS = (
+    *("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy_with_logits", "binary_cross_entropy"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+)
 OVER_CLASSES = "cross_entropy", "nll_loss"
 MOST_ROWS = 4096
-CLOSE = 1e-3
+CLOSE, CLOSE_HALF = 1e-4, 0.05
+"""Difference of a sum of probabilities from 1 at most, in single and in half precision."""
 PASSES_ON = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "ToCopy", "Alias", "T", "Permute")
 """Nodes of the graph that change no number."""
 Seen = Callable[[str, dict[str, Any], torch.Tensor], object]
@@ -77,7 +81,14 @@ def loss_call(
             value=float(result.detach()) if result.numel() == 1 else math.nan,
             relation=relation(labels, ignored, tokens)[0] if is_classes and tokens is not None else "other",
             labels=digest([labels]),
+            broadcast=not is_classes and _is_broadcast(scores, labels),
         )
+
+
+def _is_broadcast(scores: torch.Tensor, labels: torch.Tensor) -> bool:
+    if scores.shape == labels.shape or labels.numel() < 2:
+        return False
+    return math.prod(torch.broadcast_shapes(scores.shape, labels.shape)) > max(scores.numel(), labels.numel())
 
 
 def _classes(scores: torch.Tensor) -> int:
@@ -91,10 +102,11 @@ def _form(original: torch.Tensor, scores: torch.Tensor) -> Form:
     if scores.dim() < 2 or scores.shape[1] < 2:
         return "probabilities" if _origin(original).startswith("Softmax") else "numbers"
     rows = scores.movedim(1, -1).flatten(0, -2)
+    close = CLOSE if torch.finfo(rows.dtype).eps < CLOSE else CLOSE_HALF
     rows = rows[:: max(1, len(rows) // MOST_ROWS)].double()
-    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < CLOSE).all()):
+    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < close).all()):
         return "probabilities"
-    if bool((rows <= CLOSE).all()) and bool((rows.logsumexp(-1).abs() < CLOSE).all()):
+    if bool((rows <= close).all()) and bool((rows.logsumexp(-1).abs() < close).all()):
         return "log-probabilities"
     return "numbers"
 

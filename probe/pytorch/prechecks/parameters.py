@@ -10,6 +10,7 @@ import torch
 
 from probe.core.prechecks.trial import ParameterFacts
 from probe.pytorch.dtensor import local
+from probe.pytorch.prechecks.digests import digest
 
 
 class ParameterWatch:
@@ -66,4 +67,5 @@ def _row(name: str, module: torch.nn.Module, parameter: torch.nn.Parameter, orde
         equal_rows=several and bool((part == part[:1]).all()),
         order=order,
         gradients=(),
+        digest=0 if empty else digest([part]),
     )
