@@ -176,13 +176,9 @@ def _variables(folder: Path) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name != CONFIG} | more
 
 
-def _waited(
-    command: list[str], printed: Any, log: Any, variables: dict[str, str], folder: Path, limit: float
-) -> int:
+def _waited(command: list[str], printed: Any, log: Any, variables: dict[str, str], folder: Path, limit: float) -> int:
     """Run a command in a process group of its own, which is ended at the limit; return its exit code."""
-    process = subprocess.Popen(
-        command, stdout=printed, stderr=log, env=variables, cwd=folder, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=printed, stderr=log, env=variables, cwd=folder, start_new_session=True)
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:

@@ -10,9 +10,10 @@ later, and neither in the healthy twin with the same seed; it is found if it is 
 neither way, nor do findings about the speed of steps.
 
 ``--mode run`` is ``probe run`` without a configuration; with ``full``, everything is switched on and each case writes
-the three lines; ``check`` is ``probe check``, which runs a few updates before training. ``--healthy`` runs the programs in ``benchmarks/healthy`` too, 500 steps each; ``--steps`` chooses
-another number, and ``--long`` the programs whose steps take a few milliseconds. ``--keep`` keeps the recordings, which
-``--again`` judges without training.
+the three lines; with ``check``, ``probe check`` runs a few updates, and no fault that acts later is found.
+``--healthy`` runs the programs in ``benchmarks/healthy`` too, 500 steps each; ``--steps`` chooses another number, and
+``--long`` the programs whose steps take a few milliseconds. ``--keep`` keeps the recordings, which ``--again`` judges
+without training.
 
 Exit code 1 if a healthy program or twin got a warning, or a run failed.
 """

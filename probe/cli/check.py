@@ -61,28 +61,33 @@ def check(
     program: Annotated[
         list[str] | None, typer.Argument(help="A script and its arguments; after --, any command and its arguments.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Updates after which the program is ended.")] = UPDATES,
+    steps: Annotated[
+        int, typer.Option("--steps", "-n", min=1, help="Updates after which the program is ended.")
+    ] = UPDATES,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module in place of a script, as python -m does.")
     ] = False,
     as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Empty folder for the files of the trial; none: they are removed.")
+        Path | None,
+        typer.Option("--output", "-o", help="Empty folder for the files of the trial; none: they are removed."),
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what the program prints, on standard error.")] = False,
     limit: Annotated[float, typer.Option("--limit", min=1, help="Seconds that the program may take.")] = 1800.0,
 ) -> None:
     """Run a training program for a few updates, and name what is wrong with it before it is trained in earnest.
 
-    `probe check train.py --lr 0.1`, `probe check -m package.train`, `probe check -- torchrun --nproc-per-node 2 train.py`.
-    The program runs as it is, in a process of its own that ends after the updates, before it can write a checkpoint at
-    its end. It finds the variable PROBE_CHECK=1.
+    `probe check train.py --lr 0.1`, `probe check -m package.train`,
+    `probe check -- torchrun --nproc-per-node 2 train.py`. The program runs as it is, in a process of its own that ends
+    after the updates, before it can write a checkpoint at its end. It finds the variable PROBE_CHECK=1.
 
     Exit code 0 without a warning, 1 with one, 2 for wrong use, or if the program failed or made no update.
     """
     arguments = list(program or [])
     if not arguments:
-        complain(message("expected a script, -m and a module or, after --, a command; `probe check --help` has examples"))
+        complain(
+            message("expected a script, -m and a module or, after --, a command; `probe check --help` has examples")
+        )
         raise typer.Exit(2)
     command = command_of(module, arguments, sys.argv)
     if flag := unwatched_by(command):
@@ -153,7 +158,9 @@ def _failure(result: TrialResult, limit: float) -> str:
         )
     if result.code:
         return message(
-            "the program failed with exit code {code}, after {updates} updates", code=result.code, updates=result.updates
+            "the program failed with exit code {code}, after {updates} updates",
+            code=result.code,
+            updates=result.updates,
         )
     return "" if result.updates else message("the program made no update that could be seen: nothing was checked")
 

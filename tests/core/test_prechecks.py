@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,7 +82,9 @@ FAULTS: dict[str, tuple[Trial, dict[str, str]]] = {
     "loss begins immense": (Trial(losses=[LOSS._replace(value=900.0)]), {"initial-loss": "warning"}),
     "loss begins at nothing": (Trial(losses=[LOSS._replace(value=0.01)]), {"initial-loss": "note"}),
     "loss is summed": (
-        Trial(losses=[LOSS._replace(reduction="sum", value=900.0)], accumulations=[Accumulation((900.0,), False, True)]),
+        Trial(
+            losses=[LOSS._replace(reduction="sum", value=900.0)], accumulations=[Accumulation((900.0,), False, True)]
+        ),
         {"summed-loss": "note"},
     ),
     "labels are broadcast": (
@@ -138,6 +141,15 @@ FAULTS: dict[str, tuple[Trial, dict[str, str]]] = {
         {"exploding gradient": "warning"},
     ),
     "one branch begins at 0": (Trial(parameters=[LAYERS[0]._replace(gradients=(0.0,)), *LAYERS[4:]]), {}),
+    "one block in single precision": (
+        Trial(
+            outputs=[
+                RELU._replace(name=f"layers.{n}.up", kind="Linear", dtype="torch.bfloat16" if n else "torch.float32")
+                for n in range(3)
+            ]
+        ),
+        {"dtype-unlike": "warning"},
+    ),
     "same batch": (Trial(calls=calls(1, 1, 1)), {"same-batch": "note"}),
     "pixels": (Trial(calls=[PIXELS]), {"unnormalized-inputs": "note"}),
     "workers draw alike": (
@@ -176,10 +188,22 @@ def test_a_trial_shows_its_fault_and_no_other(name: str) -> None:
 
 def test_a_trial_is_read_as_it_was_written() -> None:
     """Through JSON, with numbers that are none."""
-    trial = Trial(rank=1, world=2, losses=[LOSS], calls=[PIXELS], workers=[WORKER], schedules=[AHEAD], parameters=LAYERS)
+    trial = Trial(
+        rank=1, world=2, losses=[LOSS], calls=[PIXELS], workers=[WORKER], schedules=[AHEAD], parameters=LAYERS
+    )
     trial.causality, trial.accumulations, trial.outputs = Causality(0.5, 16, math.inf), SUMS, [RELU]
     trial.loaders = [LOADER]
     assert Trial.of(json.loads(json.dumps(trial.as_json()))) == trial
+
+
+def test_replicas_that_begin_apart_are_named() -> None:
+    """Parameters that differ, though all ranks apply the same gradient to them; parts and moved ones are others."""
+    rank = Trial(world=2, parameters=[WEIGHT._replace(digest=1), WEIGHT._replace(name="bias", digest=2)])
+    apart = replace(rank, rank=1, parameters=[WEIGHT._replace(digest=3), WEIGHT._replace(name="bias", digest=2)])
+    (finding,) = compared([rank, apart])
+    assert (finding.check, finding.where, finding.ranks) == ("replicas-differ", ("body.0",), (0, 1))
+    own = [row._replace(gradients=(2.0,)) for row in apart.parameters]
+    assert compared([rank, replace(apart, parameters=own)]) == compared([rank, replace(rank, rank=1)]) == []
 
 
 def test_ranks_with_the_same_random_numbers_and_data_are_named() -> None:
@@ -200,8 +224,8 @@ def test_the_line_counts_what_was_not_looked_at() -> None:
     assert line.startswith("before training: ")
     assert "1 broken (softmax-twice)" in line
     assert "the model could not be called: not-causal" in line
-    held, absent = (int(part.split()[-2 if "hold" in part else -3]) for part in line.split(", ") if "hold" in part or "not applicable" in part)
-    assert 0 < held < held + absent < len(PRECHECKS)
+    counts = {part.split(" ", 1)[1]: int(part.split()[0]) for part in re.findall(r"\d+ (?:hold|not applicable)", line)}
+    assert 0 < counts["hold"] < sum(counts.values()) < len(PRECHECKS)
     assert preflight([Trial(unrecorded="not applicable here")], []) == "before training: not applicable here"
 
 

@@ -72,9 +72,7 @@ def _of_analysis(analysis: Analysis) -> list[TrialFinding]:
     known = {finding.kind for finding in checks}
     rows = [entry for entry in graded(analysis) if "found" not in entry]
     return checks + [
-        TrialFinding(
-            entry["grade"], entry["kind"], entry["where"] or "", (entry["rank"],), entry["step"], "", {}, ""
-        )
+        TrialFinding(entry["grade"], entry["kind"], entry["where"] or "", (entry["rank"],), entry["step"], "", {}, "")
         for entry in rows
         if entry["kind"] not in known
     ]

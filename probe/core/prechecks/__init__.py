@@ -11,6 +11,7 @@ from probe.core.prechecks.initial_loss import InitialLoss
 from probe.core.prechecks.initialisation import Initialisation
 from probe.core.prechecks.not_causal import NotCausal
 from probe.core.prechecks.not_log_probabilities import NotLogProbabilities
+from probe.core.prechecks.output_dtype import OutputDtype
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.replicas_apart import ReplicasApart
 from probe.core.prechecks.same_batch import SameBatch
@@ -50,6 +51,7 @@ PRECHECKS: dict[str, type[Precheck]] = {
         SaturatedUnits,
         VanishingGradient,
         ExplodingGradient,
+        OutputDtype,
         SameBatch,
         UnnormalizedInputs,
         WorkerNumbers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from probe.core.checks.check import CheckFinding, Grade, NotApplicable
 from probe.core.prechecks.precheck import Precheck
@@ -32,15 +33,14 @@ class ActivationGrowth(Precheck):
         """Yield the findings in a trial."""
         for blocks in _lists(trial.outputs):
             sizes = [row.rms for row in blocks]
-            factors = [after / before for before, after in zip(sizes, sizes[1:], strict=False) if before and after]
+            factors = [after / before for before, after in pairwise(sizes) if before and after]
             total = sizes[-1] / sizes[0] if sizes[0] else 0.0
-            steady = len(factors) == len(sizes) - 1 and (
-                min(factors) > BLOCK or max(factors) < 1 / BLOCK
-            )
+            steady = len(factors) == len(sizes) - 1 and (min(factors) > BLOCK or max(factors) < 1 / BLOCK)
             if steady:
                 grade: Grade = "warning" if total > EXTREME or total < 1 / EXTREME else "note"
                 verb = "grow" if total > 1 else "shrink"
-                text = f"outputs {verb} from {sizes[0]:.3g} to {sizes[-1]:.3g} between {blocks[0].name} and {blocks[-1].name}"
+                span = f"between {blocks[0].name} and {blocks[-1].name}"
+                text = f"outputs {verb} from {sizes[0]:.3g} to {sizes[-1]:.3g} {span}"
                 evidence = {"first": sizes[0], "last": sizes[-1], "blocks": len(sizes)}
                 yield self.finding(text, evidence, [row.name for row in blocks], grade)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from probe.core.checks.check import CheckFinding, NotApplicable
 from probe.core.checks.places import listing, module_of
@@ -14,7 +15,7 @@ EXTREME = 1e4
 FEWEST = 4
 """Layers with a weight at least."""
 SPARSE = "Embedding", "EmbeddingBag"
-STEEP = 0.5
+STEEP = 0.75
 """Share of neighbouring layers, at least, between which the gradient changes in the same direction."""
 
 
@@ -66,11 +67,13 @@ def _judged(check: Precheck, trial: Trial, vanishing: bool) -> Iterator[CheckFin
     sizes = [_size(row) for row in rows]
     last, first = sizes[-1], sizes[0]
     factor = last / first if vanishing else first / last
-    rises = [after > before for before, after in zip(sizes, sizes[1:], strict=False)]
+    rises = [after > before for before, after in pairwise(sizes)]
     steep = sum(rises if vanishing else [not rise for rise in rises]) / len(rises)
-    if factor <= EXTREME or steep < STEEP + 0.25:
+    if factor <= EXTREME or steep < STEEP:
         return
-    small = [row for row, size in zip(rows, sizes, strict=True) if (last / size if vanishing else size / last) > EXTREME]
+    small = [
+        row for row, size in zip(rows, sizes, strict=True) if (last / size if vanishing else size / last) > EXTREME
+    ]
     names = [module_of(row.name) for row in small]
     word = "smaller" if vanishing else "larger"
     text = f"the gradient of {listing(names)} is more than {EXTREME:,.0f} times {word} than that of {rows[-1].name}"

@@ -22,7 +22,9 @@ class Convention(NamedTuple):
 
 
 CONVENTIONS = (
-    Convention("dt_bias", math.log(math.expm1(0.5)), "bias of a time step, whose softplus begins between 0.001 and 0.1"),
+    Convention(
+        "dt_bias", math.log(math.expm1(0.5)), "bias of a time step, whose softplus begins between 0.001 and 0.1"
+    ),
 )
 """Names that public models share, with the number below which these parameters begin."""
 

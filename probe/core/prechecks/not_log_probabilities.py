@@ -25,9 +25,9 @@ class NotLogProbabilities(Precheck):
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
-        for function in WRONG:
+        for function, forms in WRONG.items():
             calls = [call for call in trial.losses if call.function == function and call.rows > 1]
-            if calls and all(call.form in WRONG[function] for call in calls):
+            if calls and all(call.form in forms for call in calls):
                 form = "the probabilities" if calls[0].form == "probabilities" else "scores that are none"
                 text = f"{function} expects logarithms of probabilities, and gets {form}"
                 yield self.finding(text, {"calls": len(calls), "loss": calls[0].value})

@@ -11,7 +11,7 @@ Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
 """Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
 returned, or any numbers."""
 Relation = Literal["next", "same", "other"]
-"""Relation of the labels of a loss to the tokens that the model got: each is the next token, the same one, or neither."""
+"""Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, or neither."""
 
 
 class LossCall(NamedTuple):
@@ -69,6 +69,8 @@ class OutputFacts(NamedTuple):
     """Share of numbers within a hundredth of a limit of the function; 0 of a function without limits."""
     hidden: bool
     """True if modules with parameters are called after it."""
+    dtype: str = ""
+    """Dtype of the output of a module with parameters; empty of another."""
 
 
 class ParameterFacts(NamedTuple):
@@ -190,9 +192,11 @@ class Trial:
 
     def as_json(self) -> dict[str, Any]:
         """Return the trial as values that JSON can hold, with NaN as Python's JSON has it."""
-        return asdict(self) | {name: [row._asdict() for row in getattr(self, name)] for name in ROWS} | {
-            "causality": None if self.causality is None else self.causality._asdict()
-        }
+        return (
+            asdict(self)
+            | {name: [row._asdict() for row in getattr(self, name)] for name in ROWS}
+            | {"causality": None if self.causality is None else self.causality._asdict()}
+        )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Trial:

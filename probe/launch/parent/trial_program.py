@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,13 +23,11 @@ from probe.launch.trial import CHECKED, FOLDER, STEPS, TRIALS
 
 CONFIGURATION: Mapping[str, object] = {
     "wg_distribution": True,
-    "xy_distribution": True,
-    "all_xy": True,
     "ops": ["norm", "min", "max", "nans"],
     "format": ["csv"],
     "sentinel": {"enable": True},
 }
-"""Configuration of a trial: that of ``probe run`` at every step, and outputs of modules."""
+"""Configuration of a trial: that of ``probe run`` at every step."""
 WITHOUT_TRACE: Mapping[str, str] = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "DISABLED",
@@ -58,25 +57,25 @@ def run_program(command: Sequence[str], steps: int, folder: Path, limit: float, 
     """Run a program for a few updates; return its exit code, 124 if it took longer than ``limit`` seconds.
 
     Args:
-        folder: for everything that is seen, and for the program's temporary files.
+        folder: for everything that is seen.
         log: file for what it prints; None for standard error.
     """
-    config, temporary = folder / "configuration.json", folder / "tmp"
+    config = folder / "configuration.json"
     config.write_text(json.dumps(CONFIGURATION), encoding="utf-8")
-    temporary.mkdir()
     with ExitStack() as files:
+        temporary = files.enter_context(tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True))
         output = sys.stderr.fileno() if log is None else files.enter_context(log.open("wb"))
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - the user's own command
             [sys.executable, "-m", "probe", "run", "--config", str(config), "--", *command],
-            env=environment(os.environ, steps, folder),
+            env=environment(os.environ, steps, folder, temporary),
             stdout=output,
             stderr=subprocess.STDOUT if log is not None else output,
         )
         return _waited(process, limit)
 
 
-def environment(environ: Mapping[str, str], steps: int, folder: Path) -> dict[str, str]:
-    """Return the environment of a trial."""
+def environment(environ: Mapping[str, str], steps: int, folder: Path, temporary: str) -> dict[str, str]:
+    """Return the environment of a trial, whose temporary files are in a folder of their own."""
     left = {name: value for name, value in environ.items() if name not in (CONFIG, WATCHED, BOARD, SWITCH)}
     trial = {
         CHECKED: "1",
@@ -84,8 +83,8 @@ def environment(environ: Mapping[str, str], steps: int, folder: Path) -> dict[st
         FOLDER: str(folder),
         "MONITOR_OUTPUT_DIR": str(folder / "files"),
     }
-    if len(str(folder)) < LONGEST:
-        trial["TMPDIR"] = str(folder / "tmp")
+    if len(temporary) < LONGEST:
+        trial["TMPDIR"] = temporary
     return {**left, **WITHOUT_TRACE, **trial}
 
 

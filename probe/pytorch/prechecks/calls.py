@@ -16,7 +16,7 @@ from probe.pytorch.prechecks.digests import device_generator_digest, digest, som
 
 FEWEST = 16
 """Numbers of an input at least whose mean and deviation count."""
-LIMITS: dict[str, tuple[float, ...]] = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
+LIMITS: dict[str, tuple[float, float]] = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
 NEAR = 0.01
 """Distance from a limit, by the span between both, at which a unit is saturated."""
 TOKENS = "input_ids", "tokens", "idx", "x", "src", "inputs"
@@ -31,6 +31,7 @@ class SeenOutput(NamedTuple):
     rms: float
     zeros: float
     saturated: float
+    dtype: str
 
 
 class HeldCall(NamedTuple):
@@ -114,12 +115,20 @@ class CallWatch:
         if output is None or not output.is_floating_point() or not output.numel():
             return
         part = some(output).double()
-        limits = LIMITS.get(type(model).__name__, ())
-        near = NEAR * (limits[-1] - limits[0]) if limits else 0.0
-        saturated = torch.stack([(part - limit).abs() < near for limit in limits]).any(0) if limits else part != part
         order = self.entered.get(id(model), (len(self.entered), model))[0]
         rms, zeros = float(part.pow(2).mean().sqrt()), float((part == 0).double().mean())
-        self.outputs.append(SeenOutput(order, model, rms, zeros, float(saturated.double().mean())))
+        owns = next(model.parameters(recurse=False), None) is not None
+        dtype = str(output.dtype) if owns else ""
+        self.outputs.append(SeenOutput(order, model, rms, zeros, _saturated(part, type(model).__name__), dtype))
+
+
+def _saturated(numbers: torch.Tensor, kind: str) -> float:
+    """Return the share of numbers near a limit of the function of a module."""
+    limits = LIMITS.get(kind)
+    if limits is None:
+        return 0.0
+    near = NEAR * (limits[1] - limits[0])
+    return float(((numbers < limits[0] + near) | (numbers > limits[1] - near)).double().mean())
 
 
 def _facts(tensors: list[torch.Tensor]) -> list[InputFacts]:

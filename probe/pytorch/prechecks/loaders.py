@@ -21,7 +21,12 @@ from probe.launch.made_objects import note_made
 from probe.pytorch.prechecks.digests import digest, generator_digests, tensors_in
 
 WORKERS = "worker-*.json"
-SHUFFLES = {"RandomSampler": True, "SubsetRandomSampler": True, "WeightedRandomSampler": True, "SequentialSampler": False}
+SHUFFLES = {
+    "RandomSampler": True,
+    "SubsetRandomSampler": True,
+    "WeightedRandomSampler": True,
+    "SequentialSampler": False,
+}
 
 
 class LoaderWatch:

@@ -23,7 +23,19 @@ OVER_CLASSES = "cross_entropy", "nll_loss"
 MOST_ROWS = 4096
 CLOSE, CLOSE_HALF = 1e-4, 0.05
 """Difference of a sum of probabilities from 1 at most, in single and in half precision."""
-PASSES_ON = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "ToCopy", "Alias", "T", "Permute")
+PASSES_ON = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "Slice",
+    "ToCopy",
+    "Alias",
+    "T",
+    "Permute",
+)
 """Nodes of the graph that change no number."""
 Seen = Callable[[str, dict[str, Any], torch.Tensor], object]
 
@@ -144,4 +156,8 @@ def relation(labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor) 
 def _agree(labels: torch.Tensor, tokens: torch.Tensor, ignored: torch.Tensor) -> bool:
     """Return whether labels that are not ignored are the tokens, and more than one kind of them."""
     wanted = labels[~ignored]
-    return wanted.numel() > 1 and bool((wanted == tokens.to(labels.device)[~ignored]).all()) and wanted.unique().numel() > 1
+    return (
+        wanted.numel() > 1
+        and bool((wanted == tokens.to(labels.device)[~ignored]).all())
+        and wanted.unique().numel() > 1
+    )

@@ -237,7 +237,8 @@ class Recorder:
         for seen in sorted(self._calls.outputs, key=lambda seen: seen.order):
             if name := names.get(id(seen.module)):
                 kind, hidden = type(seen.module).__name__, seen.order < last
-                trial.outputs.append(OutputFacts(name, kind, seen.rms, seen.zeros, seen.saturated, hidden))
+                row = OutputFacts(name, kind, seen.rms, seen.zeros, seen.saturated, hidden, seen.dtype)
+                trial.outputs.append(row)
 
     def _add_causality(self, trial: Trial) -> None:
         """Call the first model with tokens again: nothing comes after it."""

@@ -9,6 +9,7 @@ import weakref
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from itertools import pairwise
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -65,7 +66,7 @@ class ScheduleWatch:
             schedule = reference()
             if schedule is None or not steps:
                 continue
-            advances = tuple(after - before for before, after in zip(steps, steps[1:], strict=False))
+            advances = tuple(after - before for before, after in pairwise(steps))
             times = min(advances, default=0)
             horizon, name = _end(schedule, planned, times)
             by_processes = world > 1 and times == world and _is_prepared(schedule)
@@ -138,6 +139,6 @@ def _fields(value: Any) -> Mapping[str, Any]:
 
 def _in(place: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, int]]:
     for name, value in [*place.items()]:
-        if type(value) is int and value >= FEWEST and isinstance(name, str) and NUMBER.search(name):
-            if not OTHER.search(name):
-                yield f"{prefix}{name}", value
+        is_number = type(value) is int and value >= FEWEST and isinstance(name, str)
+        if is_number and NUMBER.search(name) and not OTHER.search(name):
+            yield f"{prefix}{name}", value
