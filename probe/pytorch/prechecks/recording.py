@@ -42,11 +42,11 @@ NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 
 def begin(folder: Path, steps: int) -> None:
     """Record this process, in which torch has just been imported."""
-    Recorder(folder, steps).begin()
+    TrialRecorder(folder, steps).begin()
 
 
-class Recorder:
-    """Recorder of this process.
+class TrialRecorder:
+    """TrialRecorder of this process.
 
     Args:
         folder: for what is seen.
