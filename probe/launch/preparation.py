@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
-from probe.launch.environment import is_watched
+from probe.launch.environment import CHECKED, is_watched
 from probe.launch.imports import after_import
 
 FRAMEWORKS = ("torch", "mindspore")
@@ -20,7 +20,7 @@ def prepare(environ: Mapping[str, str]) -> None:
     if is_watched(environ):
         for framework in FRAMEWORKS:
             after_import(framework, note_optimizers)
-        if environ.get("PROBE_CHECK") == "1":
+        if environ.get(CHECKED) == "1":
             import_module("probe.launch.trial").prepare_trial(environ)
 
 

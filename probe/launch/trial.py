@@ -15,8 +15,6 @@ from typing import Any, NoReturn
 from probe.core.door import FaultCounter, attempt
 from probe.launch.imports import after_import
 
-CHECKED = "PROBE_CHECK"
-"""Variable that is 1 in the processes of a trial, by which a program knows that it is one."""
 STEPS = "PROBE_CHECK_STEPS"
 """Variable with the number of updates."""
 FOLDER = "PROBE_CHECK_FOLDER"
@@ -28,13 +26,10 @@ PATIENCE_SECONDS = 20.0
 """Time that a rank waits for those beside it before its process ends."""
 
 
-def is_trial(environ: Mapping[str, str]) -> bool:
-    """Return whether an environment is that of a trial."""
-    return environ.get(CHECKED) == "1" and FOLDER in environ
-
-
 def prepare_trial(environ: Mapping[str, str]) -> None:
-    """Have each framework's recorder begin once the program has imported the framework."""
+    """Have each framework's recorder begin once the program has imported the framework, if there is a folder for it."""
+    if FOLDER not in environ:
+        return
     folder, steps = Path(environ[FOLDER]), int(environ.get(STEPS, "5"))
     for name, recorder in RECORDERS.items():
         after_import(name, _beginning(recorder, folder, steps))

@@ -67,7 +67,7 @@ def _missing(name: str, kind: type[Precheck], trials: Sequence[Trial]) -> str | 
     failed = [trial.unseen[name] for trial in trials if trial.unseen.get(name) == FAILED]
     reasons = [*failed, *(reason for trial in trials if (reason := kind().missing(trial)) is not None)]
     unseen = [reason for reason in reasons if not isinstance(reason, NotApplicable)]
-    return (unseen or reasons or [None])[0]
+    return next(iter(unseen or reasons), None)
 
 
 def _reasons(unseen: Mapping[str, list[str]]) -> str:

@@ -18,8 +18,8 @@ from probe.core.checks.check import CheckFinding
 from probe.core.launch import WATCHED
 from probe.core.prechecks.trial import Trial
 from probe.core.sentinel.board import BOARD
-from probe.launch.environment import CONFIG, SWITCH
-from probe.launch.trial import CHECKED, FOLDER, STEPS, TRIALS
+from probe.launch.environment import CHECKED, CONFIG, SWITCH
+from probe.launch.trial import FOLDER, STEPS, TRIALS
 
 CONFIGURATION: Mapping[str, object] = {
     "wg_distribution": True,

@@ -62,6 +62,8 @@ class CallWatch:
         self.entered: dict[int, tuple[int, torch.nn.Module]] = {}
         """Order in which modules were called first, by identity."""
         self.outputs: list[SeenOutput] = []
+        self._seen: set[int] = set()
+        """Identities of the modules in these, which are kept."""
         self.dropout = 0
         """Digest of the state of the generator at the first call of a model with active dropout."""
 
@@ -109,7 +111,7 @@ class CallWatch:
             self.dropout = device_generator_digest(model)
 
     def _left(self, model: torch.nn.Module, result: Any) -> None:
-        if self._update() or not FINDER.trains(model) or any(seen.module is model for seen in self.outputs):
+        if self._update() or not FINDER.trains(model) or id(model) in self._seen:
             return
         output = next(tensors_in(result), None)
         if output is None or not output.is_floating_point() or not output.numel():
@@ -119,6 +121,7 @@ class CallWatch:
         rms, zeros = float(part.pow(2).mean().sqrt()), float((part == 0).double().mean())
         owns = next(model.parameters(recurse=False), None) is not None
         dtype = str(output.dtype) if owns else ""
+        self._seen.add(id(model))
         self.outputs.append(SeenOutput(order, model, rms, zeros, _saturated(part, type(model).__name__), dtype))
 
 

@@ -15,6 +15,8 @@ from probe.pytorch.prechecks.calls import HeldCall
 from probe.pytorch.prechecks.digests import tensors_in
 
 SEED = 0
+MOST_FEATURES = 1024
+"""Numbers of a position that are compared: one of a vocabulary has many."""
 
 
 def tried(call: HeldCall, axis: int) -> Causality | str:
@@ -76,7 +78,11 @@ def _outputs(model: torch.nn.Module, call: HeldCall) -> list[torch.Tensor]:
     torch.manual_seed(SEED)
     result: Any = model(*call.args, **call.kwargs)
     values = result if isinstance(result, torch.Tensor | list | tuple | dict) else vars(result)
-    return [output.double() for output in tensors_in(values) if output.is_floating_point()]
+    return [
+        output[..., :MOST_FEATURES].double()
+        for output in tensors_in(values)
+        if output.is_floating_point() and output.dim()
+    ]
 
 
 def _changes(
@@ -86,7 +92,7 @@ def _changes(
     most = torch.zeros(shape[axis], dtype=torch.float64)
     seen = False
     for one, other in zip(before, after, strict=True):
-        if one.shape[:2] != shape and one.dim() and one.shape[0] == shape[0] * shape[1]:
+        if one.shape[:2] != shape and one.shape[0] == shape[0] * shape[1]:
             one, other = one.reshape(*shape, -1), other.reshape(*shape, -1)  # noqa: PLW2901 - flattened by the model
         if one.shape[:2] == shape:
             change = (one - other).abs().movedim(axis, 0).flatten(1).amax(1).nan_to_num(0.0, 0.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import random
 import sys
@@ -31,6 +32,12 @@ def some(tensor: torch.Tensor) -> torch.Tensor:
     """Return a part of the numbers of a tensor on the host."""
     flat = tensor.detach().flatten()
     return flat[:: max(1, flat.numel() // MOST)].cpu()
+
+
+def norm_of(tensor: torch.Tensor) -> float:
+    """Return the norm of a tensor in double precision, without a copy of the whole."""
+    parts = tensor.detach().flatten().split(MOST)
+    return math.sqrt(float(torch.stack([part.double().pow(2).sum() for part in parts]).sum())) if parts else 0.0
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:

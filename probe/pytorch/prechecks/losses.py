@@ -20,7 +20,8 @@ FUNCTIONS = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
 OVER_CLASSES = "cross_entropy", "nll_loss"
-MOST_ROWS = 4096
+MOST_SCORES = 1 << 22
+"""Scores that are looked at, in whole rows at even distances."""
 CLOSE, CLOSE_HALF = 1e-4, 0.05
 """Difference of a sum of probabilities from 1 at most, in single and in half precision."""
 PASSES_ON = (
@@ -115,7 +116,7 @@ def _form(original: torch.Tensor, scores: torch.Tensor) -> Form:
         return "probabilities" if _origin(original).startswith("Softmax") else "numbers"
     rows = scores.movedim(1, -1).flatten(0, -2)
     close = CLOSE if torch.finfo(rows.dtype).eps < CLOSE else CLOSE_HALF
-    rows = rows[:: max(1, len(rows) // MOST_ROWS)].double()
+    rows = rows[:: max(1, rows.numel() // MOST_SCORES)].double()
     if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < close).all()):
         return "probabilities"
     if bool((rows <= close).all()) and bool((rows.logsumexp(-1).abs() < close).all()):

@@ -10,7 +10,7 @@ import torch
 
 from probe.core.prechecks.trial import ParameterFacts
 from probe.pytorch.dtensor import local
-from probe.pytorch.prechecks.digests import digest
+from probe.pytorch.prechecks.digests import digest, norm_of
 
 
 class ParameterWatch:
@@ -43,7 +43,7 @@ class ParameterWatch:
             norm = math.nan
             if gradient is not None:
                 part = local(gradient)
-                norm = float((part.coalesce().values() if part.is_sparse else part).detach().double().norm())
+                norm = norm_of(part.coalesce().values() if part.is_sparse else part)
             self._gradients.setdefault(id(parameter), []).append(norm)
 
     def rows(self) -> list[ParameterFacts]:

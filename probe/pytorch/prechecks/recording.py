@@ -21,10 +21,12 @@ from probe.launch.found_run import FoundRun
 from probe.launch.model_search import ModelSearch, named
 from probe.launch.trial import end_process, write_trial
 from probe.pytorch import loss_scale, training_loop
+from probe.pytorch.dtensor import local
 from probe.pytorch.engines.steps import on_every_step
 from probe.pytorch.finding import FINDER, WATCH
 from probe.pytorch.prechecks.calls import CallWatch
 from probe.pytorch.prechecks.causality import tried
+from probe.pytorch.prechecks.digests import norm_of
 from probe.pytorch.prechecks.loaders import LoaderWatch
 from probe.pytorch.prechecks.losses import loss_call, relation, watch_losses
 from probe.pytorch.prechecks.parameters import ParameterWatch
@@ -115,12 +117,12 @@ class TrialRecorder:
 
     def _norm_of_some(self) -> float:
         gradients = [
-            parameter.grad.detach()
+            local(parameter.grad)
             for optimizer in self._optimizers.values()
             for parameter in [*FINDER.owned(optimizer)][:SOME]
             if parameter.grad is not None and not parameter.grad.is_sparse
         ]
-        return math.sqrt(sum(float(gradient.double().pow(2).sum()) for gradient in gradients))
+        return math.hypot(*map(norm_of, gradients))
 
     def _total_norm(self, factor: float) -> None:
         self._clipped |= factor != 1.0
@@ -133,7 +135,7 @@ class TrialRecorder:
             self._counts[id(optimizer)] = 0
             models = self._models_of(optimizer)
             self._models |= models
-            self._parameters.note(models, self._calls.entered)
+            attempt(self.faults, "parameters", self._parameters.note, models, self._calls.entered)
             self._norm = math.nan
         number, ratio = len(self._values), self._norm_of_some() / self._norm if self._norm else math.nan
         group = optimizer.param_groups[0]

@@ -83,13 +83,10 @@ def _is_of(schedule: Any, optimizer: Any) -> bool:
 def _is_prepared(schedule: Any) -> bool:
     """Return whether accelerate steps a schedule once for each process."""
     module = sys.modules.get("accelerate.scheduler")
-    return module is not None and any(True for _ in _holders(schedule, module.AcceleratedScheduler))
-
-
-def _holders(schedule: Any, kind: type) -> Iterator[Any]:
-    for holder in gc.get_objects():
-        if type(holder) is kind and holder.scheduler is schedule:
-            yield holder
+    if module is None:
+        return False
+    holders: list[Any] = [one for one in gc.get_objects() if type(one) is module.AcceleratedScheduler]
+    return any(holder.scheduler is schedule for holder in holders)
 
 
 def _end(schedule: Any, planned: Mapping[str, int], times: int) -> tuple[int, str]:
