@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -52,10 +50,11 @@ def digest(tensors: Iterable[torch.Tensor]) -> int:
 
 def generator_digests() -> dict[str, int]:
     """Return a digest of the state of each random generator of this process on the host, by name."""
-    states: dict[str, Any] = {"random": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
+    states = {"random": repr(random.getstate()).encode(), "torch": torch.get_rng_state().numpy().tobytes()}
     if (numpy := sys.modules.get("numpy")) is not None:
-        states["numpy"] = numpy.random.get_state()
-    return {name: _of_bytes(pickle.dumps(state)) for name, state in states.items()}
+        kind, numbers, *rest = numpy.random.get_state()
+        states["numpy"] = repr((kind, rest)).encode() + numbers.tobytes()
+    return {name: _of_bytes(state) for name, state in states.items()}
 
 
 def device_generator_digest(model: torch.nn.Module) -> int:
