@@ -101,6 +101,7 @@ FAULTS: dict[str, tuple[Trial, dict[str, str]]] = {
         {},
     ),
     "averaged": (Trial(losses=MICRO, accumulations=[Accumulation((2.1, 2.1), False, False)] * 3), {}),
+    "one update was skipped": (Trial(losses=MICRO, accumulations=[*SUMS, Accumulation((4.2,), False, False)]), {}),
     "two losses of one batch": (
         Trial(losses=[call._replace(labels=0) for call in MICRO], accumulations=SUMS),
         {},

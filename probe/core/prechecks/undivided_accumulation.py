@@ -33,7 +33,8 @@ class UndividedAccumulation(Precheck):
             for number, update in enumerate(trial.accumulations)
             if len(update.values) > 1 and (calls := _calls_of(trial, number))
         ]
-        if len(rows) < 2 or not all(_is_undivided(update, calls) for update, calls in rows):
+        is_steady = all(len(update.values) != 1 for update in trial.accumulations)
+        if len(rows) < 2 or not is_steady or not all(_is_undivided(update, calls) for update, calls in rows):
             return
         update, calls = rows[0]
         number = len(update.values)

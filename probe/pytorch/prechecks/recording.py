@@ -108,6 +108,8 @@ class TrialRecorder:
             self._time_axis = relation(labels, labels == arguments["ignore_index"], tokens)[1]
 
     def _began(self, root: torch.Tensor | None, _: object) -> None:
+        if self._values and not self._norm_of_some():  # cleared: a scaler has skipped the update
+            self._values = []
         value = math.nan if root is None else float(root.detach())
         scale = None if root is None else loss_scale.scale_of(root)
         self._values.append(value if scale is None else value / float(scale))
@@ -118,7 +120,7 @@ class TrialRecorder:
     def _norm_of_some(self) -> float:
         gradients = [
             local(parameter.grad)
-            for optimizer in self._optimizers.values()
+            for optimizer in self._optimizers.values() or [one for run in self._runs for one in run.optimizers]
             for parameter in [*FINDER.owned(optimizer)][:SOME]
             if parameter.grad is not None and not parameter.grad.is_sparse
         ]
@@ -136,7 +138,6 @@ class TrialRecorder:
             models = self._models_of(optimizer)
             self._models |= models
             attempt(self.faults, "parameters", self._parameters.note, models, self._calls.entered)
-            self._norm = math.nan
         number, ratio = len(self._values), self._norm_of_some() / self._norm if self._norm else math.nan
         group = optimizer.param_groups[0]
         self._accumulations.append(
