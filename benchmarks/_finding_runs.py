@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +40,7 @@ FULL: dict[str, Any] = {
 OF_RANKS: dict[str, Any] = {"global_stats": True, "cc_distribution": {"enable": True}}
 """Keys that are added for several processes."""
 
-Mode = Literal["run", "full"]
+Mode = Literal["run", "full", "check"]
 
 
 class Program(NamedTuple):
@@ -128,8 +129,10 @@ def command_of(program: Program, mode: Mode, config: Path) -> list[str]:
     alone = [sys.executable, *(torchrun if program.world > 1 else []), *program.arguments]
     if mode == "full" and program.twin:
         return alone
-    options = [] if mode == "run" else ["--config", str(config)]
     watched = program.arguments if program.world == 1 else ["--", *alone]
+    if mode == "check":
+        return [sys.executable, "-m", "probe", "check", "--json", *watched]
+    options = [] if mode == "run" else ["--config", str(config)]
     return [sys.executable, "-m", "probe", "run", *options, *watched]
 
 
@@ -141,12 +144,16 @@ def train(program: Program, mode: Mode, folder: Path, limit: float) -> Outcome:
     began = time.monotonic()
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         variables = _variables(folder) | ({CONFIG: str(config)} if mode == "full" and program.twin else {})
-        code = _waited(command_of(program, mode, config), log, variables, folder, limit)
+        with ExitStack() as files:
+            printed = files.enter_context((folder / ANSWER).open("w", encoding="utf-8")) if mode == "check" else log
+            code = _waited(command_of(program, mode, config), printed, log, variables, folder, limit)
     seconds = time.monotonic() - began
+    if mode == "check" and code == 1:  # a warning
+        code = 0
     if code:
         reason = f"took more than {limit:g} s" if code == TIMED_OUT else f"exit code {code}"
         return Outcome(program.key, seconds, [], {}, f"{reason}: {_last_error(folder / 'log.txt')}")
-    return judged(program, folder, seconds)
+    return judged(program, mode, folder, seconds)
 
 
 def _last_error(log: Path) -> str:
@@ -155,6 +162,8 @@ def _last_error(log: Path) -> str:
     return next((text for text in reversed(lines) if ERROR.match(text)), lines[-1] if lines else "")
 
 
+ANSWER = "check.json"
+"""File with what ``probe check --json`` has printed."""
 TIMED_OUT = 124
 GRACE = 20.0
 """Seconds from a signal to end until a process is killed."""
@@ -167,11 +176,9 @@ def _variables(folder: Path) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name != CONFIG} | more
 
 
-def _waited(command: list[str], log: Any, variables: dict[str, str], folder: Path, limit: float) -> int:
+def _waited(command: list[str], printed: Any, log: Any, variables: dict[str, str], folder: Path, limit: float) -> int:
     """Run a command in a process group of its own, which is ended at the limit; return its exit code."""
-    process = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, env=variables, cwd=folder, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=printed, stderr=log, env=variables, cwd=folder, start_new_session=True)
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
@@ -184,15 +191,19 @@ def _waited(command: list[str], log: Any, variables: dict[str, str], folder: Pat
     return TIMED_OUT
 
 
-def judged(program: Program, folder: Path, seconds: float) -> Outcome:
-    """Return the findings of a recorded run.
+def judged(program: Program, mode: Mode, folder: Path, seconds: float) -> Outcome:
+    """Return the findings of a recorded run, or of a trial.
 
     A faulty run in which nothing could be judged has none; a healthy one has failed, as silence would prove nothing.
     """
-    command = [sys.executable, "-m", "probe", "anomalies", str(folder / "files"), "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=_variables(folder), cwd=folder)
+    if mode == "check":
+        printed, errors = (folder / ANSWER).read_text(encoding="utf-8"), ""
+    else:
+        command = [sys.executable, "-m", "probe", "anomalies", str(folder / "files"), "--json"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=_variables(folder), cwd=folder)
+        printed, errors = done.stdout, done.stderr
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(printed)
     except ValueError:  # there are no files, or they have nothing that can be judged
         answer = {"findings": [], "judged": {}}
     try:
@@ -200,7 +211,7 @@ def judged(program: Program, folder: Path, seconds: float) -> Outcome:
     except (KeyError, TypeError) as error:
         return Outcome(program.key, seconds, [], {}, f"expected fields {', '.join(FIELDS)} of each finding; {error!r}")
     nothing = not findings and not extent.get("rows")
-    error = f"nothing was judged: {done.stderr.strip()[-300:]}" if nothing and program.twin != "faulty" else ""
+    error = f"nothing was judged: {errors.strip()[-300:]}" if nothing and program.twin != "faulty" else ""
     return Outcome(program.key, seconds, findings, extent, error)
 
 

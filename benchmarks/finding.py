@@ -1,6 +1,6 @@
 """Finding power: which publicly reported faults of training are found, and which healthy programs get a warning.
 
-    python benchmarks/finding.py [--mode run|full] [--cases NAME ...] [--healthy [NAME ...]] [--seeds 0 1 2]
+    python benchmarks/finding.py [--mode run|full|check] [--cases NAME ...] [--healthy [NAME ...]] [--seeds 0 1 2]
         [--jobs 1] [--limit 120] [--json FILE] [--keep FOLDER [--again]]
     python benchmarks/finding.py --compare EARLIER.json LATER.json
 
@@ -10,9 +10,10 @@ later, and neither in the healthy twin with the same seed; it is found if it is 
 neither way, nor do findings about the speed of steps.
 
 ``--mode run`` is ``probe run`` without a configuration; with ``full``, everything is switched on and each case writes
-the three lines. ``--healthy`` runs the programs in ``benchmarks/healthy`` too, 500 steps each; ``--steps`` chooses
-another number, and ``--long`` the programs whose steps take a few milliseconds. ``--keep`` keeps the recordings, which
-``--again`` judges without training.
+the three lines; with ``check``, ``probe check`` runs a few updates, and no fault that acts later is found.
+``--healthy`` runs the programs in ``benchmarks/healthy`` too, 500 steps each; ``--steps`` chooses another number, and
+``--long`` the programs whose steps take a few milliseconds. ``--keep`` keeps the recordings, which ``--again`` judges
+without training.
 
 Exit code 1 if a healthy program or twin got a warning, or a run failed.
 """
@@ -101,7 +102,7 @@ def outcomes(args: argparse.Namespace, wanted: Sequence[Program], folder: Path) 
 
     def run(program: Program) -> Outcome:
         place = folder / args.mode / program.key
-        return judged(program, place, 0.0) if args.again else train(program, args.mode, place, args.limit)
+        return judged(program, args.mode, place, 0.0) if args.again else train(program, args.mode, place, args.limit)
 
     with ThreadPoolExecutor(args.jobs) as pool:
         results = {}
@@ -198,7 +199,7 @@ def compare(earlier: Path, later: Path) -> None:
 def parsed(known: Sequence[str], healthy: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("run", "full"), default="run", help="manner of recording")
+    parser.add_argument("--mode", choices=("run", "full", "check"), default="run", help="manner of recording")
     parser.add_argument("--cases", nargs="*", choices=known, metavar="NAME", help="cases; all if left out")
     parser.add_argument("--healthy", nargs="*", choices=healthy, metavar="NAME", help="healthy programs, or all")
     parser.add_argument("--long", action="store_true", help="only healthy programs with steps of a few ms")

@@ -37,6 +37,8 @@ REPLACEMENTS: dict[str, str] = {
     "pytorch/collectives/dispatch.py": "functions that are marked where they are made",
     "pytorch/finding.py": "before training",
     "pytorch/loss_scale.py": "functions that are marked where they are made",
+    "pytorch/prechecks/loaders.py": "likewise",
+    "pytorch/prechecks/losses.py": "likewise",
     "pytorch/training_loop.py": "likewise",
 }
 """Files that replace functions by others than an ``Around`` or a function marked beside the call, with the reason."""

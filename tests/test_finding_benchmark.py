@@ -99,7 +99,7 @@ def test_silence_of_a_healthy_run_counts_only_if_it_was_judged(
     benchmark: Any, tmp_path: Path, twin: str, fails: bool
 ) -> None:
     """A healthy run without files has failed; a faulty one is not found."""
-    outcome = benchmark.runs.judged(benchmark.runs.Program("x", tmp_path, twin, 0, None, 1, {}), tmp_path, 0.0)
+    outcome = benchmark.runs.judged(benchmark.runs.Program("x", tmp_path, twin, 0, None, 1, {}), "run", tmp_path, 0.0)
     assert (bool(outcome.error), outcome.findings) == (fails, [])
 
 

@@ -50,7 +50,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
-    frozenset({"storage"}),
+    frozenset({"storage", "prechecks"}),
     frozenset({"rules", "verdict"}),
     frozenset({"output.metrics"}),
     frozenset({"trackers"}),

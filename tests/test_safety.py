@@ -14,6 +14,7 @@ FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jobl
 OF_OUR_OWN = {
     "core/output/sinks/tracker.py": "starts python -m probe report",
     "core/run_state/watcher_process.py": "starts python -m probe.services.watcher",
+    "launch/parent/trial_program.py": "starts python -m probe run with the command of `probe check`",
     "launch/attach/processes.py": "starts the interpreter of a process, which asks that to run a script",
     "services/exporter/reading_process.py": "starts python -m probe.services.exporter.readings, or --device-command",
     "services/exporter/readings/ascend.py": "starts npu-smi",

@@ -43,6 +43,7 @@ from probe.core.fields import describe  # noqa: E402
 from probe.core.internevo.configuration import INTERNEVO  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
+from probe.core.prechecks import PRECHECKS  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
 from probe.core.rules.replica import odd_ones  # noqa: E402
 from probe.core.transformers.dialect import TRANSFORMERS  # noqa: E402
@@ -184,7 +185,30 @@ def checks() -> str:
                 ]
                 about = markdown(inspect.getdoc(check) or "")
                 parts += [f"### {name}\n\n{check.title}.\n", about, "".join(map(_item, facts))]
-    return _joined(parts)
+    return _joined([*parts, *prechecks()])
+
+
+PRECHECKS_HEAD = """\
+## Prechecks
+
+`probe check` judges the first few updates of a copy of the program by these and by the checks above: see [before
+training](../guides/check.md).
+"""
+
+
+def prechecks() -> Iterator[str]:
+    """The section of the checks before training."""
+    yield PRECHECKS_HEAD
+    for name, check in PRECHECKS.items():
+        facts = [
+            f"Grade: {check.grade}.",
+            f"Sees {check.sees}.",
+            f"Remedy: {check.remedy}",
+            f"Reported in <{check.source}>.",
+        ]
+        yield f"### {name} (before training)\n\n{check.title}.\n"
+        yield markdown(inspect.getdoc(check) or "")
+        yield "".join(map(_item, facts))
 
 
 def commands() -> str:

@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "alert": "probe.cli.alert:app",
     "anomalies": "probe.cli.anomalies:anomalies",
     "attach": "probe.cli.attach:attach",
+    "check": "probe.cli.check:check",
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
-from probe.launch.environment import is_watched
+from probe.launch.environment import CHECKED, is_watched
 from probe.launch.imports import after_import
 
 FRAMEWORKS = ("torch", "mindspore")
@@ -30,6 +30,8 @@ def prepare(environ: Mapping[str, str]) -> None:
             after_import(framework, note_optimizers)
         for engine, function in ENGINES.items():
             after_import(engine, partial(_call, function))
+        if environ.get(CHECKED) == "1":
+            import_module("probe.launch.trial").prepare_trial(environ)
 
 
 def note_optimizers(framework: ModuleType) -> None:

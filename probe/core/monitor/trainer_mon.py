@@ -410,3 +410,8 @@ def close_report(monitor: Monitor) -> None:
     """Write the summary of a run, or its line, before the process ends without an end of the run."""
     if monitor._collector is not None:
         monitor._collector.closing.close()
+
+
+def preflight_of(monitor: Monitor) -> str:
+    """Return the line about the checks of the loop; an empty text if there are none."""
+    return "" if monitor._collector is None else monitor._collector.closing.account.preflight()

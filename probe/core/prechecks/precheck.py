@@ -1,0 +1,67 @@
+"""Contract of a precheck: a judge of the first few updates of a program, before it is trained in earnest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from probe.core.checks.check import CheckFinding, Grade, NotApplicable
+from probe.core.checks.places import MOST
+from probe.core.prechecks.trial import Trial
+
+
+class Precheck:
+    """Base of the prechecks of one rank.
+
+    A copy of the program has run for a few updates, of which the trial has the facts; models may have been called again
+    with inputs that they had got.
+    """
+
+    name: ClassVar[str]
+    """Kind of its findings."""
+    title: ClassVar[str]
+    """Two to four words."""
+    grade: ClassVar[Grade] = "warning"
+    """Highest grade of its findings."""
+    source: ClassVar[str]
+    """Public report of the fault, by link."""
+    sees: ClassVar[str]
+    """Facts that it judges: one clause."""
+    remedy: ClassVar[str]
+    """Advice: one sentence."""
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
+        """Yield the findings in a trial."""
+        raise NotImplementedError
+
+    def missing(self, trial: Trial) -> str | None:
+        """Return why nothing can be judged, as a clause; a :class:`NotApplicable` if the program has nothing of it."""
+        raise NotImplementedError
+
+    def finding(
+        self,
+        text: str,
+        evidence: Mapping[str, float],
+        where: Sequence[str] = (),
+        grade: Grade | None = None,
+        step: int = 0,
+    ) -> CheckFinding:
+        """Make a finding."""
+        return CheckFinding(self.name, grade or self.grade, tuple(where)[:MOST], step, step, text, dict(evidence))
+
+
+class RankPrecheck(Precheck):
+    """Base of the prechecks that compare ranks."""
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:  # noqa: ARG002 - see compare
+        """Yield nothing: one rank alone has nothing to be compared with."""
+        yield from ()
+
+    def compare(self, trials: Sequence[Trial]) -> Iterator[CheckFinding]:
+        """Yield the findings between the trials of several ranks."""
+        raise NotImplementedError
+
+
+NO_LOSS = "no loss function of the framework was called on what a model returned"
+"""Reason for which losses could not be judged."""
+NO_CLASSES = NotApplicable("no loss over classes")

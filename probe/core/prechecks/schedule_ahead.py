@@ -1,0 +1,46 @@
+"""Precheck for a schedule of learning rates that runs ahead of the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.prechecks.precheck import Precheck
+from probe.core.prechecks.trial import ScheduleFacts, Trial
+
+
+class ScheduleAhead(Precheck):
+    """Report a schedule that advances several steps in each update, and was made for the number of updates or is
+    stepped with every micro batch.
+
+    Wrappers step a schedule once for each process; one that was made for the steps of all processes is right.
+    """
+
+    name = "schedule-ahead"
+    title = "Schedule runs ahead"
+    source = "https://github.com/huggingface/accelerate/issues/2926"
+    sees = "steps of each schedule between updates, the step at which it ends, and numbers of steps in the program"
+    remedy = "Step the schedule once an update, or make it for as many steps as it is stepped."
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
+        """Yield the findings in a trial."""
+        for row in trial.schedules:
+            times = min(row.advances, default=0)
+            if times < 2:
+                continue
+            text = f"{row.kind} advances {times} steps in each update{_end(row, times)}"
+            evidence = {"steps": times, "horizon": row.horizon}
+            micro = not row.by_processes and times == row.backwards and not row.horizon
+            yield self.finding(text, evidence, grade="warning" if row.planned or micro else "note")
+
+    def missing(self, trial: Trial) -> str | None:
+        """Return why nothing can be judged."""
+        if not trial.schedules:
+            return NotApplicable("no schedule of the framework")
+        return None if any(row.advances for row in trial.schedules) else "fewer than two updates"
+
+
+def _end(row: ScheduleFacts, times: int) -> str:
+    if not row.planned:
+        return ""
+    return f": it ends at step {row.horizon}, as many as {row.planned}, so after {row.horizon // times} updates"

@@ -1,0 +1,69 @@
+"""Prechecks for the worker processes of loaders of data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.prechecks.precheck import Precheck
+from probe.core.prechecks.trial import Trial, WorkerFacts
+
+
+class WorkerNumbers(Precheck):
+    """Report workers of one loader that begin with the same random numbers and use them: augmentations of their samples
+    repeat one another."""
+
+    name = "same-worker-numbers"
+    title = "Workers draw alike"
+    source = "https://tanelp.github.io/posts/a-bug-that-plagues-thousands-of-open-source-ml-projects/"
+    sees = "state of the random generators of each worker process, before and after its first batch"
+    remedy = "Seed in worker_init_fn from torch.initial_seed(), which differs between workers and epochs."
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
+        """Yield the findings in a trial."""
+        for workers in _by_loader(trial):
+            names = {name for worker in workers for name in worker.generators}
+            for name in sorted(names):
+                states = [worker.generators[name] for worker in workers if name in worker.generators]
+                alike = len(states) - len(set(states))
+                if alike:
+                    text = f"{alike + 1} of {len(workers)} workers begin with the same random numbers of {name}"
+                    yield self.finding(text, {"alike": alike + 1, "workers": len(workers)})
+                    return
+
+    def missing(self, trial: Trial) -> str | None:
+        """Return why nothing can be judged."""
+        return None if _by_loader(trial) else NotApplicable("no loader with several workers")
+
+
+class SamplesRepeated(Precheck):
+    """Report workers of a stream of samples that return the same batch: each reads the whole stream."""
+
+    name = "samples-repeated"
+    title = "Workers read alike"
+    source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset"
+    sees = "digests of the first batch of each worker of a stream"
+    remedy = "Divide the stream in __iter__ by get_worker_info(), so that each worker yields a part of it."
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
+        """Yield the findings in a trial."""
+        for workers in _by_loader(trial):
+            batches = [worker.batch for worker in workers if worker.batch]
+            if len(batches) > len(set(batches)):
+                text = f"workers of a stream return the same first batch: each of {len(workers)} yields all samples"
+                yield self.finding(text, {"workers": len(workers)})
+                return
+
+    def missing(self, trial: Trial) -> str | None:
+        """Return why nothing can be judged."""
+        seen = any(worker.batch for workers in _by_loader(trial) for worker in workers)
+        return None if seen else NotApplicable("no stream with several workers")
+
+
+def _by_loader(trial: Trial) -> list[list[WorkerFacts]]:
+    """Return the workers of each loader that has several."""
+    loaders: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
+    for worker in trial.workers:
+        loaders[worker.loader].append(worker)
+    return [workers for workers in loaders.values() if len(workers) > 1]
