@@ -12,6 +12,7 @@ from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
+from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.no_gradient import NoGradient
@@ -59,6 +60,7 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-cut": CheckpointCut,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
+    "held-twice": HeldTwice,
     "dtype-unlike": DtypeUnlike,
     "constant-clip": ConstantClip,
 }

@@ -107,6 +107,8 @@ class UpdateFacts(NamedTuple):
     uses: Mapping[str, ParameterUse]
     """Use of each parameter in the forward, by name, as of the latest survey of the graph; the same object as long as
     nothing has changed, empty if nothing was seen."""
+    shared: tuple[str, ...] = ()
+    """Parameters that several optimizers of the run hold."""
     loss: float = float("nan")
     """Sum of the roots of its backwards: the loss, if it is known on the host; NaN otherwise."""
     loss_seen: bool = False

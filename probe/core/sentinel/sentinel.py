@@ -240,6 +240,7 @@ class Sentinel:
             world=self._optimizers.world if backwards else 1,
             clip=1.0,
             strangers=self._optimizers.strangers(),
+            shared=self._optimizers.shared(),
             replaced=self._watch.parameters.replaced,
             trainable=watched.trainable(self._loop.requires(watched.parameters)) if shown else watched.none,
             state_steps=self._loop.counted(optimizer, watched.parameters),

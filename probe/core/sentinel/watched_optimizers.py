@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any, Protocol
@@ -54,6 +55,7 @@ class WatchedOptimizers:
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
+        self._shared: tuple[str, ...] = ()
 
     def number(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer among those of the run; None for others."""
@@ -121,6 +123,7 @@ class WatchedOptimizers:
         if self._outside is None:
             owned = {identity for watched in self.all() for identity in watched.identities}
             every = self._watch.parameters.every
+            self._shared = self._held_twice(every)
             outside = [watched for identity, watched in every.items() if identity not in owned][:MOST_STRANGERS]
             self._outside = [watched.name for watched in outside], [watched.thing for watched in outside]
         names, parameters = self._outside
@@ -128,6 +131,14 @@ class WatchedOptimizers:
             return ()
         held = self._loop.held(parameters)
         return tuple(name for name, gradient in zip(names, held, strict=True) if gradient is not None)
+
+    def _held_twice(self, every: Mapping[int, Any]) -> tuple[str, ...]:
+        counts = Counter(identity for watched in self.all() for identity in watched.identities)
+        return tuple(one.name for identity, one in every.items() if counts[identity] > 1)
+
+    def shared(self) -> tuple[str, ...]:
+        """Return the parameters that several optimizers hold, as of the last call of :meth:`strangers`."""
+        return self._shared
 
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Return the names that stand for one parameter, as of the last search of the models."""

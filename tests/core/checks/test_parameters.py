@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.checks import CHECKS, NotApplicable
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
@@ -221,6 +222,17 @@ def test_strangers_of_the_beginning_are_a_note() -> None:
     (finding,) = findings("not-held", rows)
     assert (finding.step, finding.grade) == (2, "note")
     assert finding.text == "2 of 10 parameters that have a gradient are in no optimizer: body"
+
+
+def test_parameters_of_two_optimizers_are_a_note() -> None:
+    """Once for the same ones; with one optimizer there is nothing to judge."""
+    training = Training(alone=False, shared=("layers.0.weight", "layers.0.bias"))
+    (finding,) = findings("held-twice", training.updates(9))
+    assert (finding.grade, finding.where, finding.step) == ("note", ("layers.0",), 0)
+    check = CHECKS["held-twice"]()
+    assert check.missing() == "no update was applied"
+    assert not list(check.judge(Training().update()))
+    assert isinstance(check.missing(), NotApplicable)
 
 
 def test_strangers_for_a_moment_are_none() -> None:
