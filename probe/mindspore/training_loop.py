@@ -418,5 +418,10 @@ def ties(model: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted(tuple(sorted(several)) for several in names.values() if len(several) > 1))
 
 
+def part_ways(models: Iterable[Any]) -> bool:  # noqa: ARG001
+    """Return False: no wrapper does so."""
+    return False
+
+
 def reduces(models: Iterable[Any]) -> None:
     """Return None: the program reduces gradients itself."""

@@ -37,6 +37,8 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 """The two halves of ``clip_grad_norm_`` in torch 2.6 to 2.13, as it calls them and as programs do."""
 
 
+LOCAL_SGD = "PostLocalSGDState"
+"""Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 """Level of the active transformations of ``torch.func``, whose tensors have no numbers."""
 
@@ -413,6 +415,13 @@ def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
     """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
     found = [bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)]
     return all(found) if found else None
+
+
+def part_ways(models: Iterable[torch.nn.Module]) -> bool:
+    """Return whether a hook of ``DistributedDataParallel`` stops to average gradients over all ranks (local SGD)."""
+    wrappers = (each for model in models for each in model.modules() if isinstance(each, DistributedDataParallel))
+    states = (type(state).__name__ for wrapper in wrappers for _, state in getattr(wrapper, "_comm_hooks", ()))
+    return LOCAL_SGD in states
 
 
 def reference(tensor: torch.Tensor) -> Callable[[], object]:

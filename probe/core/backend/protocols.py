@@ -637,6 +637,9 @@ class TrainingLoop(Protocol):
     def reduces(self, models: Sequence[Module]) -> bool | None:
         """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without one."""
 
+    def part_ways(self, models: Sequence[Module]) -> bool:
+        """Return whether ranks train apart for a while by intention, and average parameters instead of gradients."""
+
 
 def _no_step(_began: Callable[..., None], _ended: Callable[..., None], _faults: FaultCounter) -> Remove:
     """Listen to nothing: no optimizer of the process is visible."""

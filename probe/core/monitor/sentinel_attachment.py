@@ -87,7 +87,7 @@ class _Roles(NamedTuple):
     split: frozenset[str]
     """Parameters that are marked as split over the tensor-parallel ranks."""
     sharded: bool
-    """True if ranks hold parts of parameters."""
+    """True if ranks hold parts of parameters, or train apart by intention: they have nothing in common."""
     world: int
 
 
@@ -95,7 +95,9 @@ def _roles(run: Run) -> _Roles:
     groups, parallel = run.framework.groups, run.framework.parallel
     models = [model for _, model in run.chunks]
     parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
-    sharded = any(_is_part(run, parameter) for _, parameter in parameters)
+    loop = run.framework.loop
+    apart = loop is not None and loop.part_ways(models)
+    sharded = apart or any(_is_part(run, parameter) for _, parameter in parameters)
     replicas = () if sharded else tuple(run.replicas or groups.replicas(models))
     split = frozenset(name for name, parameter in parameters if getattr(parameter, SPLIT, False))
     tensor_parallel = tuple(parallel.named().get("tensor_parallel", ()))
