@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.models import batch, loss_of
+from probe.core.sentinel.board import BOARD, LOCK
+from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_global_stats import sharded
 from tests.matrix.test_failing_adapter import Switch, breakable
@@ -27,8 +29,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "parallel.meet": {"global_stats": True, "global_stats_seconds": 1.0},
     "collectives.bytes_of": {"cc_distribution": {"enable": True}},
     "parallel.has_store": {"dynamic_broadcast": True},
+    "loop.own_gradients": {"sentinel": {"enable": True}},
+    "loop.part_ways": {"sentinel": {"enable": True}},
 }
 """Functions, each with the settings by which it is called."""
+
+
+def replicated() -> tuple[Any, Any]:
+    """A model under DistributedDataParallel and its optimizer."""
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def train(settings: dict[str, Any] | None, failing: str) -> tuple[list[float], bool]:
@@ -36,13 +46,15 @@ def train(settings: dict[str, Any] | None, failing: str) -> tuple[list[float], b
     from probe.pytorch import TrainerMon
 
     torch.manual_seed(0)
-    model, optimizer = sharded()
+    model, optimizer = replicated() if failing.startswith("loop.") else sharded()
     switch, own, monitor = Switch(), TrainerMon.framework, None
     logging.getLogger("probe").setLevel(logging.CRITICAL)
     os.environ["PROBE_BROADCAST_SECRET"] = "0123456789abcdef0123456789abcdef"
     TrainerMon.framework = breakable(own, switch)
     os.environ["DYNAMIC_MONITOR"] = str("dynamic_broadcast" in (settings or {}))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, Path(folder, LOCK).open("w", encoding="utf-8") as lock:
+        os.environ[BOARD] = folder
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the parent of `probe run` holds it
         file = Path(folder, "monitor.json")
         if settings is not None:
             file.write_text(json.dumps({"wg_distribution": True, "ops": ["norm"]} | settings))
@@ -61,16 +73,15 @@ def train(settings: dict[str, Any] | None, failing: str) -> tuple[list[float], b
             monitor.stop()
     TrainerMon.framework = own
     logging.getLogger("probe").setLevel(logging.NOTSET)
-    del os.environ["DYNAMIC_MONITOR"]
-    return [
-        float(parameter.detach().to_local().double().sum()) for parameter in model.parameters()
-    ], failing in switch.asked
+    del os.environ["DYNAMIC_MONITOR"], os.environ[BOARD]
+    held = [getattr(parameter.detach(), "_local_tensor", parameter.detach()) for parameter in model.parameters()]
+    return [float(part.double().sum()) for part in held], failing in switch.asked
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_function_that_fails_on_one_rank_leaves_all_training(two_ranks: Ranks, name: str) -> None:
     """The weights are those of a training without a monitor; the function has been called."""
-    plain = [weights for weights, _ in two_ranks.run(train, None, "")]
+    plain = [weights for weights, _ in two_ranks.run(train, None, name)]
     answers = two_ranks.run(train, SETTINGS[name], name)
     assert [weights for weights, _ in answers] == plain
     assert answers[0][1]

@@ -41,7 +41,14 @@ ELSEWHERE = {
         "tests/pytorch/test_failing_adapter.py",
     ),
     **dict.fromkeys(
-        ("parallel.has_store", "parallel.meet", "parallel.store", "collectives.bytes_of"),
+        (
+            "parallel.has_store",
+            "parallel.meet",
+            "parallel.store",
+            "collectives.bytes_of",
+            "loop.own_gradients",
+            "loop.part_ways",
+        ),
         "tests/distributed/test_failing_adapter.py",
     ),
 }
