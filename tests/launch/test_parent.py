@@ -42,6 +42,12 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PROBE, *words], check=False, **settings)  # type: ignore[call-overload, no-any-return]
 
 
+def unignored() -> None:
+    """Undo what ``nohup``, or a shell for what runs in the background, has had this process inherit."""
+    for number in RELAYED:
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Noting:
     """A program under the parent that prints each signal it gets, and ends by a line of input."""
 
@@ -54,6 +60,7 @@ class Noting:
             env=environment(),
             text=True,
             start_new_session=True,
+            preexec_fn=unignored,  # noqa: PLW1509 - nothing else runs in this process between fork and exec
             **options,  # type: ignore[call-overload]
         )
         _, program, parent, group = self.line().split()
