@@ -15,6 +15,7 @@ RANK = """
     import os, sys
     import numpy as np
     from probe.core.sentinel.board import Board
+    from probe.core.sentinel.rank_lines import RankLine
     from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
     from probe.core.verdict import JudgedFinding, Looked
 
@@ -89,7 +90,7 @@ def test_the_lines_of_a_killed_process_show_how_far_it_came(tmp_path: Path) -> N
     lines = board.lines(rank, ["a"])
     summary(ended=False, steps=3, loss=LossSpan(2.5, 2.4, 2, 3, 2))
     for step in range(3, 12):
-        lines.write(step, 0, np.ones((1, 2)), loss=2.0 if step < 11 else np.inf)
+        lines.write(RankLine(step, 0, 2.0 if step < 11 else np.inf, np.ones((1, 2))))
     os.kill(os.getpid(), signal.SIGKILL)
     """
     done = ran(tmp_path, text)
@@ -123,7 +124,7 @@ LINES = """
         numbers = np.random.default_rng(step).normal(size=(2, 2))
         if step >= {begin} and rank == 1:
             numbers[1] *= 1.5
-        lines.write(step, 0, numbers, loss=rank + step / 10)
+        lines.write(RankLine(step, 0, rank + step / 10, numbers))
     summary()
 """
 

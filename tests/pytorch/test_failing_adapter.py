@@ -101,7 +101,9 @@ class Clipped:
         return [parameter.detach().numpy().tobytes() for parameter in self.model.parameters()]
 
 
-LOOP = [name for name in functions(TrainerMon.framework) if name.startswith("loop.")]
+OF_RANKS = {"loop.own_gradients", "loop.part_ways"}
+"""Functions that a process alone does not call: tests/distributed/test_failing_adapter.py."""
+LOOP = [name for name in functions(TrainerMon.framework) if name.startswith("loop.") and name not in OF_RANKS]
 
 
 @pytest.mark.parametrize("name", LOOP)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.checks.check import CheckFinding
+from probe.core.child_process import python_module
 from probe.core.launch import WATCHED
 from probe.core.prechecks.trial import Trial
 from probe.core.sentinel.board import BOARD
@@ -66,7 +67,7 @@ def run_program(command: Sequence[str], steps: int, folder: Path, limit: float, 
         temporary = files.enter_context(tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True))
         output = sys.stderr.fileno() if log is None else files.enter_context(log.open("wb"))
         process = subprocess.Popen(  # noqa: S603 - the user's own command
-            [sys.executable, "-m", "probe", "run", "--config", str(config), "--", *command],
+            python_module("probe", "run", "--config", str(config), "--", *command),
             env=environment(os.environ, steps, folder, temporary),
             stdout=output,
             stderr=subprocess.STDOUT if log is not None else output,
