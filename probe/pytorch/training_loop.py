@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 _ENGINE = "_engine_run_backward"
 """Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+"""Module of Megatron-Core that enters the engine past torch, in its ``custom_backward`` (0.12 to 0.16)."""
 _TOTAL = (clip_grad, "_get_total_norm"), (utils, "get_total_norm")
 _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 """The two halves of ``clip_grad_norm_`` in torch 2.6 to 2.13, as it calls them and as programs do."""
@@ -78,6 +81,10 @@ def _enter() -> Iterator[Undo]:
     if hasattr(torch.autograd, _ENGINE):
         original = getattr(torch.autograd, _ENGINE)
         yield replace(torch.autograd, _ENGINE, functools.wraps(original)(_around_engine(original)))
+    schedules = sys.modules.get(_SCHEDULES)
+    if schedules is not None and hasattr(schedules, "custom_backward"):
+        own = schedules.custom_backward
+        yield replace(schedules, "custom_backward", functools.wraps(own)(_around_freed(own)))
 
 
 _backwards: Shared[_Backwards] = Shared(_enter, weak=True)
@@ -96,6 +103,23 @@ def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return run_backward
+
+
+def _around_freed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def custom_backward(output: Any, grad_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or torch._C._current_graph_task_id() != -1:
+            return original(output, grad_output, *args, **kwargs)
+        # activations that a stage has sent on are freed, and have one element, too
+        root = output if grad_output is None else None
+        for listener in _backwards:
+            attempt(listener.faults, "backward", listener.began, root, ())
+        result = original(output, grad_output, *args, **kwargs)
+        for listener in _backwards:
+            attempt(listener.faults, "backward", listener.ended)
+        return result
+
+    return custom_backward
 
 
 def _announce(began: Began, args: tuple[Any, ...]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.merge import merge_directory
+from probe.core.faults import Faults
 from probe.core.moments import merge
 from tests.distributed.ranks import Ranks
 from tests.tables import EVERY_SIGNAL
@@ -764,3 +765,33 @@ def test_findings_tell_the_stage(two: Ranks, tmp_path: Path) -> None:
     }
     first = min((entry for entry in found if entry["rank"] == 1), key=lambda entry: entry["call_id"])
     assert (first["step"], first["micro_step"]) == (0, 0)
+
+
+def losses_past_torch() -> list[float]:
+    """The losses that the sentinel sees where Megatron's schedules enter the engine themselves."""
+    import torch
+    from megatron.core.pipeline_parallel import schedules
+
+    import tests.distributed.megatron_cpu  # noqa: F401 - before Megatron-Core
+    from probe.pytorch import training_loop
+
+    seen: list[float] = []
+    remove = training_loop.on_backward(
+        lambda root, _: seen.append(math.nan if root is None else float(root)), lambda: seen.append(-1.0), Faults()
+    )
+    weight = torch.ones(3, requires_grad=True)
+    schedules.custom_backward((2 * weight).sum(), None)
+    hidden = weight * 3.0
+    hidden.data = torch.empty(1)
+    schedules.custom_backward(hidden, torch.ones(3))
+    remove()
+    schedules.custom_backward((2 * weight).sum(), None)
+    assert weight.grad.tolist() == [7.0] * 3
+    return seen
+
+
+def test_a_loss_is_seen_where_the_schedule_enters_the_engine_itself(megatron_ranks: Callable[..., Ranks]) -> None:
+    """Activations that were freed have one element as well, and are no loss."""
+    first, began, second, ended = megatron_ranks(VERSIONS[0]).run(losses_past_torch)[0]
+    assert (first, began, ended) == (6.0, -1.0, -1.0)
+    assert np.isnan(second)
