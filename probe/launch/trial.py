@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from probe.core.door import FaultCounter, attempt
+from probe.core.storage.files import replacing
 from probe.launch.imports import after_import
 
 STEPS = "PROBE_CHECK_STEPS"
@@ -48,10 +49,8 @@ def write_trial(folder: Path, rank: int, values: Mapping[str, Any]) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    path = folder / f"trial-{rank}-{os.getpid()}.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values), encoding="utf-8")
-    part.replace(path)
+    with replacing(folder / f"trial-{rank}-{os.getpid()}.json") as file:
+        json.dump(values, file)
 
 
 def end_process(folder: Path, environ: Mapping[str, str], faults: FaultCounter) -> NoReturn:
