@@ -135,7 +135,7 @@ class Loop:
     def micro_batch(self, *args: Any, **kwargs: Any) -> None:
         try:
             _, gradients = self._differentiated(*args, **kwargs)
-        except Exception:
+        except BaseException:
             executor.clear_res()  # else MindSpore 2.10 takes every forward from now on for one to be differentiated
             raise
         if not self._gradients:
