@@ -35,6 +35,7 @@ FULL: dict[str, Any] = {
     "ur_distribution": True,
     "ops": ["min", "max", "mean", "norm", "zeros", "nans", "infs", "std"],
     "run": {"enable": True},
+    "sentinel": {"enable": True},
 }
 """Configuration with everything switched on."""
 OF_RANKS: dict[str, Any] = {"global_stats": True, "cc_distribution": {"enable": True}}
