@@ -34,6 +34,13 @@ SENTINEL = (LOSS_ROOT, BACKWARDS, GRADIENT_NORM, APPLIED_NORM)
 """Numbers of the sentinel; those of a second optimizer end in ``/1``."""
 CLOCKS = (STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND, MODEL_TFLOPS, OUTSIDE_SECONDS)
 """Numbers of the run that follow from clocks, as those of phases do: another run has others."""
+RUN_NUMBERS = (
+    *(LOSS, VAL_LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE, BATCH_SIZE, BATCH_TOKENS),
+    *(*CLOCKS, SKIPPED_UPDATE, *SENTINEL),
+)
+"""Numbers of the run that have fixed names; programs log others as well."""
+VALUE = "value"
+"""Column of the numbers of the run."""
 
 
 class Name(str):
@@ -81,6 +88,15 @@ SIGNALS: dict[str, Signal] = {
 
 FEATURES = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
 """Signals of features, whose columns are no moments: see :mod:`probe.core.instrumentation.signals.features`."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "attention_hook": ("entropy", "softmax_max"),
+    "linear_hook": ("sr", "kernel_norm"),
+    "moe_router_weight_hook": ("router_weight_similarity",),
+    "moe_router_logit_hook": ("per_token_expert_entropy", "load_max", "load_cv", "load_min", "load_share"),
+    "other": ("count", "bytes", "seconds"),
+}
+"""Columns of signals that are no ops."""
 
 STATE_PHASE = 5
 

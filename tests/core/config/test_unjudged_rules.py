@@ -45,6 +45,19 @@ def above(more: dict[str, Any], **args: Any) -> dict[str, Any]:
         (above(WG, ops=["std"]), "the rule AnomalyThreshold judges nothing: it needs the op std"),
         (above(WG | {"ops": ["max"]}), "the rule AnomalyThreshold judges nothing: it needs the op norm"),
         (
+            above(WG, ops=["entropy", "load_max"]),
+            "the rule AnomalyThreshold judges nothing: it needs l2_targets.attention_hook (for entropy), and "
+            "l2_targets.moe_router_logit_hook (for load_max)",
+        ),
+        (
+            above(WG, ops=["global_norm"]),
+            "the rule AnomalyThreshold judges nothing: it needs global_stats (for global_norm)",
+        ),
+        (
+            above({**WG, "run": {"enable": False}}, ops=["norm", "loss"]),
+            "the rule AnomalyThreshold does not judge all that it names: it needs run.enable (for loss)",
+        ),
+        (
             above(WG, signals=["actv"]),
             "the rule AnomalyThreshold judges nothing: it needs xy_distribution without backward_only (for actv)",
         ),
@@ -75,6 +88,8 @@ def test_a_rule_that_can_judge_nothing_is_named(
         above(WG | ARMED, signals=["actv", "grad_unreduced"]),
         above({"mv_distribution": True}, signals=["exp_avg", "momentum_of_mine"]),
         above({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, signals=["linear_hook"]),
+        above({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, ops=["kernel_norm", "loss"]),
+        above({}, ops=["value"], signals=["run"], names=["accuracy"]),
     ],
 )
 def test_a_rule_that_has_what_it_needs_is_not(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
