@@ -45,8 +45,8 @@ MAKERS: dict[str, list[Make]] = {
     "MultiplicativeLR": [lambda o: schedules.MultiplicativeLR(o, lambda n: 0.95 if n % 50 else 1.5)],
     "StepLR": [lambda o: schedules.StepLR(o, 30), lambda o: schedules.StepLR(o, 60, 1e-3)],
     "MultiStepLR": [lambda o: schedules.MultiStepLR(o, [40, 41, 90, 150], 0.01)],
-    "ConstantLR": [lambda o: schedules.ConstantLR(o), lambda o: schedules.ConstantLR(o, 1e-5, 60)],
-    "LinearLR": [lambda o: schedules.LinearLR(o), lambda o: schedules.LinearLR(o, 1e-6, total_iters=100)],
+    "ConstantLR": [schedules.ConstantLR, lambda o: schedules.ConstantLR(o, 1e-5, 60)],
+    "LinearLR": [schedules.LinearLR, lambda o: schedules.LinearLR(o, 1e-6, total_iters=100)],
     "ExponentialLR": [lambda o: schedules.ExponentialLR(o, 0.5), lambda o: schedules.ExponentialLR(o, 1.05)],
     "SequentialLR": [sequential],
     "ChainedScheduler": [chained],
@@ -54,10 +54,10 @@ MAKERS: dict[str, list[Make]] = {
     "PolynomialLR": [lambda o: schedules.PolynomialLR(o, 100, 3.0)],
     "ReduceLROnPlateau": [lambda o: schedules.ReduceLROnPlateau(o, patience=3)],
     "CyclicLR": [
-        lambda o: schedules.CyclicLR(o, 1e-6, 0.1, 1, mode=mode, gamma=0.99, cycle_momentum=False)
-        for mode in ("triangular", "triangular2", "exp_range")
-    ]
-    + [lambda o: schedules.CyclicLR(o, 1e-6, 0.1, 100, cycle_momentum=False)],
+        lambda o: schedules.CyclicLR(o, 1e-6, 0.1, 1, cycle_momentum=False),
+        lambda o: schedules.CyclicLR(o, 1e-6, 0.1, 20, mode="triangular2", cycle_momentum=False),
+        lambda o: schedules.CyclicLR(o, 1e-6, 0.1, 5, mode="exp_range", gamma=0.99, cycle_momentum=False),
+    ],
     "CosineAnnealingWarmRestarts": [
         lambda o: schedules.CosineAnnealingWarmRestarts(o, 10, 2),
         lambda o: schedules.CosineAnnealingWarmRestarts(o, 60),

@@ -10,7 +10,7 @@ from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.moments import numels
-from probe.core.records import Array, Batch, Finding
+from probe.core.records import Batch, Finding
 from probe.core.rules.about import About
 from probe.core.rules.history import Field, History, Indices
 from probe.core.rules.reporter import Reporter

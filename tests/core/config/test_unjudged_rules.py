@@ -16,6 +16,12 @@ WG = {"wg_distribution": True}
 ARMED = {"on_anomaly": {"arm": {"xy_distribution": True}}}
 
 
+NEEDS_OF_COLUMNS = (
+    "the rule AnomalyThreshold judges nothing: it needs l2_targets.linear_hook (for sr), and cc_distribution.enable "
+    "(for seconds)"
+)
+
+
 def ruled(name: str, more: dict[str, Any], **args: Any) -> dict[str, Any]:
     """A configuration of one rule."""
     return {**more, "alert": {"rules": [{"rule_name": name, "args": args}]}}
@@ -45,9 +51,8 @@ def above(more: dict[str, Any], **args: Any) -> dict[str, Any]:
         (above(WG, ops=["std"]), "the rule AnomalyThreshold judges nothing: it needs the op std"),
         (above(WG | {"ops": ["max"]}), "the rule AnomalyThreshold judges nothing: it needs the op norm"),
         (
-            above(WG, ops=["entropy", "load_max"]),
-            "the rule AnomalyThreshold judges nothing: it needs l2_targets.attention_hook (for entropy), and "
-            "l2_targets.moe_router_logit_hook (for load_max)",
+            above(WG, ops=["sr", "seconds"]),
+            NEEDS_OF_COLUMNS,
         ),
         (
             above(WG, ops=["global_norm"]),
