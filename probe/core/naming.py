@@ -67,6 +67,8 @@ class Signal(NamedTuple):
     meaning: str
 
 
+RELATIVE_UPDATE = "relative_update"
+"""Signal of the size of updates relative to parameters, and its column."""
 SIGNALS: dict[str, Signal] = {
     "param_origin": Signal("param_origin", 0, "parameter before the update"),
     "linear_hook": Signal("linear_hook", 0, "stable rank and spectral norm of weights"),
@@ -82,6 +84,7 @@ SIGNALS: dict[str, Signal] = {
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
     "update": Signal("adam_update", 6, "Adam's update from its moments, before the learning rate"),
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
+    RELATIVE_UPDATE: Signal(RELATIVE_UPDATE, 6, "change of a parameter by the update, relative to it"),
     RUN: Signal(RUN, 7, "numbers of the run, such as the loss"),
 }
 """Fixed signals. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
@@ -95,6 +98,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "moe_router_weight_hook": ("router_weight_similarity",),
     "moe_router_logit_hook": ("per_token_expert_entropy", "load_max", "load_cv", "load_min", "load_share"),
     "other": ("count", "bytes", "seconds"),
+    RELATIVE_UPDATE: (RELATIVE_UPDATE,),
 }
 """Columns of signals that are no ops."""
 

@@ -12,7 +12,7 @@ from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
 from probe.core.language import Message, message
 from probe.core.moments import OPS
-from probe.core.naming import COLUMNS, FEATURES, RUN
+from probe.core.naming import COLUMNS, FEATURES, RELATIVE_UPDATE, RUN
 from probe.core.rules import about
 from probe.core.rules.about import Need
 from probe.core.rules.threshold import OF_RUN, OF_WHOLE_TENSORS
@@ -143,6 +143,7 @@ SIGNAL_NEEDS: dict[str, Need] = {
     **dict.fromkeys(("param_origin", "param_updated"), (lambda s: s.param_distribution, "param_distribution")),
     **dict.fromkeys(("update", "ratio"), (lambda s: s.ur_distribution, "ur_distribution")),
     "mg_direction": (lambda s: s.mg_direction, "mg_direction"),
+    RELATIVE_UPDATE: (lambda s: s.relative_update, "relative_update"),
     "other": (lambda s: s.cc_distribution.enable, "cc_distribution.enable"),
     **{hook: _feature(hook) for hook in FEATURES},
     "run": (lambda s: s.run.enable is not False, "run.enable"),

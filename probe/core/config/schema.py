@@ -439,6 +439,10 @@ class Settings(Section):
     mg_direction: Flag = False
     """Collect the fraction of elements whose gradient and momentum agree in sign (`mg_direction`): one number a
     parameter, which every op repeats."""
+    relative_update: Flag = False
+    """Collect the root mean square of each parameter's change by the update over that of the parameter before it
+    (`relative_update`), for every optimizer: one number a parameter. Needs a copy of the parameters during the update,
+    in float32 at least."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: AlertSettings = AlertSettings()
