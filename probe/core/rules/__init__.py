@@ -14,6 +14,7 @@ from probe.core.rules.dead import AnomalyDead
 from probe.core.rules.entropy import AnomalyEntropy
 from probe.core.rules.frozen import AnomalyFrozen
 from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.peak import AnomalyPeak
 from probe.core.rules.replica import AnomalyReplica
 from probe.core.rules.router import AnomalyRouter
 from probe.core.rules.spike import AnomalySpike
@@ -46,6 +47,7 @@ RULES: dict[str, type[About]] = {
     "AnomalyVanish": AnomalyVanish,
     "AnomalyDead": AnomalyDead,
     "AnomalyFrozen": AnomalyFrozen,
+    "AnomalyPeak": AnomalyPeak,
     "AnomalyEntropy": AnomalyEntropy,
     "AnomalyRouter": AnomalyRouter,
     "AnomalyReplica": AnomalyReplica,

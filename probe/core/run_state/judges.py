@@ -10,19 +10,14 @@ from probe.core.config.schema import AlertSettings, Settings
 from probe.core.faults import Faults
 from probe.core.rules.threshold import ThresholdArgs
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
-from probe.core.run_state.rules.threshold import NAME, RunThreshold, limits_numbers
+from probe.core.run_state.rules.threshold import NAME, RunThreshold, limits_of
 
 
 def rule_makers(settings: Settings) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of the run: of those in ``run.rules``, and of limits in
     ``alert.rules``."""
     chosen: list[Callable[[], RunRule]] = [partial(RUN_RULES[one.rule_name], one.args) for one in settings.run.rules]
-    return chosen + [partial(RunThreshold, args) for args in limits_of(settings.alert)]
-
-
-def limits_of(alert: AlertSettings) -> tuple[ThresholdArgs, ...]:
-    """Return the limits of numbers of the run among the alert rules."""
-    return tuple(rule.args for rule in alert.rules if rule.rule_name == NAME and limits_numbers(rule.args))
+    return chosen + [partial(RunThreshold, args) for args in limits_of(settings.alert.rules)]
 
 
 class RunJudges:
@@ -40,7 +35,7 @@ class RunJudges:
 
     def limit(self, alert: AlertSettings) -> None:
         """Judge by the limits of ``alert`` from now on."""
-        self._limits = {args: self._limits.get(args) or RunThreshold(args) for args in limits_of(alert)}
+        self._limits = {args: self._limits.get(args) or RunThreshold(args) for args in limits_of(alert.rules)}
 
     @property
     def _rules(self) -> list[tuple[str, RunRule]]:

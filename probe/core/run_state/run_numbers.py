@@ -36,11 +36,12 @@ from probe.core.naming import (
 from probe.core.output.sinks import Sink, shows_numbers
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
-from probe.core.run_state.judges import RunJudges, limits_of
+from probe.core.run_state.judges import RunJudges
 from probe.core.run_state.log_places import LogPlaces
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.run_state.rules.threshold import limits_of
 from probe.core.run_state.writer import RunWriter
 from probe.core.worker import Worker
 
@@ -147,7 +148,7 @@ class RunNumbers:
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
         shown = settings.run.enable is not False and (
-            shows_numbers(settings.formats) or bool(limits_of(settings.alert))
+            shows_numbers(settings.formats) or bool(limits_of(settings.alert.rules))
         )
         if settings.run.enable or settings.sentinel.enable or marks is not None or shown:
             self.begin()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Protocol
 
 from probe.core.naming import RUN, VALUE
 from probe.core.rules.threshold import OF_RUN, AnomalyThreshold, ThresholdArgs
@@ -19,8 +19,25 @@ CALM = 3
 """Number of values within the limits in a row after which the matter has ended."""
 
 
-def limits_numbers(args: ThresholdArgs) -> bool:
-    """Return whether ``args`` name numbers of the run."""
+class ConfiguredRule(Protocol):
+    """Alert rule of a configuration."""
+
+    @property
+    def rule_name(self) -> str:
+        """Its name."""
+
+    @property
+    def args(self) -> Any:
+        """Its arguments."""
+
+
+def limits_of(rules: Iterable[ConfiguredRule]) -> tuple[ThresholdArgs, ...]:
+    """Return the arguments of the alert rules that set limits for numbers of the run."""
+    limits = (rule.args for rule in rules if rule.rule_name == NAME)
+    return tuple(args for args in limits if _names_numbers(args))
+
+
+def _names_numbers(args: ThresholdArgs) -> bool:
     return not {*OF_RUN}.isdisjoint(args.ops) and (not args.signals or RUN in args.signals)
 
 
