@@ -32,7 +32,7 @@ class PeakArgs(Section):
     """Number of latest samples that one is compared with."""
     warm_up: WarmUp = Argument(16, ge=2, le=10_000, validate_default=True)
     """Number of samples of a row before it is judged. Not more than window."""
-    min_ratio: Number = Argument(3.0, gt=1)
+    min_ratio: Number = Argument(4.0, gt=1)
     """Factor by which the largest magnitude over the root mean square must be above the largest such ratio of the
     window."""
     cool_down: Integer = Argument(10, ge=1, le=10_000)

@@ -14,10 +14,9 @@ from probe.core.language import message
 from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, STEP_SECONDS
 from probe.core.records import Outcome
 from probe.core.rules.threshold import ThresholdArgs
-from probe.core.run_state.judges import limits_of
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 from probe.core.run_state.rules.straggler import stragglers
-from probe.core.run_state.rules.threshold import RunThreshold
+from probe.core.run_state.rules.threshold import RunThreshold, limits_of
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 
@@ -75,9 +74,8 @@ def _in_order(each: RankRunFinding) -> tuple[int, int]:
 def _limits(passes: Passes) -> tuple[ThresholdArgs, ...]:
     """Return the limits that the configuration of the run has set."""
     for directory in passes.run.directories:
-        return limits_of(
-            configured(directory.manifest, directory.path, Problems())
-        )  # they are judged, and listed, once
+        alert = configured(directory.manifest, directory.path, Problems())  # those of the rules are listed elsewhere
+        return limits_of(alert.rules)
     return ()
 
 
