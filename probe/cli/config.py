@@ -206,6 +206,7 @@ def _collected(settings: Settings) -> Iterator[str]:
         "optimizer state": settings.mv_distribution,
         "updates and ratios of Adam": settings.ur_distribution,
         "agreement of gradients and momentum": settings.mg_direction,
+        "relative size of updates": settings.relative_update,
         f"features ({', '.join(_features(settings))})": settings.recording_l2_features and any(_features(settings)),
         "collective communication": collectives.enable,
         "call stacks of modules": settings.stack_info and "csv" in settings.formats,

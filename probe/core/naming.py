@@ -34,6 +34,13 @@ SENTINEL = (LOSS_ROOT, BACKWARDS, GRADIENT_NORM, APPLIED_NORM)
 """Numbers of the sentinel; those of a second optimizer end in ``/1``."""
 CLOCKS = (STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND, MODEL_TFLOPS, OUTSIDE_SECONDS)
 """Numbers of the run that follow from clocks, as those of phases do: another run has others."""
+RUN_NUMBERS = (
+    *(LOSS, VAL_LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE, BATCH_SIZE, BATCH_TOKENS),
+    *(*CLOCKS, SKIPPED_UPDATE, *SENTINEL),
+)
+"""Numbers of the run that have fixed names; programs log others as well."""
+VALUE = "value"
+"""Column of the numbers of the run."""
 
 
 class Name(str):
@@ -60,6 +67,8 @@ class Signal(NamedTuple):
     meaning: str
 
 
+RELATIVE_UPDATE = "relative_update"
+"""Signal of the size of updates relative to parameters, and its column."""
 SIGNALS: dict[str, Signal] = {
     "param_origin": Signal("param_origin", 0, "parameter before the update"),
     "linear_hook": Signal("linear_hook", 0, "stable rank and spectral norm of weights"),
@@ -75,12 +84,23 @@ SIGNALS: dict[str, Signal] = {
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
     "update": Signal("adam_update", 6, "Adam's update from its moments, before the learning rate"),
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
+    RELATIVE_UPDATE: Signal(RELATIVE_UPDATE, 6, "change of a parameter by the update, relative to it"),
     RUN: Signal(RUN, 7, "numbers of the run, such as the loss"),
 }
 """Fixed signals. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 
 FEATURES = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
 """Signals of features, whose columns are no moments: see :mod:`probe.core.instrumentation.signals.features`."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "attention_hook": ("entropy", "softmax_max"),
+    "linear_hook": ("sr", "kernel_norm"),
+    "moe_router_weight_hook": ("router_weight_similarity",),
+    "moe_router_logit_hook": ("per_token_expert_entropy", "load_max", "load_cv", "load_min", "load_share"),
+    "other": ("count", "bytes", "seconds"),
+    RELATIVE_UPDATE: (RELATIVE_UPDATE,),
+}
+"""Columns of signals that are no ops."""
 
 STATE_PHASE = 5
 

@@ -60,6 +60,42 @@ def test_the_direction_of_gradients_and_momentum(framework: Harness, kind: str) 
     assert first is None or first["mean"] == 0.5, "before the first update there is no moment, or it is all zeros"
 
 
+@pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.needs("sgd")), "momentum"])
+def test_the_relative_size_of_updates(framework: Harness, kind: str) -> None:
+    """The root mean square of the change over that of the parameter before it, and nothing else is collected."""
+    weight = np.array([3.0, 0.0, -4.0, 1.0])
+    model = product(framework, weight)
+    optimizer = framework.optimizer(kind, model, lr=0.125, **HYPERPARAMETERS[kind])
+    loop = framework.loop(model, optimizer)
+    with watching(framework, {"relative_update": True}, model, optimizer) as monitor:
+        for gradient in GRADIENTS:
+            train_step(loop, framework.tensor(gradient))
+    rows, velocity = rows_of(monitor), np.zeros(4)
+    assert {row.signal for row in rows} == {"relative_update"}
+    for step, gradient in enumerate(GRADIENTS):
+        velocity = velocity * (MOMENTUM if kind == "momentum" else 0.0) + gradient
+        expected = np.linalg.norm(0.125 * velocity) / np.linalg.norm(weight)
+        weight = weight - 0.125 * velocity
+        (line,) = lines_of(monitor)[f"relative_update_{step}-{step}"]
+        assert float(line["relative_update"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.needs("adam")
+def test_the_relative_size_of_updates_beside_those_of_adam(framework: Harness) -> None:
+    """A parameter of zeros has none yet; rows of Adam's own updates stand in files of their own."""
+    model = product(framework, np.zeros(4))
+    optimizer = framework.optimizer("adam", model, lr=0.125, **HYPERPARAMETERS["adam"])
+    loop = framework.loop(model, optimizer)
+    with watching(framework, {"relative_update": True, "ur_distribution": True}, model, optimizer) as monitor:
+        for gradient in GRADIENTS[:2]:
+            train_step(loop, framework.tensor(gradient))
+    lines = lines_of(monitor)
+    numbers = [float(lines[f"relative_update_{step}-{step}"][0]["relative_update"]) for step in range(2)]
+    assert math.isnan(numbers[0])
+    assert 0 < numbers[1] < 2
+    assert {row.signal for row in rows_of(monitor)} == {"relative_update", "update", "ratio"}
+
+
 @pytest.mark.needs("sgd")
 def test_an_optimizer_without_momentum_has_no_direction(framework: Harness) -> None:
     """No row instead of a made-up one."""

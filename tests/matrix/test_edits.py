@@ -115,6 +115,16 @@ def test_a_rule_that_is_there_twice_sees_each_step_once(
     assert {finding.step for finding in monitor.findings if finding.step == 7} == found
 
 
+def test_limits_of_numbers_of_the_run_may_be_changed(framework: Harness, path: Path) -> None:
+    """They hold from the step of the change on, and numbers are recorded from then on."""
+    limit = {"rules": [{"rule_name": "AnomalyThreshold", "args": {"ops": ["learning_rate"], "above": 0.001}}]}
+    with training(framework, config(path, on=True), 9, {4: rewriting(alert=limit)}) as monitor:
+        monitor.flush()
+        found = monitor._collector.closing.account.summary(9, "", 0, True).findings
+    assert [(finding.kind, finding.where) for finding in found] == [("Value beyond its limit", ("learning_rate",))]
+    assert found[0].step in (5, 6)
+
+
 def judged(framework: Harness, path: Path, edits: dict[int, dict[str, Any]], spike: int) -> Monitor:
     """A run that learns nothing, with one step of parameters a thousand times as large."""
     model = tiny_net(framework)

@@ -76,6 +76,18 @@ def test_numbers_of_the_run_go_on_where_nothing_is_collected(framework: Harness,
     assert training.monitor.faults == {}
 
 
+def test_limits_of_the_user_hold_for_numbers_of_the_run(framework: Harness, folder: Path) -> None:
+    """The rule for rows judges them as well, once until they are back: those that the program logs, and the rate."""
+    names = {"ops": ["loss", "learning_rate"], "above": 5.0}, {"ops": ["value"], "names": ["acc*"], "below": 0.1}
+    rules = [{"rule_name": "AnomalyThreshold", "args": args} for args in names]
+    training = Training(framework, format=["csv", "prometheus"], alert={"rules": rules}).begin()
+    for loss in (1.0, 7.0, 8.0, *[1.0] * 3, 9.0, 1.0):
+        training.step(loss=loss, accuracy=0.05, error=0.05)
+    training.monitor.flush()
+    assert shown(folder)["findings_total", "AnomalyThreshold"] == 3
+    training.monitor.stop()
+
+
 def test_weights_are_the_same_with_it(framework: Harness, folder: Path) -> None:
     """Training gives the same bits with and without the formats."""
     weights = []

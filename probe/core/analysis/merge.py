@@ -20,7 +20,7 @@ from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
-from probe.core.naming import FEATURES
+from probe.core.naming import FEATURES, RELATIVE_UPDATE
 from probe.core.storage import sqlite_reader
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, last_run
@@ -51,7 +51,7 @@ from probe.core.storage.manifest import PIPELINE
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 
-OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
+OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", RELATIVE_UPDATE, *FEATURES)
 """Signals whose whole tensors differ between ranks: only rows about parts are merged."""
 NECESSARY = (NAME, STEP, SHAPE, DTYPE)
 """Columns without which a file cannot be merged."""

@@ -11,9 +11,11 @@ from probe.core.config.errors import LONGEST_NAME, nearest
 from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
 from probe.core.language import Message, message
-from probe.core.naming import FEATURES
+from probe.core.moments import OPS
+from probe.core.naming import COLUMNS, FEATURES, RELATIVE_UPDATE, RUN
 from probe.core.rules import about
 from probe.core.rules.about import Need
+from probe.core.rules.threshold import OF_RUN, OF_WHOLE_TENSORS
 
 STATE_KINDS = (
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
@@ -141,9 +143,10 @@ SIGNAL_NEEDS: dict[str, Need] = {
     **dict.fromkeys(("param_origin", "param_updated"), (lambda s: s.param_distribution, "param_distribution")),
     **dict.fromkeys(("update", "ratio"), (lambda s: s.ur_distribution, "ur_distribution")),
     "mg_direction": (lambda s: s.mg_direction, "mg_direction"),
+    RELATIVE_UPDATE: (lambda s: s.relative_update, "relative_update"),
     "other": (lambda s: s.cc_distribution.enable, "cc_distribution.enable"),
     **{hook: _feature(hook) for hook in FEATURES},
-    "run": (lambda _: False, "run.rules, which judge numbers of the run"),
+    "run": (lambda s: s.run.enable is not False, "run.enable"),
 }
 """Setting that every fixed signal needs."""
 _OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")
@@ -181,16 +184,33 @@ def unjudged(settings: Settings) -> Iterator[str]:
     both = _with_armed(settings)
     for rule in settings.alert.rules:
         missing = [how for has, how in about(rule.rule_name).needs if not any(map(has, both))]
-        ops = [op for op in getattr(rule.args, "ops", ()) if op not in settings.statistics]
+        ops = _unmet_ops(rule.args, settings, both)
         signals = _unmet_signals(rule.args, both)
         if ops and len(ops) == len(rule.args.ops):
-            missing.append(f"one of the ops {', '.join(ops)}" if len(ops) > 1 else f"the op {ops[0]}")
+            several = len(ops) > 1 and {*ops} <= {*OPS}
+            missing += [f"one of the ops {', '.join(ops)}"] if several else dict.fromkeys(ops.values())
         if signals and len(signals) == len(rule.args.signals):
             missing += dict.fromkeys(signals.values())
         if missing:
             yield f"the rule {rule.rule_name} judges nothing: it needs {', and '.join(missing)}"
-        elif lacking := [*(f"the op {op}" for op in ops if "ops" in rule.args.model_fields_set), *signals.values()]:
+        elif lacking := [*(how for how in ops.values() if "ops" in rule.args.model_fields_set), *signals.values()]:
             yield f"the rule {rule.rule_name} does not judge all that it names: it needs {', and '.join(lacking)}"
+
+
+def _unmet_ops(args: Any, settings: Settings, both: Sequence[Settings]) -> dict[str, str]:
+    """Ops, and columns that are none, that a rule names and that are not recorded, each with its need."""
+    unmet = {}
+    for op in getattr(args, "ops", ()):
+        base = op.removeprefix("global_")
+        if base in OPS and base not in settings.statistics:
+            unmet[op] = f"the op {base}"
+        elif op in OF_WHOLE_TENSORS and not settings.global_stats:
+            unmet[op] = f"global_stats (for {op})"
+        elif op not in OPS and op not in OF_WHOLE_TENSORS:
+            signal = RUN if op in OF_RUN else next(signal for signal, columns in COLUMNS.items() if op in columns)
+            has, how = SIGNAL_NEEDS[signal]
+            unmet |= {} if any(map(has, both)) else {op: f"{how} (for {op})"}
+    return unmet
 
 
 def _with_armed(settings: Settings) -> tuple[Settings, ...]:

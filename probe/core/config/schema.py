@@ -171,8 +171,8 @@ class AlertSettings(Section):
 
     rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule judges only
-    the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead and
-    AnomalyFrozen with their defaults. Empty list: none."""
+    the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead,
+    AnomalyFrozen, AnomalyPeak, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
     dump: Flag = False
     """Write findings to `anomaly_detected/rank{rank}/anomaly.json` in the output directory too."""
     channels: tuple[ChannelSettings, ...] = ()
@@ -267,8 +267,9 @@ class L2Targets(Section):
     two experts, is recorded once a step. Missing or empty: none."""
     moe_router_logit_hook: tuple[Text, ...] | None = None
     """Router modules of mixtures of experts whose first output are logits: `per_token_expert_entropy`, the mean over
-    tokens, and the load of the experts, `load_max` (largest divided by mean) and `load_cv` (standard deviation divided
-    by mean), are recorded at each call. Missing or empty: none."""
+    tokens, and the load of the experts, `load_max` (largest divided by mean), `load_cv` (standard deviation divided
+    by mean), `load_min` (smallest divided by mean) and `load_share` (part of all tokens that the busiest has), are
+    recorded at each call. Missing or empty: none."""
 
 
 RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN_RULES.items()}
@@ -438,6 +439,10 @@ class Settings(Section):
     mg_direction: Flag = False
     """Collect the fraction of elements whose gradient and momentum agree in sign (`mg_direction`): one number a
     parameter, which every op repeats."""
+    relative_update: Flag = False
+    """Collect the root mean square of each parameter's change by the update over that of the parameter before it
+    (`relative_update`), for every optimizer: one number a parameter. Needs a copy of the parameters during the update,
+    in float32 at least."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: AlertSettings = AlertSettings()

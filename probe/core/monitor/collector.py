@@ -42,6 +42,7 @@ from probe.core.output.program_number import ProgramNumber
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
+from probe.core.run_state.rules.threshold import limits_of
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.manifest import FILE
@@ -374,6 +375,9 @@ class Collector:
         if plan.restarts or not plan.listens:
             self._collectives.stop()
         self.run = run
+        if limits_of(run.settings.alert.rules):
+            self.listening_numbers()
+        self.numbers.limit(run.settings.alert)
         consumer: StepConsumer | None = self.output if plan.writes or plan.purpose == "rest" else None
         if plan.purpose == "structure":
             consumer = StructureOutput(self.faults)

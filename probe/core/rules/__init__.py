@@ -11,9 +11,12 @@ from probe.core.records import Batch, Finding
 from probe.core.rules.about import About
 from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.rules.dead import AnomalyDead
+from probe.core.rules.entropy import AnomalyEntropy
 from probe.core.rules.frozen import AnomalyFrozen
 from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.peak import AnomalyPeak
 from probe.core.rules.replica import AnomalyReplica
+from probe.core.rules.router import AnomalyRouter
 from probe.core.rules.spike import AnomalySpike
 from probe.core.rules.threshold import AnomalyThreshold
 from probe.core.rules.turbulence import AnomalyTurbulence
@@ -44,6 +47,9 @@ RULES: dict[str, type[About]] = {
     "AnomalyVanish": AnomalyVanish,
     "AnomalyDead": AnomalyDead,
     "AnomalyFrozen": AnomalyFrozen,
+    "AnomalyPeak": AnomalyPeak,
+    "AnomalyEntropy": AnomalyEntropy,
+    "AnomalyRouter": AnomalyRouter,
     "AnomalyReplica": AnomalyReplica,
     "AnomalyThreshold": AnomalyThreshold,
 }

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from probe.core.fields import Number, Section, Text, wrong
-from probe.core.moments import OPS
-from probe.core.naming import row_name
+from probe.core.fields import Names, Number, Section, Text, not_empty, wrong
+from probe.core.moments import OPS, moment_of
+from probe.core.naming import COLUMNS, RUN_NUMBERS, VALUE, row_name
 from probe.core.records import Array, Batch, Finding, Key
-from probe.core.rules.about import About, Ops
+from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
+
+OF_RUN = (*RUN_NUMBERS, VALUE)
+"""Names that stand for numbers of the run."""
+OF_SIGNALS = tuple(dict.fromkeys(column for columns in COLUMNS.values() for column in columns))
+OF_WHOLE_TENSORS = (*(f"global_{op}" for op in OPS), "merged", "copies", "agreeing")
+"""Columns that ``global_stats`` adds."""
+ANY = (*OPS, *OF_SIGNALS, *OF_WHOLE_TENSORS, *OF_RUN)
+AnyOps = Annotated[tuple[Annotated[Text, Names(ANY)], ...], AfterValidator(not_empty)]
 
 
 class ThresholdArgs(Section):
@@ -26,10 +35,14 @@ class ThresholdArgs(Section):
     """Value, in the unit of the op and with its sign, above which a value is reported."""
     below: Number | None = Field(None, validate_default=True)
     """Value below which a value is reported."""
-    ops: Ops = ("norm",)
-    """Ops that are judged, of those that are collected."""
+    ops: AnyOps = ("norm",)
+    """Numbers that are judged, of those that are recorded: ops; columns of features, such as entropy or load_max, and
+    of collectives, such as seconds; global_norm and its like; and numbers of the run, such as loss or learning_rate,
+    at every step. value stands for every number of the run that names choose, those that the program logs under names
+    of its own included."""
     signals: tuple[Text, ...] = ()
-    """Signals that are judged, such as actv, grad_reduced or exp_avg, by the prefixes of CSV files. Empty: all."""
+    """Signals that are judged, such as actv, grad_reduced or exp_avg, by the prefixes of CSV files; run for numbers of
+    the run. Empty: all."""
     names: tuple[Text, ...] = ()
     """Patterns of the rows that are judged, by their names in CSV files: `*` stands for anything, `?` for a character,
     as in `layers.*.attention.output`. Empty: all."""
@@ -46,7 +59,8 @@ class AnomalyThreshold(About):
     """Report values above ``args.above`` or below ``args.below``, with their sign and in the unit of the op.
 
     Only the ops, signals and rows that ``args`` name are judged, at every sampled step: the rule has no memory. Inf is
-    judged; NaN is neither above nor below anything, and left to ``AnomalyNan``.
+    judged; NaN is neither above nor below anything, and left to ``AnomalyNan``. Numbers of the run are judged by
+    :class:`probe.core.run_state.rules.threshold.RunThreshold`.
     """
 
     Args = ThresholdArgs
@@ -58,7 +72,7 @@ class AnomalyThreshold(About):
     def __init__(self, args: ThresholdArgs, rank: int, ops: Sequence[str]) -> None:
         self._above: float = np.inf if args.above is None else args.above
         self._below: float = -np.inf if args.below is None else args.below
-        self._ops = [op for op in args.ops if op in ops]
+        self._ops = [op for op in args.ops if op in ops or (op not in OPS and op not in OF_RUN)]
         self._signals = frozenset(args.signals)
         self._patterns: tuple[str, ...] = tuple(args.names) or ("*",)
         self._latest: dict[str, tuple[tuple[Key, ...], Mask]] = {}
@@ -69,7 +83,7 @@ class AnomalyThreshold(About):
             return
         named = self._named(batch)
         for op in self._ops:
-            if op in OPS and OPS[op].moment in batch.columns:
+            if moment_of(op) in batch.columns:
                 values = batch.op(op)
                 yield from self._findings(batch, op, values, named & (values > self._above), "above", self._above)
                 yield from self._findings(batch, op, values, named & (values < self._below), "below", self._below)

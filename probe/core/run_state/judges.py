@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from probe.core.config.schema import RunSettings
+from probe.core.config.schema import AlertSettings, Settings
 from probe.core.faults import Faults
+from probe.core.rules.threshold import ThresholdArgs
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.threshold import NAME, RunThreshold, limits_of
+
+
+def rule_makers(settings: Settings) -> list[Callable[[], RunRule]]:
+    """Return makers of the rules about numbers of the run: of those in ``run.rules``, and of limits in
+    ``alert.rules``."""
+    chosen: list[Callable[[], RunRule]] = [partial(RUN_RULES[one.rule_name], one.args) for one in settings.run.rules]
+    return chosen + [partial(RunThreshold, args) for args in limits_of(settings.alert.rules)]
 
 
 class RunJudges:
     """The rules of a run; one that fails is counted, and called again with the next step."""
 
-    def __init__(self, settings: RunSettings, faults: Faults) -> None:
+    def __init__(self, settings: Settings, faults: Faults) -> None:
         self._faults = faults
-        self._rules: list[tuple[str, RunRule]] = [
-            (chosen.rule_name, RUN_RULES[chosen.rule_name](chosen.args)) for chosen in settings.rules
+        self._chosen: list[tuple[str, RunRule]] = [
+            (chosen.rule_name, RUN_RULES[chosen.rule_name](chosen.args)) for chosen in settings.run.rules
         ]
+        self._limits: dict[ThresholdArgs, RunThreshold] = {}
+        self.limit(settings.alert)
         self.receivers: list[Callable[[Sequence[RunFinding]], None]] = []
         """Functions that receive the findings of each step that has any."""
+
+    def limit(self, alert: AlertSettings) -> None:
+        """Judge by the limits of ``alert`` from now on."""
+        self._limits = {args: self._limits.get(args) or RunThreshold(args) for args in limits_of(alert.rules)}
+
+    @property
+    def _rules(self) -> list[tuple[str, RunRule]]:
+        return [*self._chosen, *((NAME, rule) for rule in self._limits.values())]
 
     def judge(self, step: RunStep) -> list[RunFinding]:
         """Return the findings in ``step``, after all receivers have got them."""

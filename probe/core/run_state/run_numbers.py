@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
-from probe.core.config.schema import Settings
+from probe.core.config.schema import AlertSettings, Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.step_boundary import ForwardMarks
@@ -41,6 +41,7 @@ from probe.core.run_state.log_places import LogPlaces
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.run_state.rules.threshold import limits_of
 from probe.core.run_state.writer import RunWriter
 from probe.core.worker import Worker
 
@@ -138,7 +139,7 @@ class RunNumbers:
         self._ended_at = math.nan
         self._operations: float | None = settings.run.flops_per_step
         """Floating-point operations of a step."""
-        self._judges = RunJudges(settings.run, faults)
+        self._judges = RunJudges(settings, faults)
         self._writer = RunWriter(settings, faults, files)
         self._worker: Worker | None = None
         self._closed = False
@@ -146,7 +147,9 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        shown = settings.run.enable is not False and shows_numbers(settings.formats)
+        shown = settings.run.enable is not False and (
+            shows_numbers(settings.formats) or bool(limits_of(settings.alert.rules))
+        )
         if settings.run.enable or settings.sentinel.enable or marks is not None or shown:
             self.begin()
 
@@ -211,6 +214,11 @@ class RunNumbers:
         if values:
             self._has_late = self._had_late = True
             self._late.put(values)
+
+    def limit(self, alert: AlertSettings) -> None:
+        """Judge by the limits of ``alert`` from the step in progress on."""
+        if self._worker is not None:
+            self._worker.submit(partial(self._judges.limit, alert), must=True)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""

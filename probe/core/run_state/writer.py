@@ -9,14 +9,12 @@ import numpy as np
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.naming import RUN
+from probe.core.naming import RUN, VALUE
 from probe.core.output.sinks import KEPT, Sink, factory
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.run_state.rules import RunStep
 
-VALUE = "value"
-"""Column of these rows."""
 DTYPE = "float64"
 Files = Callable[[], tuple[SinkContext, Sequence[Sink]]]
 

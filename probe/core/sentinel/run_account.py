@@ -14,6 +14,7 @@ from probe.core.control.armed_collection import CollectedSteps
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
+from probe.core.rules import RULES
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import explain, module_of, word
 from probe.core.rules.nan import AnomalyNan, NanArgs
@@ -255,7 +256,7 @@ def of_check(finding: CheckFinding) -> JudgedFinding:
 
 
 def _of_run(finding: RunFinding) -> JudgedFinding:
-    rule = RUN_RULES.get(finding.rule)
+    rule = RUN_RULES.get(finding.rule) or RULES.get(finding.rule)
     numbers = {finding.name: finding.value, "expected": finding.expected}
     if math.isnan(finding.expected):
         del numbers["expected"]

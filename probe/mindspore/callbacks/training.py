@@ -21,6 +21,7 @@ NUMBERS_ALONE: Mapping[str, Any] = {
     "param_distribution": False,
     "mv_distribution": False,
     "mg_direction": False,
+    "relative_update": False,
     "ur_distribution": False,
     "xy_distribution": False,
     "recording_l2_features": False,

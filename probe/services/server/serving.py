@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,8 @@ from probe.core.alerting.channels import AlertSender
 from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.records import Alert
-from probe.core.run_state.rules import RUN_RULES, RunRule
+from probe.core.run_state.judges import rule_makers
+from probe.core.run_state.rules import RunRule
 from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
 from probe.services.web.hosts import is_loopback
 from probe.services.web.listening import ServerError, bound
@@ -121,7 +121,7 @@ class SilentSender:
 
 def rules_of(settings: Settings | None) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of a run that ``settings`` choose."""
-    return [] if settings is None else [partial(RUN_RULES[each.rule_name], each.args) for each in settings.run.rules]
+    return [] if settings is None else rule_makers(settings)
 
 
 def _check_token(options: ServerOptions, loopback: bool) -> None:

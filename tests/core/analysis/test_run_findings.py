@@ -76,6 +76,17 @@ def test_a_rank_that_waits_for_its_data_is_named(tmp_path: Path) -> None:
     assert [(each["rank"], each["rule"], each["value"]) for each in findings] == [(2, "RunStraggler", 0.4)]
 
 
+def test_limits_of_the_user_are_judged_again(tmp_path: Path) -> None:
+    """As the configuration of the run has set them."""
+    written(tmp_path, 0, lambda step: healthy(step) | {"accuracy": 0.5 if step == 70 else 0.9})
+    limit = {"rule_name": "AnomalyThreshold", "args": {"ops": ["value"], "names": ["acc*"], "below": 0.8}}
+    (directory,) = tmp_path.iterdir()
+    manifest = {"config": {"alert": {"rules": [limit]}}}
+    (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    _, findings, _ = found(tmp_path)
+    assert [(each["rule"], each["name"], each["step"]) for each in findings] == [("AnomalyThreshold", "accuracy", 70)]
+
+
 def test_a_nan_in_a_layer_stands_before_the_loss(tmp_path: Path) -> None:
     """The first cause stays the tensor's, in the same step."""
     written(tmp_path, 0, lambda step: healthy(step) | ({"loss": math.nan} if step >= 90 else {}))

@@ -117,7 +117,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.queue_size, settings.when_queue_full, settings.monitor_mbs_grad) == (8, "wait", False)
     assert (settings.targets, settings.alert.dump) == ({}, False)
     rules = [rule.rule_name.removeprefix("Anomaly") for rule in settings.alert.rules]
-    assert rules == ["Nan", "Spike", "Vanish", "Dead", "Frozen"]
+    assert rules == ["Nan", "Spike", "Vanish", "Dead", "Frozen", "Peak", "Entropy", "Router"]
     assert (settings.sa_order, settings.cc_distribution.cc_codeline) == ("s,b,h,d", ())
 
 
@@ -207,7 +207,7 @@ def test_arguments_of_rules_have_defaults() -> None:
     assert spiked == (32, 10, 5.0, 30.0, 10)
     assert spike.args.ops == ("norm", "min", "max")
     assert load(rules()).alert.rules == ()
-    assert len(load({"alert": {"dump": True}}).alert.rules) == 5
+    assert len(load({"alert": {"dump": True}}).alert.rules) == 8
 
 
 def test_installed_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,12 @@ WG = {"wg_distribution": True}
 ARMED = {"on_anomaly": {"arm": {"xy_distribution": True}}}
 
 
+NEEDS_OF_COLUMNS = (
+    "the rule AnomalyThreshold judges nothing: it needs l2_targets.linear_hook (for sr), and cc_distribution.enable "
+    "(for seconds)"
+)
+
+
 def ruled(name: str, more: dict[str, Any], **args: Any) -> dict[str, Any]:
     """A configuration of one rule."""
     return {**more, "alert": {"rules": [{"rule_name": name, "args": args}]}}
@@ -44,6 +50,18 @@ def above(more: dict[str, Any], **args: Any) -> dict[str, Any]:
         ),
         (above(WG, ops=["std"]), "the rule AnomalyThreshold judges nothing: it needs the op std"),
         (above(WG | {"ops": ["max"]}), "the rule AnomalyThreshold judges nothing: it needs the op norm"),
+        (
+            above(WG, ops=["sr", "seconds"]),
+            NEEDS_OF_COLUMNS,
+        ),
+        (
+            above(WG, ops=["global_norm"]),
+            "the rule AnomalyThreshold judges nothing: it needs global_stats (for global_norm)",
+        ),
+        (
+            above({**WG, "run": {"enable": False}}, ops=["norm", "loss"]),
+            "the rule AnomalyThreshold does not judge all that it names: it needs run.enable (for loss)",
+        ),
         (
             above(WG, signals=["actv"]),
             "the rule AnomalyThreshold judges nothing: it needs xy_distribution without backward_only (for actv)",
@@ -75,6 +93,8 @@ def test_a_rule_that_can_judge_nothing_is_named(
         above(WG | ARMED, signals=["actv", "grad_unreduced"]),
         above({"mv_distribution": True}, signals=["exp_avg", "momentum_of_mine"]),
         above({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, signals=["linear_hook"]),
+        above({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, ops=["kernel_norm", "loss"]),
+        above({}, ops=["value"], signals=["run"], names=["accuracy"]),
     ],
 )
 def test_a_rule_that_has_what_it_needs_is_not(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from probe.core.config.schema import DEFAULT_RULES, RULE_ARGS
+from probe.core.naming import COLUMNS
 from probe.core.records import Batch, Key
 from probe.core.rules import factory
 
@@ -22,7 +23,8 @@ def rule_of(name):
 
 
 def step_of(step, broken):
-    """A healthy step, or one in which layer 2 is dead, its gradient gone, its parameter frozen, another's gone wild."""
+    """A healthy step, or one in which layer 2 is dead, its gradient gone, its parameter frozen, its attention and its
+    router collapsed, one element of its output a peak, another's gradient gone wild."""
     random = np.random.default_rng([step, 5])
     gradient, weight = random.normal(1, 0.1, 6), np.arange(1.0, 7.0)
     before, after = weight + 1e-3 * step, weight + 1e-3 * (step + 1)
@@ -33,17 +35,25 @@ def step_of(step, broken):
     driven = np.where(
         np.arange(6) == 2, 1.0, gradient
     )  # of the frozen parameter; the vanished gradient is an activation's
-    yield batch("actv", step, OUTPUTS, np.ones(6), zeros)
+    largest = np.where((np.arange(6) == 2) & broken, 0.5, 0.02)
+    yield batch("actv", step, OUTPUTS, np.ones(6), zeros, (100, 100), largest)
     yield batch("actv_grad", step, OUTPUTS, gradient, np.zeros(6))
     yield batch("grad_reduced", step, KEYS, driven, np.zeros(6))
     yield batch("param_origin", step, KEYS, before, np.zeros(6))
     yield batch("param_updated", step, KEYS, after, np.zeros(6))
+    yield feature("attention_hook", step, [0.1 if broken else 3.0, 0.5])
+    yield feature("moe_router_logit_hook", step, [1.0, *([10.0, 3.0, 0.0, 1.0] if broken else [2.0, 0.5, 0.5, 0.2])])
 
 
-def batch(signal, step, keys, norms, zeros):
-    shape = (10, 10)
-    columns = {"sumsq": norms**2, "min": -norms / 5, "max": norms / 5, "below": 100 * zeros}
+def batch(signal, step, keys, norms, zeros, shape=(10, 10), largest=0.2):
+    columns = {"sumsq": norms**2, "min": -norms / 50, "max": norms * largest, "below": shape[0] * shape[1] * zeros}
     return Batch(signal, step, keys, (shape,) * 6, ("torch.float32",) * 6, np.arange(6), columns)
+
+
+def feature(signal, step, row):
+    """One row of a feature, of a hundred tokens and ten experts."""
+    columns = {name: np.array([value]) for name, value in zip(COLUMNS[signal], row, strict=True)}
+    return Batch(signal, step, (Key("layers.2.core"),), ((100, 10),), ("torch.float32",), np.arange(1), columns)
 
 
 def judged(rule, steps, broken_from):

@@ -10,9 +10,10 @@ import pytest
 
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
+from probe.core.naming import COLUMNS
 from probe.core.records import Key
 from probe.core.rules.threshold import AnomalyThreshold
-from tests.core.rules.rule_batches import OPS, W, batch_of
+from tests.core.rules.rule_batches import OPS, W, batch_of, norms
 
 
 def threshold(above=None, below=None, ops=("norm",), signals=(), names=()):
@@ -60,17 +61,30 @@ def test_every_step_is_reported_and_says_the_limit():
 
 
 @pytest.mark.parametrize(
+    ("signal", "column"), [(signal, column) for signal, columns in COLUMNS.items() for column in columns]
+)
+def test_columns_that_are_no_ops_have_limits(signal, column):
+    """Those of features and of collectives, where they are recorded."""
+    rule = threshold(above=1.0, ops=(column, "norm"))
+    batch = norms({W: 0.5}, signal=signal, extra={column: np.array([3.0])})
+    assert [(f.op, f.value) for f in rule.judge(batch)] == [(column, 3.0)]
+    assert found(rule, {W: np.array([0.5])}) == []
+
+
+@pytest.mark.parametrize(
     ("args", "problem"),
     [
         ({}, "expected a number, here or as above"),
         ({"above": None}, "expected a number, here or as above"),
         ({"above": "high"}, "expected a number"),
         ({"above": 1, "ops": ["norms"]}, "did you mean norm?"),
+        ({"above": 1, "ops": ["entropi"]}, "did you mean entropy?"),
+        ({"above": 1, "ops": ["learnin_rate"]}, "did you mean learning_rate?"),
         ({"above": 1, "ops": []}, "expected a list of names"),
     ],
 )
 def test_wrong_arguments_are_refused(args, problem):
-    """At least one limit, and ops that there are."""
+    """At least one limit, and numbers that are recorded."""
     with pytest.raises(ConfigError) as caught:
         load({"alert": {"rules": [{"rule_name": "AnomalyThreshold", "args": args}]}})
     assert problem in str(caught.value)

@@ -40,6 +40,7 @@ class Kind(str, Enum):
     vanishing = "vanishing gradient"
     dead = "dead layer"
     frozen = "frozen parameter"
+    router = "router-collapse"
     replica = "divergence of replicas"
     limit = "value beyond its limit"
     ending = "end of the run"
@@ -70,6 +71,8 @@ NEXT: dict[Kind | int, str] = {
     "that the optimizer updates, and whether its updates are lost in rounding in half precision",
     Kind.dead: "the layer's bias and its inputs: a step with a large update that pushed it below 0, a "
     "learning rate too high, or an initialisation that leaves it off",
+    Kind.router: "the loss that balances the experts (its weight, whether gradients reach the router through it), the "
+    "router's learning rate, and the scale of its logits",
     Kind.vanishing: "the modules between it and the loss: a saturated or dead activation, a detached "
     "tensor, a mask or a scale of 0",
     WEIGHTS: "whatever writes to that parameter between two updates: the update of the step before (its gradient and "

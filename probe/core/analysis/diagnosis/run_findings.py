@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
+from probe.core.analysis.diagnosis.evaluate import configured
 from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.language import message
 from probe.core.naming import PHASE, RUN, SKIPPED_UPDATE, STEP_SECONDS
 from probe.core.records import Outcome
+from probe.core.rules.threshold import ThresholdArgs
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 from probe.core.run_state.rules.straggler import stragglers
+from probe.core.run_state.rules.threshold import RunThreshold, limits_of
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
 
 MOST = 20
 """Findings of a run at most: the first of each rule, number and rank."""
@@ -51,7 +56,7 @@ def run_findings(passes: Passes) -> list[RankRunFinding]:
     """Return the first findings of each rule about the numbers of each rank, in order of step, at most ``MOST``."""
     if RUN not in passes.rows.signals:
         return []
-    pieces = list(passes.over_ranks(_of_piece, signals=(RUN, "other")))
+    pieces = list(passes.over_ranks(partial(_of_piece, limits=_limits(passes)), signals=(RUN, "other")))
     found = [each for piece in pieces for each in piece.found]
     last = max((piece.last for piece in pieces if piece.last is not None), default=0)
     seconds: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
@@ -66,18 +71,27 @@ def _in_order(each: RankRunFinding) -> tuple[int, int]:
     return each.finding.step, each.rank
 
 
-def _of_piece(rows: Rows) -> PieceNumbers:
+def _limits(passes: Passes) -> tuple[ThresholdArgs, ...]:
+    """Return the limits that the configuration of the run has set."""
+    for directory in passes.run.directories:
+        alert = configured(directory.manifest, directory.path, Problems())  # those of the rules are listed elsewhere
+        return limits_of(alert.rules)
+    return ()
+
+
+def _of_piece(rows: Rows, limits: Sequence[ThresholdArgs]) -> PieceNumbers:
     if RUN not in rows.signals:
         return PieceNumbers([], {}, None)
     ranks = [rank for (rank,) in rows.connection.execute(f"SELECT DISTINCT rank FROM {rows.view(RUN)}").fetchall()]  # noqa: S608
-    found = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank)]
+    found = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank, limits)]
     seconds = {name: dict(rows.connection.execute(query).fetchall()) for name, query in _times(rows)}
     last = rows.connection.execute(f"SELECT max(step) FROM {rows.view(RUN)}").fetchone()  # noqa: S608
     return PieceNumbers(sorted(found, key=_in_order)[:MOST], seconds, last[0] if last else None)
 
 
-def _of_rank(rows: Rows, rank: int) -> Iterator[RunFinding]:
+def _of_rank(rows: Rows, rank: int, limits: Sequence[ThresholdArgs]) -> Iterator[RunFinding]:
     rules: list[RunRule] = [rule(rule.Args()) for rule in RUN_RULES.values() if rule.by_default]
+    rules += map(RunThreshold, limits)
     seen: set[tuple[str, str]] = set()
     for step in _steps(rows, rank):
         for rule in rules:

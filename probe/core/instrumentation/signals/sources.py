@@ -19,6 +19,7 @@ from probe.core.instrumentation.signals.activations import activations
 from probe.core.instrumentation.signals.call_stacks import stacks
 from probe.core.instrumentation.signals.features.source import features
 from probe.core.instrumentation.signals.optimizer_updates import missing_state, momentum_directions, updates_and_ratios
+from probe.core.instrumentation.signals.relative_updates import relative_updates
 from probe.core.instrumentation.signals.structure import structure
 from probe.core.records import Key
 
@@ -194,6 +195,7 @@ SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
     "momentum_directions": (lambda settings: settings.mg_direction, momentum_directions),
     "updates_and_ratios": (lambda settings: settings.ur_distribution, updates_and_ratios),
+    "relative_updates": (lambda settings: settings.relative_update, relative_updates),
     "activations": (lambda settings: settings.xy_distribution, activations),
     "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
     "features": (lambda settings: settings.recording_l2_features, features),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from probe.core.run_state.rules.nan import RunNan
 from probe.core.run_state.rules.overflow import RunOverflow
+from probe.core.run_state.rules.rate import RunRate
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 from probe.core.run_state.rules.slow import RunSlow
 from probe.core.run_state.rules.spike import RunSpike
@@ -20,6 +21,7 @@ RUN_RULES: dict[str, type[RunRule]] = {
     "RunSlow": RunSlow,
     "RunOverflow": RunOverflow,
     "RunStraggler": RunStraggler,
+    "RunRate": RunRate,
 }
 """Rules by their names in a configuration. To add one, write a file with its class, and add a line here."""
 

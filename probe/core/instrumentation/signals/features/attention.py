@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Arrays, Block, Numbers, Tensor
 from probe.core.errors import Misfit
+from probe.core.naming import COLUMNS
 from probe.core.records import Array
 
-COLUMNS = ("entropy", "softmax_max")
 AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
 """Positions of the batch, head, sequence and the dimension within a head, by order of dimensions."""
 HIDING = -65504.0
@@ -124,7 +124,7 @@ def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Blo
 def finish(rows: Array) -> Mapping[str, float] | None:
     """Return the means; None if no query may attend to any key."""
     found = entropy_means(rows)
-    return None if found is None else dict(zip(COLUMNS, found, strict=True))
+    return None if found is None else dict(zip(COLUMNS["attention_hook"], found, strict=True))
 
 
 def _fitted(ops: Arrays, call: AttentionCall, order: str) -> tuple[Numbers, Numbers, Numbers | None]:

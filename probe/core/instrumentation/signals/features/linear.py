@@ -20,7 +20,6 @@ import numpy as np
 from probe.core.backend.protocols import Arrays, Block, Numbers
 from probe.core.records import Array
 
-COLUMNS = ("sr", "kernel_norm")
 STEPS = 128
 """Largest number of steps; as many as the smaller dimension give the exact result."""
 CHECK = 16

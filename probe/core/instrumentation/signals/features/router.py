@@ -6,7 +6,8 @@
 The load of an expert is the number of tokens that have it among their k largest logits. ``load_max`` is the largest
 load divided by the mean load, and ``load_cv`` the standard deviation of loads divided by the mean, the coefficient of
 variation whose square Shazeer et al., Outrageously Large Neural Networks (2017), use as a loss. If all experts have the
-same load, these are 1 and 0.
+same load, these are 1 and 0. ``load_min`` is the smallest load divided by the mean, 0 if an expert has no token, and
+``load_share`` the part of all tokens that the busiest expert has.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from probe.core.backend.protocols import Arrays, Block, Numbers
 from probe.core.instrumentation.signals.features.attention import HIDDEN, entropy_means, entropy_sums
+from probe.core.naming import COLUMNS
 from probe.core.records import Array
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "expert_num")
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_chosen", "k")
 """Attributes of routers for the number of experts, and for the number of experts of a token."""
+ENTROPY, *LOADS = COLUMNS["moe_router_logit_hook"]
+"""Columns of the entropy, and of the load of the experts."""
 
 
 def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
@@ -66,9 +70,18 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
 def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
     """Return the columns, made from the rows of :func:`begin` with the load of so many experts; those of the load are
     NaN if it is not known. Return None if no expert can receive any token."""
-    load, spreading = rows[:experts], entropy_means(rows[experts:])
+    load, sums = rows[:experts], rows[experts:]
+    spreading = entropy_means(sums)
     if spreading is None:
         return None
-    mean = float(load.mean()) if experts else 0.0
-    found = {"per_token_expert_entropy": spreading[0], "load_max": math.nan, "load_cv": math.nan}
-    return found | ({"load_max": float(load.max()) / mean, "load_cv": float(load.std()) / mean} if mean > 0 else {})
+    tokens = float(sums.reshape(-1, 3)[:, 2].sum())
+    return {ENTROPY: spreading[0]} | _loads(load, tokens)
+
+
+def _loads(load: Array, tokens: float) -> dict[str, float]:
+    """Return the columns of the load of the experts, NaN where it is not known."""
+    mean = float(load.mean()) if len(load) else 0.0
+    if mean <= 0:
+        return dict.fromkeys(LOADS, math.nan)
+    most, least = float(load.max()), float(load.min())
+    return dict(zip(LOADS, (most / mean, float(load.std()) / mean, least / mean, most / tokens), strict=True))
