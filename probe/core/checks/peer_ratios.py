@@ -17,7 +17,7 @@ Indices = npt.NDArray[np.int64]
 UNLIKE = "rank-unlike-peers"
 """Name of findings about a rank that has departed from its peers."""
 LEAST = 1e-6
-"""Part of the peers' median that stands for 0, which has no logarithm."""
+"""Part of the other ranks' numbers that stands for 0, which has no logarithm."""
 BEYOND = 1.3
 """A departure goes further than so many times the farthest that is held."""
 DEVIATION = 1.4826
