@@ -16,12 +16,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from probe.core.checks.check import CheckFinding
+from probe.core.checks.peer_ratios import BEYOND, LEAST, UNLIKE, PeerRatios
 from probe.core.checks.streak import Streak
 from probe.core.sentinel.rank_group import RankGroup, stacked
-from probe.core.sentinel.rank_lines import RankLine
+from probe.core.sentinel.rank_lines import Array, RankLine
 
-SAME, UNLIKE = "same-data", "rank-unlike-peers"
-"""Names of the findings."""
+SAME = "same-data"
+"""Name of the findings about equal data."""
+LOSS, OWN_NORM = "loss", "norm of its own gradients"
+"""Numbers that ranks are compared by."""
 STEPS_SAME, STEPS_SAME_LOSS, STEPS_UNLIKE = 5, 10, 10
 """Updates in a row after which each is found. Losses of small batches scatter more than norms of gradients do."""
 UNLIKE_TIMES = 3.0
@@ -33,13 +36,11 @@ LATEST, UNLIKE_OF_LATEST = 5, 3
 """Latest updates, and how many of these must be unlike the earlier ones."""
 FEWEST_EARLIER, MOST_EARLIER = 20, 256
 """Earlier updates that show how far ranks differ in a healthy state."""
-SCATTERS, BEYOND, LEAST_SCATTER = 8.0, 1.3, 0.05
+SCATTERS, LEAST_SCATTER = 8.0, 0.05
 """A ratio is unlike the earlier ones if the logarithm has gone further from their median than the first times their
-scatter and than the second times the farthest of them; the scatter is at least the third."""
-LEAST = 1e-6
-"""Part of the median that stands for a loss of 0, which has no logarithm."""
-DEVIATION = 1.4826
-"""Standard deviation by the median deviation, of normal numbers."""
+scatter, which is at least the second, and beyond the farthest of them."""
+ROW = np.zeros(1, np.int64)
+"""The only row of the ratios of one number."""
 
 
 class SameData:
@@ -82,78 +83,83 @@ class UnlikePeers:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._series: dict[tuple[str, int], _Series] = {}
+        self._series = {what: _Series(len(group.ranks)) for what in (LOSS, OWN_NORM)}
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when a rank becomes unlike its peers, by the first number that shows it."""
-        yield from self._judge("loss", step, [line.loss for line in lines])
+        yield from self._judge(LOSS, step, [line.loss for line in lines])
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             squares = np.where(np.isnan(tables).any(axis=0), 0.0, tables)[:, :, 0] ** 2
-            yield from self._judge("norm of its own gradients", step, [*map(float, np.sqrt(squares.sum(axis=1)))])
+            yield from self._judge(OWN_NORM, step, [*map(float, np.sqrt(squares.sum(axis=1)))])
 
     def _judge(self, what: str, step: int, values: list[float]) -> Iterator[CheckFinding]:
-        findings = []
-        for place, rank in enumerate(self._group.ranks):
-            # the median of all names the odd one of three; of two, each is compared with the other
-            mine, median = values[place], statistics.median(values) if len(values) > 2 else values[1 - place]
-            if not (math.isfinite(mine) and math.isfinite(median) and mine >= 0 < median):
-                continue
-            series = self._series.setdefault((what, rank), _Series())
-            since = series.add(step, math.log(max(mine, LEAST * median) / median))
-            others = (one for (_, of), one in self._series.items() if of == rank and one is not series)
-            if since is not None and not any(one.is_unlike for one in others):
-                findings.append(self._finding(what, step, rank, mine, median, since))
+        median = statistics.median(values)
+        if not all(math.isfinite(value) and value >= 0 for value in values) or median == 0:
+            return
+        sizes = [max(value, LEAST * median) for value in values]
+        # the median of all names the odd one of three alone; of two, each is compared with the other
+        medians = [median] * len(sizes) if len(sizes) > 2 else sizes[::-1]
+        ratios = np.log(np.array(sizes) / medians)
+        series, findings = self._series[what], []
+        others = [other for other in self._series.values() if other is not series]
+        for place, since in series.add(step, ratios).items():
+            if not any(other.is_unlike[place] for other in others):
+                rank = self._group.ranks[place]
+                findings.append(self._finding(what, step, rank, sizes[place], medians[place], since))
         # nothing shows which of two ranks is the odd one
         alone = len(self._group.ranks) > 2
         yield from findings if alone else (each._replace(ranks=self._group.ranks) for each in findings[:1])
 
     def _finding(self, what: str, step: int, rank: int, mine: float, median: float, since: int) -> CheckFinding:
-        times, word = (mine / median, "above") if mine > median else (median / max(mine, LEAST * median), "below")
+        times, word = (mine / median, "above") if mine > median else (median / mine, "below")
         text = f"rank {rank} is unlike its peers: the {what} is {times:.3g} times {word} their median"
         evidence = {what: mine, "median of its peers": median, "times": times}
         return CheckFinding(UNLIKE, "warning", (), step, since, text, evidence, (rank,))
 
 
 class _Series:
-    """Logarithm of the ratio of a rank to its peers, update by update."""
+    """Logarithms of the ratios of ranks to their peers, update by update."""
 
-    def __init__(self) -> None:
-        self._earlier: deque[float] = deque(maxlen=MOST_EARLIER)
-        self._latest: deque[tuple[int, float]] = deque(maxlen=LATEST)
-        self._always = {up: Streak(STEPS_UNLIKE) for up in (True, False)}
-        self.is_unlike = False
-        """True from the update at which that was sure until the ratio has been back for some."""
+    def __init__(self, ranks: int) -> None:
+        self._usual = PeerRatios(ranks, MOST_EARLIER, FEWEST_EARLIER, LEAST_SCATTER)
+        self._latest: deque[tuple[int, Array]] = deque(maxlen=LATEST)
+        self._always = {(place, up): Streak(STEPS_UNLIKE) for place in range(ranks) for up in (True, False)}
+        self.is_unlike = [False] * ranks
+        """For each rank true from the update at which that was sure until the ratio has been back for some."""
 
-    def add(self, step: int, ratio: float) -> int | None:
-        """Take a logarithm; return the step since which the rank is unlike its peers, once, when it is sure."""
-        signed = {True: ratio, False: -ratio}
-        begun = [
-            up for up, streak in self._always.items() if streak.completes(signed[up] > math.log(UNLIKE_TIMES), step)
-        ]
+    def add(self, step: int, ratios: Array) -> dict[int, int]:
+        """Take the logarithms of an update; return by place among the ranks the step since which one is unlike its
+        peers, once, when it is sure."""
+        begun = {
+            place: streak.since
+            for (place, up), streak in self._always.items()
+            if streak.completes((ratios[place] if up else -ratios[place]) > math.log(UNLIKE_TIMES), step)
+        }
         if len(self._latest) == LATEST:
-            self._earlier.append(self._latest[0][1])
-        self._latest.append((step, ratio))
-        since = self._left()
-        if since is None and begun and not self.is_unlike:
-            self.is_unlike, since = True, self._always[begun[0]].since
-        return since
+            self._usual.hold(ROW, self._latest[0][1][None])
+        self._latest.append((step, ratios))
+        found = self._left()
+        for place, since in begun.items():
+            if not self.is_unlike[place]:
+                self.is_unlike[place], found[place] = True, since
+        return found
 
-    def _left(self) -> int | None:
-        """Return the step at which the ratio left where it was, if it has now."""
-        far = sum(abs(ratio) > math.log(LEFT_TIMES) for _, ratio in self._latest)
-        self.is_unlike &= far > 0
-        if far < UNLIKE_OF_LATEST or len(self._earlier) < FEWEST_EARLIER:
-            return None
-        earlier = np.array(self._earlier)
-        usual = float(np.median(earlier))
-        distances = np.abs(earlier - usual)
-        scatter = max(LEAST_SCATTER, DEVIATION * float(np.median(distances)))
-        bound = max(SCATTERS * scatter, BEYOND * float(distances.max()), math.log(LEFT_TIMES))
-        for sign in (1, -1):
-            beyond = [step for step, one in self._latest if min(sign * one, sign * (one - usual)) > bound]
-            if len(beyond) >= UNLIKE_OF_LATEST:
-                begins = not self.is_unlike
-                self.is_unlike = True
-                return beyond[0] if begins else None
-        return None
+    def _left(self) -> dict[int, int]:
+        """Return the steps at which ratios left where they were, if they have now."""
+        latest = np.array([ratios for _, ratios in self._latest])
+        far = (np.abs(latest) > math.log(LEFT_TIMES)).sum(axis=0)
+        self.is_unlike = [was and is_far for was, is_far in zip(self.is_unlike, (far > 0).tolist(), strict=True)]
+        if far.max() < UNLIKE_OF_LATEST:
+            return {}
+        distances, scatter, farthest = (numbers[0] for numbers in self._usual.departures(ROW, latest[-1:]))
+        usual = latest[-1] - distances
+        bound = np.fmax(np.fmax(SCATTERS * scatter, BEYOND * farthest), math.log(LEFT_TIMES))
+        found = {}
+        for place in np.flatnonzero((far >= UNLIKE_OF_LATEST) & np.isfinite(distances)).tolist():
+            for sign in (1, -1):
+                ratios = sign * latest[:, place]
+                beyond = np.flatnonzero(np.minimum(ratios, ratios - sign * usual[place]) > bound[place])
+                if len(beyond) >= UNLIKE_OF_LATEST and not self.is_unlike[place]:
+                    self.is_unlike[place], found[place] = True, self._latest[int(beyond[0])][0]
+        return found

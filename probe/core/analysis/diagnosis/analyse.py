@@ -15,6 +15,7 @@ from probe.core.analysis.diagnosis.judge import judge, slim
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.nodes import CausalPaths
 from probe.core.analysis.diagnosis.passes import Passes
+from probe.core.analysis.diagnosis.peers import peer_findings
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
@@ -73,7 +74,7 @@ class Analysis:
     of_run: tuple[RankRunFinding, ...] = ()
     """Findings about numbers of the run, such as the loss."""
     of_checks: tuple[RankCheckFinding, ...] = ()
-    """Findings of the checks of the training loop."""
+    """Findings of the checks of the training loop, and departures of ranks from their peers."""
 
     @property
     def extent(self) -> Extent:
@@ -150,13 +151,16 @@ def analyse(
         found = [*differing, *extra.live]
         paths = _causal_paths(passes, topo, judged, found)
         incidents = [incident for incident in incidents_of(judged, paths, found) if incident.findings]
+        progress("comparing ranks with their peers")
+        of_peers = peer_findings(passes, topo, wanted)
         progress("writing the diagnosis")
         main = _main(incidents)
-        of_checks = tuple(check_findings(rows, run))
-        spoilt = spoilt_steps(of_checks)
+        written = tuple(check_findings(rows, run))
+        spoilt = spoilt_steps(written)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, spoilt)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
+    of_checks = sorted([*written, *of_peers], key=lambda each: each.finding.since)
     return Analysis(
         run,
         tuple(judged),

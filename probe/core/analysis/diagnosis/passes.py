@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -48,6 +49,17 @@ class Passes:
         pieces = by_steps(self.run, self.rows, signals=signals, least=self._least)
         yield from read_each(self.engine, _OfPiece(function), pieces, self.rows.problems)
 
+    def over_groups(
+        self, function: Callable[[Rows, tuple[int, ...]], R], groups: Sequence[tuple[int, ...]], signals: Iterable[str]
+    ) -> Iterator[R]:
+        """Yield results of ``function`` for groups of ranks, in their order; it is called with rows and the ranks."""
+        if self.engine is None:
+            yield from (function(self.rows, group) for group in groups)
+            return
+        (whole,) = by_ranks(self.run, self.rows, most_bytes=sys.maxsize, signals=signals, cuts=())
+        pieces = [whole.of_ranks(group) for group in groups]
+        yield from read_each(self.engine, _OfGroup(function), pieces, self.rows.problems)
+
     @property
     def _least(self) -> int:
         return max(self.least, self.engine.width if self.engine else 1)
@@ -61,3 +73,13 @@ class _OfPiece(Generic[R]):
 
     def __call__(self, rows: Rows, _: Piece) -> R:
         return self.function(rows)
+
+
+@dataclass(frozen=True)
+class _OfGroup(Generic[R]):
+    """A function of rows and ranks, called with the rows of a piece and its ranks."""
+
+    function: Callable[[Rows, tuple[int, ...]], R]
+
+    def __call__(self, rows: Rows, piece: Piece) -> R:
+        return self.function(rows, piece.ranks)
