@@ -99,7 +99,9 @@ def run_twins(
     if tool.name == "traincheck":
         return {key: Twin(*rest) for key, rest in _beside_traincheck.twins(place.python, folder, wanted, args).items()}
     if not args.again:
-        _run(tool, place.python, [program for program in wanted if not _files(folder, program)], folder, args.limit)
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = [program._replace(steps=args.steps) for program in wanted if not _files(folder, program)]
+        _run(tool, place.python, missing, folder, args.limit)
     return {program.key: _twin(folder, program) for program in wanted}
 
 

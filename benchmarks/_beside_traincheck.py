@@ -42,7 +42,7 @@ def _checked(python: Path, folder: Path, program: Program, args: argparse.Namesp
     if program.world > 1:
         return [], "it runs one process alone"
     place, reference = folder / program.key, folder / f"{program.name}-reference"
-    tool = _Commands(python, args.limit, args.check_steps)
+    tool = _Commands(python, args.limit, args.steps)
     try:
         if not (reference / "invariants.json").exists():
             reference.mkdir(parents=True, exist_ok=True)

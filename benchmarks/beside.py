@@ -1,7 +1,7 @@
 """Finding power beside other public tools: the same cases, judged by the same definition as ``finding.py`` has.
 
     python benchmarks/beside.py --cache FOLDER [--tools NAME ...] [--cases NAME ...] [--seeds 0] [--limit 120]
-        [--over] [--recordings FOLDER] [--ours FINDING.json] [--again] [--json FILE]
+        [--over] [--steps N] [--recordings FOLDER] [--ours FINDING.json] [--again] [--json FILE]
 
 Each tool gets a virtual environment of its own below ``--cache``, with its package from the index; with ``--over`` that
 of the running interpreter lies under it, which saves a second PyTorch. Runs are kept in the same folder; ``--again``
@@ -151,9 +151,7 @@ def parsed(known: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="*", choices=known, default=list(known), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that a run may take")
-    parser.add_argument(
-        "--check-steps", type=int, help="steps of the runs with traincheck; those of the case if left out"
-    )
+    parser.add_argument("--steps", type=int, help="steps of the runs, so that faults that act later are left out")
     parser.add_argument("--over", action="store_true", help="put the running interpreter's packages under each tool's")
     parser.add_argument("--ours", type=Path, help="file of finding.py --json")
     parser.add_argument("--recordings", type=Path, help="folder with recorded runs, for what sees logged numbers alone")
@@ -166,10 +164,14 @@ def parsed(known: Sequence[str]) -> argparse.Namespace:
 def main() -> int:
     known = cases()
     args = parsed(list(known))
+    if args.steps is not None:
+        args.cases = [name for name in args.cases if known[name].start + LATEST < args.steps]
     cache = args.cache.resolve()
     results: dict[str, dict[str, list[Vote]]] = {}
     if args.ours:
-        results["probe run"] = of_ours(args.ours, args.cases)
+        results[f"probe, mode {json.loads(args.ours.read_text(encoding='utf-8'))['mode']}"] = of_ours(
+            args.ours, args.cases
+        )
     versions = []
     for name in args.tools:
         place = environment(TOOLS[name], cache, args.over)
