@@ -94,14 +94,12 @@ def _last_line(text: str) -> str:
 
 def _violations(file: Path) -> list[dict[str, Any]]:
     """Return the violations of a file of results, in the order of steps."""
-    entries = []
-    for text in file.read_text(encoding="utf-8").split("\n}\n"):
-        if text.strip():
-            record = json.loads(text.strip().removesuffix("}") + "}")
-            steps = _steps(record)
-            entries.append(
-                {"grade": "warning", "kind": "invariant", "where": None, "rank": 0, "step": min(steps, default=-1)}
-            )
+    text, decoder, entries = file.read_text(encoding="utf-8").strip(), json.JSONDecoder(), []
+    while text:
+        record, end = decoder.raw_decode(text)
+        text = text[end:].lstrip()
+        about = {"grade": "warning", "kind": "invariant", "where": None, "rank": 0}
+        entries.append(about | {"step": min(_steps(record["trace"]), default=-1)})
     return sorted(entries, key=lambda entry: entry["step"])
 
 
