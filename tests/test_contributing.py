@@ -70,6 +70,9 @@ class AnomalyPresent(About):
 
     Args = PresentArgs
     title = "Present row"
+    why = "It is there."
+    source = "https://example.org"
+    sees = "rows"
     kind = "limit"
     finds = "finds rows of one step"
 
@@ -106,6 +109,7 @@ class SecondUpdate(UnusualCheck):
 
     name = "second-update"
     title = "Second update"
+    why = "The first was enough."
     source = "https://example.org"
     sees = "steps"
     remedy = "Stop after the first."

@@ -10,8 +10,12 @@ import pytest
 
 from probe.cli import VERBS
 from probe.core.analysis.merge import LAST
+from probe.core.checks import CHECKS
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.naming import SIGNALS
+from probe.core.prechecks import PRECHECKS
+from probe.core.rules import RULES
+from probe.core.run_state.rules import RUN_RULES
 from probe.core.storage.anomaly_json import TYPED, Entry
 from probe.core.storage.layout import PP_STAGE
 
@@ -46,6 +50,26 @@ def test_every_command_and_every_public_name_has_a_section() -> None:
     members = {name for name in dir(Monitor) if not name.startswith("_")} - {"close", "framework", "settings"}
     described = set(re.findall(r"^#### TrainerMon\.(\w+)$", PAGES["python.md"](), re.MULTILINE))
     assert members == described
+
+
+@pytest.mark.parametrize("name", [*CHECKS, *PRECHECKS, *RULES, *RUN_RULES])
+def test_every_rule_and_check_has_its_five_lines(name: str) -> None:
+    """What it reports, why, where the fault was reported, what it sees, and how it is switched off."""
+    page = PAGES["../guides/what_is_found.md"]()
+    for section in re.findall(rf"^#### {re.escape(name)}\n\n(.*?)(?=^#|\Z)", page, re.DOTALL | re.MULTILINE):
+        lines = [re.match(r"(.+?): (\S.*)", text, re.DOTALL) for text in section.split("\n- ")]
+        assert [line and line[1].lstrip("- ") for line in lines] == ["What", "Why", "Source", "Sees", "Switch off"]
+        assert re.search(
+            r"^- Why: [A-Z].*?\.$.*^- Source: <https://\S+>$.*^- Sees: \w", section, re.DOTALL | re.MULTILINE
+        )
+    assert f"#### {name}\n" in page
+
+
+def test_every_fault_of_the_benchmark_is_listed() -> None:
+    """With the kinds that it is found as, read from its script."""
+    page, scripts = PAGES["../guides/what_is_found.md"](), ROOT / "benchmarks" / "faults"
+    names = {path.stem for path in scripts.glob("*.py") if "\nCASE = " in path.read_text("utf-8")}
+    assert set(re.findall(r"^- `(\w+)`: [A-Z]", page, re.MULTILINE)) == names
 
 
 def test_every_signal_is_described() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +14,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import typer  # noqa: E402
 import typer.models  # noqa: E402
+from markup import WIDE, inline, item, joined, markdown  # noqa: E402 - it lies beside this file
+from what_is_found import what_is_found  # noqa: E402
 
 from probe.cli import VERBS  # noqa: E402 - the repository is no package
 from probe.cli.config import full_markdown  # noqa: E402
@@ -55,9 +56,6 @@ from probe.core.transformers_monitor import (  # noqa: E402
     make_callbacks,
     read_configuration,
 )
-
-WIDE = 110
-"""Characters of a line."""
 
 
 class Public(NamedTuple):
@@ -150,9 +148,9 @@ def dialects() -> str:
             section = f"`{key.section}`" if key.section else "top of the file"
             effect = inline(" ".join(key.effect.split()))
             words = effect if key.supported else f"*None.* Here, {effect}"
-            parts.append(_item(f"`{key.name}` ({section}): {words}").rstrip("\n"))
+            parts.append(item(f"`{key.name}` ({section}): {words}").rstrip("\n"))
         parts.append("")
-    return _joined(parts)
+    return joined(parts)
 
 
 CHECKS_HEAD = """\
@@ -184,8 +182,8 @@ def checks() -> str:
                     f"Reported in <{check.source}>.",
                 ]
                 about = markdown(inspect.getdoc(check) or "")
-                parts += [f"### {name}\n\n{check.title}.\n", about, "".join(map(_item, facts))]
-    return _joined([*parts, *prechecks()])
+                parts += [f"### {name}\n\n{check.title}.\n", about, "".join(map(item, facts))]
+    return joined([*parts, *prechecks()])
 
 
 PRECHECKS_HEAD = """\
@@ -208,7 +206,7 @@ def prechecks() -> Iterator[str]:
         ]
         yield f"### {name} (before training)\n\n{check.title}.\n"
         yield markdown(inspect.getdoc(check) or "")
-        yield "".join(map(_item, facts))
+        yield "".join(map(item, facts))
 
 
 def commands() -> str:
@@ -224,12 +222,7 @@ def commands() -> str:
                 parts += _command(f"probe {verb} {command.name or function.__name__.strip('_')}", function, "###")
         else:
             parts += _command(f"probe {verb}", found, "##")
-    return _joined(parts)
-
-
-def _joined(parts: Iterable[str]) -> str:
-    """The parts, one blank line between them."""
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip("\n") + "\n"
+    return joined(parts)
 
 
 def _command(name: str, function: Callable[..., object], heading: str) -> Iterator[str]:
@@ -241,7 +234,7 @@ def _command(name: str, function: Callable[..., object], heading: str) -> Iterat
     words = [param.names if param.required else f"[{param.names}]" for param in arguments]
     yield f"{heading} {name}\n\n`{' '.join([name, *['[OPTIONS]'] * bool(options), *words])}`\n"
     yield markdown(inspect.getdoc(function) or "")
-    yield "".join(_item(param.about()) for param in [*arguments, *options])
+    yield "".join(item(param.about()) for param in [*arguments, *options])
 
 
 class Param(NamedTuple):
@@ -293,7 +286,7 @@ def python() -> str:
         parts.append(f"## {title}\n")
         for public in objects:
             parts += _object(public)
-    return _joined(parts)
+    return joined(parts)
 
 
 def _object(public: Public) -> Iterator[str]:
@@ -304,7 +297,7 @@ def _object(public: Public) -> Iterator[str]:
     yield markdown(inspect.getdoc(public.value) or "") + "\n"
     if isinstance(public.value, type):
         found = [f"`{field}` (`{kind}`){': ' * bool(text)}{text}" for field, kind, text in _fields(public.value)]
-        yield "".join(map(_item, found)) + "\n"
+        yield "".join(map(item, found)) + "\n"
     for member in public.members:
         value = inspect.getattr_static(public.value, member)
         documented = value.fget if isinstance(value, property) else value
@@ -376,37 +369,13 @@ def _plain(of: type, node: ast.AnnAssign) -> str:
     return f"{_type(hint)}, {describe(bare).range}".rstrip(", ")
 
 
-def markdown(docstring: str) -> str:
-    """A docstring as Markdown: paragraphs, and lists of what follows ``Args:`` and the like."""
-    parts: list[str] = []
-    for paragraph in inspect.cleandoc(docstring).split("\n\n"):
-        title, _, rest = paragraph.partition("\n")
-        if title in ("Args:", "Returns:", "Raises:"):
-            entries = re.split(r"\n(?=\S)", textwrap.dedent(rest))
-            if title != "Returns:":
-                entries = [re.sub(r"^([\w.*]+): ", r"`\1`: ", entry) for entry in entries]
-            parts.append(f"{title}\n\n" + "".join(_item(inline(entry)) for entry in entries).rstrip("\n"))
-        else:
-            parts.append(textwrap.fill(inline(" ".join(paragraph.split())), WIDE, break_on_hyphens=False))
-    return "\n\n".join(parts) + "\n"
-
-
-def inline(text: str) -> str:
-    """Roles and double backticks as single ones."""
-    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
-    return text.replace("``", "`")
-
-
-def _item(text: str) -> str:
-    return f"- {textwrap.fill(' '.join(text.split()), WIDE, subsequent_indent='  ', break_on_hyphens=False)}\n"
-
-
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": full_markdown,
     "commands.md": commands,
     "python.md": python,
     "checks.md": checks,
     "dialects.md": dialects,
+    "../guides/what_is_found.md": what_is_found,
 }
 """The text of each page, by its file beside this one."""
 

@@ -81,6 +81,8 @@ class Check(Protocol):
     kind: ClassVar[CheckClass]
     title: ClassVar[str]
     """Two to four words."""
+    why: ClassVar[str]
+    """Harm of the fault: one sentence."""
     source: ClassVar[str]
     """Public report of the fault, by link."""
     sees: ClassVar[str]

@@ -22,6 +22,7 @@ class CheckpointCut(FactCheck):
 
     name = "checkpoint-cut"
     title = "Checkpoint cuts the graph"
+    why = "Most of the model is not trained, and the loss falls a little all the same."
     source = "https://github.com/huggingface/transformers/issues/21381"
     sees = "the inputs of reentrant checkpoints in training, and which gradients there are"
     remedy = "Use checkpoint(..., use_reentrant=False), or call model.enable_input_require_grads()."

@@ -19,6 +19,7 @@ class ClipAfterUpdate(FactCheck):
 
     name = "clip-after-update"
     title = "Clipped after the update"
+    why = "The limit protects nothing: the first large gradient is applied as it is."
     source = "https://discuss.pytorch.org/t/proper-way-to-do-gradient-clipping/191"
     sees = "the order of updates, backwards and calls to clip, and the versions of the gradients"
     remedy = "Clip between the backward and the optimizer's step."

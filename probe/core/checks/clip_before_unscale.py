@@ -16,6 +16,7 @@ class ClipBeforeUnscale(FactCheck):
 
     name = "clip-before-unscale"
     title = "Clipped before unscaling"
+    why = "The limit is thousands of times too small, and the updates nearly vanish."
     source = "https://github.com/Lightning-AI/pytorch-lightning/issues/9599"
     sees = "the order of the calls to unscale and to clip at each update"
     remedy = "Call scaler.unscale_(optimizer) before the gradients are clipped."

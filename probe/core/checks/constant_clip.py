@@ -16,6 +16,7 @@ class ConstantClip(UnusualCheck):
 
     name = "constant-clip"
     title = "Always clipped"
+    why = "The limit sets the size of every update, and the learning rate means something else."
     source = "https://github.com/huggingface/transformers/issues/35438"
     sees = "the factor by which the gradients are clipped at each update, where it is known on the host"
     remedy = "Raise the norm that is clipped to, or divide the loss by the number of micro batches."

@@ -24,6 +24,7 @@ class DtypeUnlike(FactCheck):
 
     name = "dtype-unlike"
     title = "Another dtype"
+    why = "The module costs time and memory, and its numbers differ from those of the same layer elsewhere."
     source = "https://github.com/Lightning-AI/lightning-thunder/issues/725"
     sees = "dtypes of the operations that use the parameters, in the graph of a loss now and then"
     remedy = "Compute the module under the same autocast as the others, unless it is kept in float32 by intention."

@@ -39,6 +39,7 @@ class GradientApart(ChangeCheck):
 
     name = "gradient-apart"
     title = "Gradient apart"
+    why = "A wrong number in one layer is averaged into all replicas, and the loss does not show it."
     source = "https://arxiv.org/abs/2502.12340"
     sees = "norms of the gradients at each update, before clipping"
     remedy = (

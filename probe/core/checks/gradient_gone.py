@@ -37,6 +37,7 @@ class GradientGone(ChangeCheck):
 
     name = "gradient-gone"
     title = "Gradient has vanished"
+    why = "The module, and all that lies before it, is no longer trained."
     source = "https://doi.org/10.1109/ICSE43902.2021.00043"
     sees = "norms of the gradients at each update, by module"
     remedy = (

@@ -30,6 +30,7 @@ class GradientLeap(ChangeCheck):
 
     name = "gradient-leap"
     title = "Gradient leaps"
+    why = "One such gradient undoes many updates, or fills the optimizer's moments for thousands of steps."
     source = "https://arxiv.org/abs/2604.00726"
     sees = "norms of the gradients at each update, before clipping, and the loss where it is known on the host"
     remedy = (

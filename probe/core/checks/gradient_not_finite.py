@@ -24,6 +24,7 @@ class GradientNotFinite(FactCheck):
     name = "gradient-not-finite"
     grade = "critical"
     title = "Gradient not finite"
+    why = "One such update makes all weights of the run NaN; only an earlier checkpoint is sound."
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "norms of the gradients at each update, before clipping"
     remedy = "Go back to a checkpoint of before this step; find the first module whose output is not finite."

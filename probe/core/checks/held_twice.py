@@ -17,6 +17,7 @@ class HeldTwice(UnusualCheck):
 
     name = "held-twice"
     title = "In two optimizers"
+    why = "The parameter moves twice in each step, with two sets of moments."
     source = "https://pytorch.org/docs/stable/optim.html#per-parameter-options"
     sees = "parameters that the optimizers hold, by identity"
     remedy = "Give each parameter to one optimizer, unless they are updated in turn by intention."

@@ -17,6 +17,7 @@ class LoopCheck:
     kind: ClassVar[CheckClass]
     grade: ClassVar[Grade] = "warning"
     title: ClassVar[str]
+    why: ClassVar[str]
     source: ClassVar[str]
     sees: ClassVar[str]
     remedy: ClassVar[str]

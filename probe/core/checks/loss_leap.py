@@ -28,6 +28,7 @@ class LossLeap(ChangeCheck):
 
     name = "loss-leap"
     title = "Loss leaps"
+    why = "A spike can cost days of training, and one that does not come back ends the run."
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "the root of each backward, as soon as its value is on the host"
     remedy = "Look at the batch of this step, at the learning rate, and at the norms of the gradients; clip them."

@@ -15,6 +15,7 @@ class LossNotFinite(FactCheck):
     name = "loss-not-finite"
     grade = "critical"
     title = "Loss not finite"
+    why = "From then on every gradient is NaN, and the first update writes it into all weights."
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "the root of each backward, as soon as its value is on the host"
     remedy = "Find the first module whose output is not finite, and the batch of this step."

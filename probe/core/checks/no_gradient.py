@@ -23,6 +23,7 @@ class NoGradient(UnusualCheck):
 
     name = "no-gradient"
     title = "Without gradient"
+    why = "These parameters cost memory and are not trained; more of the loss may be cut off than was meant."
     source = "https://github.com/huggingface/transformers/issues/21381"
     sees = "gradients that are there at each update, and what requires one"
     remedy = "Freeze what the loss does not use; otherwise look for detach(), no_grad() and reentrant checkpointing."

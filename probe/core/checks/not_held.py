@@ -19,6 +19,7 @@ class NotHeld(UnusualCheck):
 
     name = "not-held"
     title = "In no optimizer"
+    why = "These gradients are computed and never applied."
     source = "https://github.com/mosaicml/composer/issues/1002"
     sees = "parameters of the models that have a gradient at each update, and those that optimizers hold"
     remedy = "Give them to an optimizer, or set requires_grad to False, which saves their gradients."

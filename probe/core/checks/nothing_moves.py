@@ -31,6 +31,7 @@ class NothingMoves(FactCheck):
     name = "nothing-moves"
     grade = "critical"
     title = "Nothing moves"
+    why = "The run takes its time and learns nothing."
     source = "https://github.com/pytorch/xla/issues/1623"
     sees = "numbers of a part of the parameters before and after each update, rates and norms of gradients"
     remedy = (

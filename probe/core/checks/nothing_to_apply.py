@@ -26,6 +26,7 @@ class NothingToApply(FactCheck):
     name = "nothing-to-apply"
     grade = "critical"
     title = "Update without gradients"
+    why = "The optimizer runs and changes nothing; the loss may still fall by what other parts learn."
     source = "https://discuss.pytorch.org/t/84911"
     sees = "gradients that are there at the update, backwards since the last one, and parameters outside of optimizers"
     remedy = (

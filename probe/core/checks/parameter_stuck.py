@@ -31,6 +31,7 @@ class ParameterStuck(FactCheck):
 
     name = "parameter-stuck"
     title = "Parameter never moves"
+    why = "Part of the model stays as it was initialised: the update is lost in rounding, or in a copy."
     source = "https://github.com/vllm-project/speculators/issues/765"
     sees = "numbers of a part of the parameters before and after each update, rates, norms and dtypes"
     remedy = (

@@ -27,6 +27,7 @@ class ParametersReplaced(FactCheck):
     name = "parameters-replaced"
     grade = "critical"
     title = "Parameters replaced"
+    why = "The optimizer updates tensors that the model no longer uses."
     source = "https://github.com/meta-pytorch/opacus/issues/432"
     sees = "identities of the parameters of model and optimizer"
     remedy = "Make the optimizer after the model is moved, resized, wrapped or loaded with assign=True."

@@ -25,6 +25,7 @@ class RateZero(ChangeCheck):
 
     name = "rate-zero"
     title = "Learning rate zero"
+    why = "The rest of the run changes nothing."
     source = "https://github.com/SafeAILab/EAGLE/pull/107"
     sees = "learning rates of the optimizer's groups at each update"
     remedy = "Give the schedule the number of updates that the run has, and step it once an update."

@@ -20,6 +20,7 @@ class RootNotTrained(ChangeCheck):
 
     name = "root-not-trained"
     title = "Evaluation mode left on"
+    why = "Dropout is off and batch statistics stand still for the rest of the run."
     source = "https://github.com/fartashf/vsepp/issues/4"
     sees = "the model's own training flag at each backward"
     remedy = "Call model.train() after each evaluation."

@@ -26,6 +26,7 @@ class ScalingFails(FactCheck):
     name = "scaling-fails"
     grade = "critical"
     title = "Loss scaling fails"
+    why = "The weights stand still while the schedule and the data go on."
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "outcome of each update"
     remedy = "Find the module whose values leave the range of float16, or train it in bfloat16 or float32."

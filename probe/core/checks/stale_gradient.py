@@ -27,6 +27,7 @@ class StaleGradient(FactCheck):
 
     name = "stale-gradient"
     title = "Gradients not cleared"
+    why = "Each update applies the sum of all gradients so far: the rate grows with every step."
     source = "https://stackoverflow.com/questions/60335387"
     sees = "identities and versions of the gradients at each update, or the sums of what a program adds up; no wait"
     remedy = "Call optimizer.zero_grad() once an update, before the first backward or after the step."

@@ -23,6 +23,7 @@ class StateRestarted(ChangeCheck):
 
     name = "state-restarted"
     title = "Optimizer state restarted"
+    why = "Moments begin at zero while the rate is high: the loss leaps, or the run loses what it had learnt."
     source = "https://github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65"
     sees = "the count of steps in the optimizer's state"
     remedy = "Save and load optimizer.state_dict() with the model, and load it after the optimizer has its parameters."

@@ -14,6 +14,7 @@ class TieBroken(ChangeCheck):
 
     name = "tie-broken"
     title = "Tie broken"
+    why = "Two tables that should be one are trained apart, and a checkpoint keeps one of them."
     source = "https://github.com/verl-project/verl/issues/7834"
     sees = "identities of the parameters of the models, by name"
     remedy = "Tie the weights again after whatever replaces parameters: moving, resizing, loading, wrapping."

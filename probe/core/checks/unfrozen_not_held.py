@@ -18,6 +18,7 @@ class UnfrozenNotHeld(ChangeCheck):
 
     name = "unfrozen-not-held"
     title = "Unfrozen, not in optimizer"
+    why = "The layers that were unfrozen get gradients and are never updated."
     source = "https://github.com/fastai/fastai/issues/2133"
     sees = "parameters of the models that have a gradient at each update, and those that optimizers hold"
     remedy = "Add the parameters that you unfreeze with optimizer.add_param_group(), or make the optimizer anew."

@@ -16,6 +16,7 @@ class UnreducedAccumulation(FactCheck):
 
     name = "unreduced-accumulation"
     title = "Gradients not averaged"
+    why = "Each rank applies its own gradient, and the replicas drift apart without an error."
     source = "https://github.com/modelscope/FunASR/pull/3472"
     sees = "whether the data-parallel wrapper reduces in the last backward before each update"
     remedy = "Leave no_sync() for the forward and the backward of the last micro batch before the update."

@@ -23,6 +23,7 @@ class UpdateWithoutBackward(FactCheck):
 
     name = "update-without-backward"
     title = "Update without backward"
+    why = "A gradient is applied twice, with momentum and decay: the rate is not the one that was set."
     source = "https://github.com/OrderLab/TrainCheck"
     sees = "identities and versions of the gradients, and the number of backwards between updates; no wait"
     remedy = "Call the optimizer's step once after each backward, or after each group of them if you accumulate."

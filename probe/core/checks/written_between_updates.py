@@ -38,6 +38,10 @@ class WrittenBetweenUpdates(ChangeCheck):
 
     name = "written-between-updates"
     title = "Changed between updates"
+    why = (
+        "Something other than the optimizer has changed the weights: a fault of memory, or averages that were "
+        "left in the model."
+    )
     source = "https://arxiv.org/abs/2407.21783"
     sees = "numbers of a part of the parameters after one update and before the next, and their versions"
     remedy = (

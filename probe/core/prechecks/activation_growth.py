@@ -25,6 +25,7 @@ class ActivationGrowth(Precheck):
 
     name = "activation-growth"
     title = "Activations grow or vanish"
+    why = "A deeper model, or half precision, overflows."
     source = "https://arxiv.org/abs/1502.01852"
     sees = "root mean square of the outputs of each module in the first forward"
     remedy = "Scale the initial weights to the width of their inputs, and normalise between blocks."

@@ -15,6 +15,7 @@ class BroadcastLoss(Precheck):
 
     name = "broadcast-loss"
     title = "Labels are broadcast"
+    why = "The model predicts the mean of all labels, and a warning is the only sign."
     source = "https://discuss.pytorch.org/t/38443"
     sees = "shapes of the scores and labels that each loss function gets"
     remedy = "Give both the same shape, with squeeze(-1) or unsqueeze(-1)."

@@ -19,6 +19,7 @@ class DeadUnits(Precheck):
 
     name = "dead layer"
     title = "Units are off"
+    why = "No gradient passes through a unit that is off for every input."
     source = "https://arxiv.org/abs/1903.06733"
     sees = "outputs of modules that are rectifiers in the first forward"
     remedy = "Look at the initialisation and the bias of the layer before it, and at the scale of the inputs."

@@ -28,6 +28,7 @@ class VanishingGradient(Precheck):
 
     name = "vanishing gradient"
     title = "Gradient vanishes"
+    why = "The first layers stay as they were initialised."
     source = "https://dl.acm.org/doi/10.1109/ICSE43902.2021.00043"
     sees = "root mean square of the gradient of each weight at the first updates, in the order of calls"
     remedy = "Use rectifiers, residual connections or normalisation between the layers, and weights scaled to them."
@@ -47,6 +48,7 @@ class ExplodingGradient(Precheck):
 
     name = "exploding gradient"
     title = "Gradient explodes"
+    why = "The first layers move by far more than the last, and the run diverges."
     source = "https://dl.acm.org/doi/10.1109/ICSE43902.2021.00043"
     sees = "root mean square of the gradient of each weight at the first updates, in the order of calls"
     remedy = "Begin with smaller weights, scaled to the width of their inputs, and normalise between the layers."

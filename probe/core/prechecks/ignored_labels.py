@@ -17,6 +17,7 @@ class IgnoredLabels(Precheck):
 
     name = "ignored-labels"
     title = "Labels are ignored"
+    why = "The loss is NaN, or the batch is spent on nothing."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
     sees = "the labels that each cross entropy gets"
     remedy = "Look at how labels are masked and truncated: a prompt that fills the context leaves no answer."

@@ -21,6 +21,7 @@ class InitialLoss(Precheck):
 
     name = "initial-loss"
     title = "Loss at the beginning"
+    why = "The first hundreds of updates only undo the beginning, and the run may diverge in them."
     source = "https://karpathy.github.io/2019/04/25/recipe/"
     sees = "the first cross entropy and the number of classes"
     remedy = "Initialise the last layer with small weights; if it is tied to an embedding, give that a small deviation."

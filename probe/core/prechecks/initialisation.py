@@ -38,6 +38,7 @@ class Initialisation(Precheck):
 
     name = "initialisation"
     title = "Beginning of a parameter"
+    why = "The model trains, and ends worse than its reference."
     source = "https://github.com/fla-org/flash-linear-attention/issues/739"
     sees = "the numbers of each parameter before the first update"
     remedy = "Initialise it as the reference does; look whether a generic initialisation comes after the model's own."

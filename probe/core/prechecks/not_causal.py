@@ -22,6 +22,7 @@ class NotCausal(Precheck):
 
     name = "not-causal"
     title = "Sees the next token"
+    why = "The loss falls to nothing, and the model cannot generate."
     source = "https://github.com/huggingface/transformers/issues/48745"
     sees = "outputs of a repeated forward whose last tokens were replaced, and the labels of the loss"
     remedy = "Apply a causal mask in every layer that mixes positions, and pass is_causal or the mask to the attention."

@@ -19,6 +19,7 @@ class NotLogProbabilities(Precheck):
 
     name = "not-log-probabilities"
     title = "No logarithms of probabilities"
+    why = "The loss has no minimum: it falls without learning."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html"
     sees = "the scores that each loss function gets"
     remedy = "Use log_softmax over the classes, or cross_entropy on the scores before it."

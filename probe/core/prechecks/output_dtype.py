@@ -17,6 +17,7 @@ class OutputDtype(Precheck):
 
     name = DtypeUnlike.name
     title = DtypeUnlike.title
+    why = "The module costs time and memory, and its numbers differ from those of the same layer elsewhere."
     source = DtypeUnlike.source
     sees = "dtypes of the outputs of modules in the first forward"
     remedy = DtypeUnlike.remedy

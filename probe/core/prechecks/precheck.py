@@ -21,6 +21,8 @@ class Precheck:
     """Kind of its findings."""
     title: ClassVar[str]
     """Two to four words."""
+    why: ClassVar[str]
+    """Harm of the fault: one sentence."""
     grade: ClassVar[Grade] = "warning"
     """Highest grade of its findings."""
     source: ClassVar[str]

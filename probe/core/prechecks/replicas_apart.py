@@ -20,6 +20,7 @@ class ReplicasApart(RankPrecheck):
 
     name = "replicas-differ"
     title = "Replicas begin apart"
+    why = "Ranks average gradients of different models, and none of these is trained."
     source = "https://horovod.readthedocs.io/en/stable/pytorch.html"
     sees = "digest of each parameter before the first update and norm of its gradient, on each rank"
     remedy = "Broadcast the parameters from one rank, or seed all ranks alike before the model is made."

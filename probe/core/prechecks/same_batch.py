@@ -17,6 +17,7 @@ class SameBatch(Precheck):
 
     name = "same-batch"
     title = "Same batch"
+    why = "The model learns one batch by heart."
     grade = "note"
     source = "https://karpathy.github.io/2019/04/25/recipe/"
     sees = "digests of the inputs of each outermost forward"

@@ -15,6 +15,7 @@ class SameDropout(RankPrecheck):
 
     name = "same-dropout"
     title = "Same dropout on ranks"
+    why = "A larger batch averages less noise away than it should."
     source = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/random.py"
     sees = "state of the random generators at the first forward of a model with active dropout, on each rank"
     grade = "note"  # trainers seed all ranks alike: Hugging Face's does

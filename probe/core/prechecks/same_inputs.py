@@ -16,6 +16,7 @@ class SameInputs(RankPrecheck):
 
     name = "same-data"
     title = "Same data on ranks"
+    why = "All ranks but one compute what is known already."
     source = "https://github.com/NVlabs/LongLive/issues/71"
     sees = "digests of the inputs of each outermost forward, on each rank"
     remedy = "Divide the samples among the ranks, with a DistributedSampler or a seed of its own for each rank."

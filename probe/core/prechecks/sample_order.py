@@ -15,6 +15,7 @@ class SampleOrder(Precheck):
 
     name = "same-order"
     title = "Same order each epoch"
+    why = "The model learns the order, and gradients of neighbours in it agree."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
     sees = "classes of the samplers of loaders, and the number of the epoch at each of their beginnings"
     remedy = "Call sampler.set_epoch(epoch) at the beginning of each epoch, and pass shuffle=True to the loader."

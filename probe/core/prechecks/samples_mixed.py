@@ -18,6 +18,7 @@ class SamplesMixed(Precheck):
 
     name = "samples-mixed"
     title = "Samples are mixed"
+    why = "Each prediction depends on the other samples of its batch, which are others in use."
     grade = "note"
     source = "https://karpathy.github.io/2019/04/25/recipe/"
     sees = "outputs of a repeated forward in which one sample was changed"

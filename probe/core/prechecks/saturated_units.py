@@ -19,6 +19,7 @@ class SaturatedUnits(Precheck):
 
     name = "saturated-units"
     title = "Units are saturated"
+    why = "The layers before it are hardly trained."
     source = "https://proceedings.mlr.press/v9/glorot10a.html"
     sees = "outputs of modules that are sigmoids or hyperbolic tangents in the first forward"
     remedy = "Normalise the inputs, or begin with smaller weights in the layer before it."

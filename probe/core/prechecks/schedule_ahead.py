@@ -18,6 +18,7 @@ class ScheduleAhead(Precheck):
 
     name = "schedule-ahead"
     title = "Schedule runs ahead"
+    why = "The rate reaches its end early, or rises again."
     source = "https://github.com/huggingface/accelerate/issues/2926"
     sees = "steps of each schedule between updates, the step at which it ends, and numbers of steps in the program"
     remedy = "Step the schedule once an update, or make it for as many steps as it is stepped."

@@ -23,6 +23,7 @@ class SoftmaxTwice(Precheck):
 
     name = "softmax-twice"
     title = "Softmax applied twice"
+    why = "The model learns slowly, and its loss stays far above what it could be."
     source = "https://karpathy.github.io/2019/04/25/recipe/"
     sees = "the scores that each loss function gets"
     remedy = "Pass the scores before the softmax or sigmoid to the loss, or use the loss that takes probabilities."

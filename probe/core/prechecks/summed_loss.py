@@ -18,6 +18,7 @@ class SummedLoss(Precheck):
 
     name = "summed-loss"
     title = "Loss is summed"
+    why = "The rate fits one size of batch alone."
     grade = "note"
     source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
     sees = "the reduction and the value of each loss, and the root of each backward"

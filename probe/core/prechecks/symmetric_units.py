@@ -21,6 +21,7 @@ class SymmetricUnits(Precheck):
 
     name = "symmetric-units"
     title = "Units are alike"
+    why = "The layer has the power of a single unit."
     source = "https://www.deeplearningbook.org/contents/optimization.html"
     sees = "the numbers of each parameter before the first update"
     remedy = "Initialise the weights with random numbers."

@@ -22,6 +22,7 @@ class UndividedAccumulation(Precheck):
 
     name = "undivided-accumulation"
     title = "Accumulation is not divided"
+    why = "The gradient is as many times too large as there are micro batches."
     source = "https://github.com/huggingface/transformers/issues/35438"
     sees = "the reduction, labels and value of each loss, the root of each backward, and gradients before the update"
     remedy = "Divide each loss by the number of micro batches, or by the number of labels of all of them."

@@ -17,6 +17,7 @@ class UnnormalizedInputs(Precheck):
 
     name = "unnormalized-inputs"
     title = "Inputs not normalized"
+    why = "The first layer needs another rate than all others."
     grade = "note"
     source = "https://cs231n.github.io/neural-networks-2/"
     sees = "mean and deviation of the floating-point inputs of each outermost forward"

@@ -19,6 +19,7 @@ class UnshiftedLabels(Precheck):
 
     name = "unshifted-labels"
     title = "Labels equal inputs"
+    why = "The model learns to copy its input, with a very good loss."
     source = "https://github.com/huggingface/transformers/issues/32944"
     sees = "the tokens that the model gets, the labels of the loss, and a repeated forward"
     remedy = "Shift the labels by one: compare the output at each position with the next token."

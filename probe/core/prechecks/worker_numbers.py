@@ -16,6 +16,7 @@ class WorkerNumbers(Precheck):
 
     name = "same-worker-numbers"
     title = "Workers draw alike"
+    why = "Each augmentation is drawn as often as there are workers."
     source = "https://tanelp.github.io/posts/a-bug-that-plagues-thousands-of-open-source-ml-projects/"
     sees = "state of the random generators of each worker process, before and after its first batch"
     remedy = "Seed in worker_init_fn from torch.initial_seed(), which differs between workers and epochs."
@@ -42,6 +43,7 @@ class SamplesRepeated(Precheck):
 
     name = "samples-repeated"
     title = "Workers read alike"
+    why = "An epoch is as many epochs as there are workers."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset"
     sees = "digests of the first batch of each worker of a stream"
     remedy = "Divide the stream in __iter__ by get_worker_info(), so that each worker yields a part of it."

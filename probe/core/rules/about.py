@@ -23,6 +23,12 @@ class About:
     """Model of its arguments in the configuration."""
     title: ClassVar[str] = ""
     """Title of a finding in two or three words, such as ``Frozen parameter``."""
+    why: ClassVar[str] = ""
+    """Harm of the fault: one sentence."""
+    source: ClassVar[str] = ""
+    """Public report of the fault, or the description of the method, by link."""
+    sees: ClassVar[str] = ""
+    """Numbers that it judges: one clause."""
     kind: ClassVar[str] = ""
     """Member of :class:`probe.core.analysis.diagnosis.explain.Kind` for its findings; empty if that depends on the
     value."""

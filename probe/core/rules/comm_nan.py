@@ -35,6 +35,9 @@ class AnomalyCommNan(About):
 
     Args = CommNanArgs
     title = "NaN or Inf sent to other ranks"
+    why = "After a reduction all ranks have the NaN, and none of their numbers shows whose it was."
+    source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
+    sees = "tensors before and after each collective, by line of code"
     finds = "finds the rank that first sent NaN or infinity to others (it needs cc_distribution)"
     needs = ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),)
     collects = frozenset({"collective inputs"})

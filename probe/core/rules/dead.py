@@ -41,6 +41,9 @@ class AnomalyDead(About):
 
     Args = DeadArgs
     title = "Dead output"
+    why = "No gradient passes through a unit that is off for every input."
+    source = "https://arxiv.org/abs/1903.06733"
+    sees = "the share of zeros of each module's output"
     kind = "dead"
     finds = "finds outputs that are zero"
     needs = (

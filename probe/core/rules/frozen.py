@@ -66,6 +66,9 @@ class AnomalyFrozen(About):
 
     Args = FrozenArgs
     title = "Frozen parameter"
+    why = "Part of the model stays as it is, and the loss falls by the rest."
+    source = "https://github.com/pytorch/xla/issues/1623"
+    sees = "numbers of each parameter before and after the update, and of its gradient"
     kind = "frozen"
     finds = "finds parameters that do not move"
     needs = (

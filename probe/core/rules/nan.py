@@ -41,6 +41,9 @@ class AnomalyNan(About):
 
     Args = NanArgs
     title = "Excessive value"
+    why = "NaN spreads to all that is computed from it, so that only its first place tells the cause."
+    source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
+    sees = "every collected op of every signal"
     kind = "limit"
     judges_size = True
     finds = "finds NaN, infinity and too large values"

@@ -123,6 +123,9 @@ class AnomalyReplica(About):
 
     Args = ReplicaArgs
     title = "Replicas that differ"
+    why = "Replicas that differ stay apart, and the average of their gradients fits none of them."
+    source = "https://github.com/pytorch/pytorch/issues/84803"
+    sees = "parameters and optimizer state of data-parallel ranks"
     kind = "replica"
     finds = "finds data-parallel replicas whose parameters differ"
     needs = (

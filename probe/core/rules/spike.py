@@ -79,6 +79,9 @@ class AnomalySpike(About):
 
     Args = SpikeArgs
     title = "Spike"
+    why = "One odd batch, wrong product or flipped bit leaps in one place before it is everywhere."
+    source = "https://doi.org/10.1080/01621459.1993.10476339"
+    sees = "norm, min and max of every signal, against the last 32 samples of the same row"
     judges_size = True
     finds = "finds leaps against the recent past"
     by_default = True

@@ -65,6 +65,9 @@ class AnomalyThreshold(About):
 
     Args = ThresholdArgs
     title = "Value beyond its limit"
+    why = "You know limits of your model that no other rule does."
+    source = "https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/"
+    sees = "the ops, signals and rows that you name"
     kind = "limit"
     judges_size = True
     finds = "finds values beyond limits that the user sets"

@@ -39,6 +39,9 @@ class AnomalyTurbulence(About):
 
     Args = TurbulenceArgs
     title = "Drift"
+    why = "A slow drift has no single step that leaps; this rule is as earlier monitors have it."
+    source = "https://pypi.org/project/mindstudio-probe/"
+    sees = "norm and mean of every signal, against their running mean"
     kind = "drift"
     judges_size = True
     finds = "compares with the history mean"

@@ -54,6 +54,9 @@ class AnomalyVanish(About):
 
     Args = VanishArgs
     title = "Vanished gradient"
+    why = "What lies before the place is no longer trained."
+    source = "https://doi.org/10.1109/ICSE43902.2021.00043"
+    sees = "norms of gradients, against their past and against the others of the step"
     kind = "vanishing"
     finds = "finds gradients that have become vanishingly small"
     needs = (

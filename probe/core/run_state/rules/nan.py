@@ -40,6 +40,9 @@ class RunNan(RunRule):
 
     Args = RunNanArgs
     title = "Not a finite number"
+    why = "Training goes on with weights that are NaN until somebody looks."
+    source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
+    sees = "numbers that the program logs, at every step"
     finds = "finds NaN and infinity"
     by_default = True
 

@@ -49,6 +49,9 @@ class RunOverflow(RunRule):
 
     Args = RunOverflowArgs
     title = "Skipped updates"
+    why = "Updates that are skipped train nothing while the schedule goes on."
+    source = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
+    sees = "outcome of each update"
     finds = "finds bursts of updates that a gradient scaler skipped"
     by_default = True
 

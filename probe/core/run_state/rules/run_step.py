@@ -45,6 +45,12 @@ class RunRule(Protocol):
     """Model of its arguments in the configuration."""
     title: ClassVar[str]
     """Title of a finding in two or three words, such as ``Spike of the loss``."""
+    why: ClassVar[str]
+    """Harm of the fault: one sentence."""
+    source: ClassVar[str]
+    """Public report of the fault, or the description of the method, by link."""
+    sees: ClassVar[str]
+    """Numbers that it judges: one clause."""
     finds: ClassVar[str]
     """Clause about the rule, for the reference of the configuration."""
     by_default: ClassVar[bool]

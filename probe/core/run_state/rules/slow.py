@@ -49,6 +49,9 @@ class RunSlow(RunRule):
 
     Args = RunSlowArgs
     title = "Slow run"
+    why = "A run that slows down by a third costs half as much again, and nothing fails."
+    source = "https://arxiv.org/abs/2402.15627"
+    sees = "throughput or the time of each step"
     finds = "finds a throughput that stays below that of the run's best stretch"
     by_default = True
 

@@ -115,6 +115,9 @@ class RunSpike(RunRule):
 
     Args = RunSpikeArgs
     title = "Spike"
+    why = "A spike can cost days of training, and one that does not come back ends the run."
+    source = "https://doi.org/10.1080/01621459.1993.10476339"
+    sees = "loss and gradient norm that the program logs, at every step"
     finds = "finds leaps of the loss and of the gradient norm"
     by_default = True
 

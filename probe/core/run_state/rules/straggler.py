@@ -105,6 +105,9 @@ class RunStraggler(RunRule):
 
     Args = RunStragglerArgs
     title = "Straggler"
+    why = "All ranks wait for the slowest one at each step."
+    source = "https://arxiv.org/abs/2402.15627"
+    sees = "times of all ranks, where the heartbeat server has gathered them"
     finds = "finds ranks that take longer than the others for the same work"
     by_default = True
 
