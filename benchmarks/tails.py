@@ -5,9 +5,9 @@
 
 All healthy programs and healthy twins among the recordings are judged again. For each kind of signal, with and without
 a common movement, and for rises and falls apart, the tail of the largest residual of a step is estimated: the size that
-one step in 100 exceeds, the power of what lies beyond (Hill's estimator, "A simple general approach to inference about
-the tail of a distribution", 1975, over the peaks of episodes), and how the share grows with the number of rows, from
-random halves of the rows. ``--write`` puts the result into ``probe/core/rules/tail_table.py``.
+a share of the steps exceeds; the scale of the exponential beyond, from the peaks of episodes, a standard error more
+(the most careful of three shares); and how the share grows with the number of rows, from random halves of the rows.
+``--write`` puts the result into ``probe/core/rules/tail_table.py``.
 
 Then each program is judged by the tails of all others: the table has the episodes that healthy training would have had,
 beside those that were wanted.
@@ -40,11 +40,14 @@ from probe.core.storage.step_updates import StepUpdates
 
 Array = npt.NDArray[np.float64]
 TARGET = Path(__file__).resolve().parent.parent / "probe" / "core" / "rules" / "tail_table.py"
-SHARE = 0.01
-"""Share of steps from which on sizes are of the tail."""
-FEWEST_PEAKS = 10
-"""Peaks of episodes that an exponent is estimated from, at least; else the share is larger."""
-SIDES = Limits._fields
+SHARES = 0.02, 0.005, 0.001
+"""Shares of steps whose sizes are of the tail."""
+FEWEST_PEAKS = 4
+"""Peaks of episodes that a scale is estimated from, at least."""
+LEAST_GROWTH, LEAST_SCALE = 0.25, 1.0
+NONE = Tail(20.0, 0.01, 5.0, 1.0)
+"""Tail of which nothing is known."""
+SIDES, MODES = Limits._fields, ("together", "alone")
 
 
 class Sample(NamedTuple):
@@ -79,9 +82,7 @@ def samples(folder: Path) -> list[Sample]:
                         half = random.random(len(batch)) < 0.5
                         sides, of_half = largest(scores, np.ones_like(half)), largest(scores, half)
                         series = batch.signal, rank
-                        taken.append(
-                            Sample(name, series, batch.step, scores.rows, scores.is_alone, sides, of_half)
-                        )
+                        taken.append(Sample(name, series, batch.step, scores.rows, scores.is_alone, sides, of_half))
     return taken
 
 
@@ -101,13 +102,13 @@ def by_place(taken: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
     """Group samples by kind of signal, and by whether a common movement was taken out."""
     groups = defaultdict(list)
     for sample in taken:
-        groups[KINDS[sample.series[0]], "alone" if sample.alone else "together"].append(sample)
+        groups[KINDS[sample.series[0]], MODES[sample.alone]].append(sample)
     return groups
 
 
 def estimated(taken: Iterable[Sample]) -> dict[Place, Tail]:
     """Estimate all tails."""
-    tails = {}
+    tails = {(kind, mode, side): NONE for kind in KINDS.values() for mode in MODES for side in SIDES}
     for (kind, mode), group in by_place(taken).items():
         for n, side in enumerate(SIDES):
             tails[kind, mode, side] = tail_of(group, n)
@@ -115,39 +116,42 @@ def estimated(taken: Iterable[Sample]) -> dict[Place, Tail]:
 
 
 def tail_of(group: Sequence[Sample], side: int) -> Tail:
-    """Estimate one tail: growth and exponent in turns, as each needs the other."""
+    """Estimate one tail from several shares of the steps, and return the one with the largest limit."""
+    tails = [tail for share in SHARES if (tail := _tail_of(group, side, share)) is not None]
+    return max(tails, key=lambda tail: limit_of(tail, ROWS, WARNINGS), default=NONE)
+
+
+def _tail_of(group: Sequence[Sample], side: int, share: float) -> Tail | None:
+    """Estimate growth and scale in turns, as each needs the other; None if there are too few peaks."""
     sizes, rows = np.array([s.sizes[side] for s in group]), np.array([s.rows for s in group])
     halves = np.array([s.halves[side] for s in group])
-    share, growth, exponent = SHARE, 0.5, 5.0
-    for _ in range(5):
-        scaled = sizes * (ROWS / rows) ** (growth / exponent)
+    usual = np.quantile(sizes, 1 - SHARES[0])
+    of_all, of_half = (sizes > usual).mean(), (halves > usual).mean()
+    growth = float(np.clip(np.log2(of_all / max(of_half, of_all / 2)), LEAST_GROWTH, 1.0)) if of_all else 1.0
+    scale = 1.0
+    for _ in range(3):
+        scaled = sizes - scale * growth * np.log(rows / ROWS)
         size = float(np.quantile(scaled, 1 - share))
         peaks = np.array([*peaks_of(group, scaled, size)])
-        if len(peaks) < FEWEST_PEAKS and share < 0.1:
-            share *= 2
-            continue
-        exponent = float(np.clip(len(peaks) / np.log(peaks / size).sum(), 2.0, 12.0))
-        usual = np.quantile(sizes, 1 - share)
-        growth = float(np.clip(np.log2(share / max((halves > usual).mean(), share / 2)), 0.25, 1.0))
-    episodes = len(peaks) / len(group)
-    return Tail(size, episodes, exponent, growth)
+        if len(peaks) < FEWEST_PEAKS:
+            return None
+        scale = max(float((peaks - size).mean()) * (1 + 1 / len(peaks) ** 0.5), LEAST_SCALE)
+    return Tail(size, len(peaks) / len(group), scale, growth)
 
 
 def peaks_of(group: Sequence[Sample], sizes: Array, size: float) -> Iterator[float]:
     """Yield the peak of each episode beyond ``size``: ten normal samples end one."""
     series: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for n, sample in enumerate(group):
-        series[sample.program, sample.series].append(n)
+    for n in np.flatnonzero(sizes > size).tolist():
+        series[group[n].program, group[n].series].append(n)
     for places in series.values():
-        peak, normal = 0.0, 0
-        for n in places:
-            normal = 0 if sizes[n] > size else normal + 1
-            peak = max(peak, sizes[n]) if sizes[n] > size else peak
-            if normal >= QUIET and peak:
+        peak, last = sizes[places[0]], group[places[0]].step
+        for n in places[1:]:
+            if group[n].step > last + QUIET:
                 yield peak
                 peak = 0.0
-        if peak:
-            yield peak
+            peak, last = max(peak, sizes[n]), group[n].step
+        yield peak
 
 
 def episodes(group: Iterable[Sample], tails: Mapping[Place, Tail], warnings: float) -> list[Sample]:
@@ -155,7 +159,7 @@ def episodes(group: Iterable[Sample], tails: Mapping[Place, Tail], warnings: flo
     last: dict[tuple[object, ...], int] = {}
     begun = []
     for sample in sorted(group, key=lambda s: (s.program, s.series[1], s.step)):
-        kind, mode = KINDS[sample.series[0]], "alone" if sample.alone else "together"
+        kind, mode = KINDS[sample.series[0]], MODES[sample.alone]
         limits = [limit_of(tails[kind, mode, side], sample.rows, warnings) for side in SIDES]
         if any(size > limit for size, limit in zip(sample.sizes, limits, strict=True)):
             key = sample.program, sample.series[1], kind
@@ -165,14 +169,18 @@ def episodes(group: Iterable[Sample], tails: Mapping[Place, Tail], warnings: flo
     return begun
 
 
-def held_out(taken: Sequence[Sample], warnings: float) -> list[Sample]:
-    """Return the episodes of each program, judged by the tails of all others."""
-    begun = []
+def held_out(taken: Sequence[Sample], rates: Sequence[float]) -> list[list[Sample]]:
+    """Return for each rate the episodes of each program, judged by the tails of all others."""
+    begun: list[list[Sample]] = [[] for _ in rates]
     whole = estimated(taken)
     for program in sorted({sample.program for sample in taken}):
-        others = [sample for sample in taken if sample.program != program]
-        own = [sample for sample in taken if sample.program == program]
-        begun += episodes(own, whole | estimated(others), warnings)
+        samples_of = [sample for sample in taken if sample.program == program]
+        kinds = {*by_place(samples_of)}
+        others = [sample for place, some in by_place(taken).items() if place in kinds for sample in some]
+        rest = estimated(sample for sample in others if sample.program != program)
+        tails = whole | {place: tail for place, tail in rest.items() if place[0] in {kind for kind, _ in kinds}}
+        for n, rate in enumerate(rates):
+            begun[n] += episodes(samples_of, tails, rate)
     return begun
 
 
@@ -229,8 +237,12 @@ def main() -> None:
         ]
         for key, tail in sorted(tails.items())
     ]
-    header = ["", "side", "size", "episodes a step", "exponent", "growth", "limit, 32 rows", "1,024 rows"]
-    rates = [[f"{rate:g}", f"{rate * judged / 1e4:.2g}", str(len(begun)), names(begun)] for rate in (0.05, args.warnings, 1.0, 5.0) for begun in [held_out(taken, rate)]]
+    header = ["", "side", "size", "episodes a step", "scale", "growth", "limit, 32 rows", "1,024 rows"]
+    wanted = sorted({0.05, args.warnings, 1.0, 5.0})
+    rates = [
+        [f"{rate:g}", f"{rate * judged / 1e4:.2g}", str(len(begun)), names(begun)]
+        for rate, begun in zip(wanted, held_out(taken, wanted), strict=True)
+    ]
     note = f"{judged:,} steps of {programs} programs, healthy."
     publish(
         "Tails",

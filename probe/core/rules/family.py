@@ -1,8 +1,7 @@
-"""Rows of one kind of signal, judged together: what each has held of late, and how far it stands from that by itself."""
+"""Rows of one signal, judged together: the recent past of each row, and its distance from that past by itself."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from math import isfinite, log
 from typing import NamedTuple
 
@@ -23,8 +22,8 @@ RENEWAL = 16
 COVERED = 0.75
 """Part of the window in which a row must have a number."""
 FEWEST_ELEMENTS, FAINT = 16, log(1e-3)
-"""Elements of a row that is judged; and the part of the median root mean square that a gradient must have, else it is at
-rounding level."""
+"""Elements of a row that is judged; and the part of the median root mean square below which a gradient is at rounding
+level, as a logarithm."""
 SMALL = 64
 """Elements at which the least spread is wider by the root of 2."""
 FEW_SAMPLES = 16
@@ -95,8 +94,8 @@ class Family:
     what is left is measured by its own robust spread, but by no less than a floor, which is wider for small rows and
     while few samples are held.
 
-    Zeros are no numbers. Rows that come and go need a number in three quarters of the window. If the step goes back, the
-    learning rate changes by half, or a tenth of the rows come or go, the history begins anew.
+    Zeros are no numbers. Rows that come and go need a number in three quarters of the window. The history begins anew
+    if the step goes back, if the learning rate changes by half, and if a tenth of the rows come or go.
     """
 
     def __init__(self, signal: str, window: int, limit: int) -> None:
@@ -133,9 +132,8 @@ class Family:
         """Return whether the learning rate or the set of rows is another one."""
         rate, before = batch.update.rate, self._rate
         self._rate = rate if isfinite(rate) else before
-        if isfinite(rate) and isfinite(before) and rate != before:
-            if min(rate, before) <= 0 or abs(log(rate / before)) > CHANGED_RATE:
-                return True
+        if isfinite(rate) and isfinite(before) and rate != before and _is_far(rate, before):
+            return True
         if self._layout is None or batch.keys == self._layout.keys or not self._held:
             return False
         return self._comers_and_goers(batch) > CHANGED_ROWS * len(batch)
@@ -156,17 +154,18 @@ class Family:
         return layout
 
     def _new_layout(self, batch: Batch) -> _Layout:
-        known = any(batch.shapes)  # files may have no shapes
-        elements = numels(batch.shapes) if known else np.full(len(batch), np.inf)
-        codes = [self._codes.setdefault(_kind(*row), len(self._codes)) for row in zip(batch.keys, batch.shapes, strict=True)]
+        has_shapes = any(batch.shapes)  # files may have none
+        elements = numels(batch.shapes) if has_shapes else np.full(len(batch), np.inf)
+        forms = (_kind(*row) for row in zip(batch.keys, batch.shapes, strict=True))
+        codes = [self._codes.setdefault(form, len(self._codes)) for form in forms]
         kinds = np.array(codes, dtype=np.int64)
         groups = [np.flatnonzero(kinds == code) for code in np.unique(kinds).tolist()]
-        halves = 0.5 * np.log(np.maximum(elements, 1)) if known else np.zeros(len(batch))
+        halves = 0.5 * np.log(np.maximum(elements, 1)) if has_shapes else np.zeros(len(batch))
         judged = measures(batch.dtypes) & (elements >= FEWEST_ELEMENTS)
         rows = self.history.rows(batch)
-        held = rows[rows >= 0]
-        self.history.of("kind")[held] = kinds[rows >= 0]
-        self.history.of("floor")[held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
+        rows_held = rows[rows >= 0]
+        self.history.of("kind")[rows_held] = kinds[rows >= 0]
+        self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
         return _Layout(batch.keys, batch.shapes, halves, judged, kinds, groups)
 
     def _scores(self, layout: _Layout, rows: Indices, levels: Array) -> Scores:
@@ -205,11 +204,16 @@ class Family:
 
     def _hold(self, batch: Batch, rows: Indices, levels: Array) -> None:
         """Put the levels into the column of this step; rows that are not there have no number in it."""
-        window, seen = self.history.of("levels"), rows >= 0
+        window, has_room = self.history.of("levels"), rows >= 0
         if batch.step != self._step:  # else another part of the same step
             self._held, self._step = self._held + 1, batch.step
             window[:, (self._held - 1) % self._window] = np.nan
-        window[rows[seen], (self._held - 1) % self._window] = levels[seen]
+        window[rows[has_room], (self._held - 1) % self._window] = levels[has_room]
+
+
+def _is_far(rate: float, before: float) -> bool:
+    """Return whether a learning rate is another stage of training."""
+    return min(rate, before) <= 0 or abs(log(rate / before)) > CHANGED_RATE
 
 
 def _kind(key: Key, shape: tuple[int, ...]) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log, prod
-from typing import Annotated, Any
+from typing import Annotated
 
 import annotated_types as ranges
 import numpy as np

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import log
 from typing import NamedTuple
 
 from probe.core.rules.tail_table import TAILS
@@ -10,6 +11,8 @@ from probe.core.rules.tail_table import TAILS
 WARNINGS = 0.2
 """Warnings in 10,000 healthy steps, unless the user chooses another number."""
 STEPS = 10_000
+LEAST = 6.0
+"""Least limit: at any rate, what is nearer to its past is usual."""
 ROWS = 64
 """Number of rows for which the sizes of the table are."""
 KINDS = {
@@ -24,12 +27,12 @@ KINDS = {
 
 
 class Tail(NamedTuple):
-    """Tail of a power law: beyond ``size``, which begins ``share`` episodes a healthy step, their number falls as
-    ``(z / size) ** -exponent``; it grows with the number of rows, by the power ``growth``."""
+    """Exponential tail: beyond ``size``, which begins ``share`` episodes a healthy step, their number falls by the
+    factor e with each ``scale``; it grows with the number of rows, by the power ``growth``."""
 
     size: float
     share: float
-    exponent: float
+    scale: float
     growth: float
 
 
@@ -55,4 +58,4 @@ def limit_of(tail: Tail, rows: int, warnings: float) -> float:
     """Return the limit by one tail, which has its part of the warnings: each signal and side has the same."""
     share = warnings / STEPS / (len(KINDS) * len(Limits._fields))
     more = tail.share * (max(rows, 1) / ROWS) ** tail.growth
-    return float(tail.size * (more / share) ** (1 / tail.exponent))
+    return max(tail.size + tail.scale * log(more / share), LEAST)
