@@ -27,9 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from _report import publish, table
 
-from probe.core.rules.family import FLOORS, Family, Scores
-from probe.core.rules.history import LIMIT
-from probe.core.rules.joint import QUIET, WINDOW
+from probe.core.rules.family import FLOORS, Scores
+from probe.core.rules.joint import QUIET, WINDOW, JointJudge
 from probe.core.rules.skipped import is_evidence
 from probe.core.rules.tails import KINDS, ROWS, WARNINGS, Limits, Tail, limit_of
 from probe.core.storage.batches import steps
@@ -70,15 +69,12 @@ def samples(folder: Path) -> list[Sample]:
     run = last_run(place(folder / "files"), problems)
     with Rows(run.directories, problems) as rows:
         for rank in run.ranks:
-            families: dict[str, Family] = {}
+            judge = JointJudge(WINDOW, WARNINGS)
             updates = StepUpdates(rows, rank)
             for stored in steps(rows, rank, signals=FLOORS):
                 for batch in updates.put_into(stored).batches:
-                    if not is_evidence(batch) or "sumsq" not in batch.columns:
-                        continue
-                    family = families.setdefault(batch.signal, Family(batch.signal, WINDOW, LIMIT))
-                    scores = family.judge(batch)
-                    if scores is not None and scores.rows:
+                    scores = judge.scores(batch) if is_evidence(batch) else None
+                    if scores is not None:
                         half = random.random(len(batch)) < 0.5
                         sides, of_half = largest(scores, np.ones_like(half)), largest(scores, half)
                         series = batch.signal, rank

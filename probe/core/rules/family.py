@@ -67,6 +67,12 @@ class Scores(NamedTuple):
         return float(np.fmax.reduce(self.sizes, initial=0.0))
 
     @property
+    def movement(self) -> float:
+        """Median of the movements of all rows; 0 if there is none."""
+        movements = self.movements[~np.isnan(self.movements)]
+        return float(np.median(movements)) if len(movements) else 0.0
+
+    @property
     def is_alone(self) -> bool:
         """True if rows are too few to take out a common movement."""
         return self.rows < COMMON_ROWS
@@ -101,9 +107,10 @@ class Family:
     def __init__(self, signal: str, window: int, limit: int) -> None:
         self._signal, self._window, self._limit = signal, window, limit
         self._codes: dict[tuple[object, ...], int] = {}
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin another history."""
         self._layout: _Layout | None = None
         fields = {
             "levels": Field(np.nan, np.float32, (self._window,)),
@@ -119,7 +126,7 @@ class Family:
     def judge(self, batch: Batch) -> Scores | None:
         """Return the scores of a batch with norms, and hold its rows; None while too few samples are held."""
         if batch.step < self._step or self._is_changed(batch):
-            self._begin()
+            self.begin()
         layout, rows = self._layout_of(batch), self.history.rows(batch)
         norms = batch.op("norm")
         present = layout.judged & (norms > 0) & (norms < np.inf) & (rows >= 0)

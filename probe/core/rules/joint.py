@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ WINDOW = 32
 """Samples that the tails were estimated with: a window is no shorter."""
 QUIET = 10
 """Normal samples after which the next leap is another episode."""
+FAR, STAYS = log(4.0), 3
+"""Movement of all gradients together, as a logarithm, and samples in a row for which it is the beginning of another stage
+of training."""
 MOST = 3
 """Rows of an episode that are reported."""
 EDGE = 3
@@ -54,11 +58,24 @@ class JointJudge:
     def __init__(self, window: int, warnings: float) -> None:
         self._window, self._warnings = max(window, WINDOW), warnings
         self._families: dict[str, Family] = {}
+        self._far: dict[str, int] = {}
+        """Number of samples in a row in which all gradients of a signal have been far from their past."""
         self._normal: dict[str, tuple[int, int]] = {}
         """By kind of signal: the step that was judged last, and the number of normal samples before it."""
 
     def judge(self, batch: Batch) -> JointLeap | None:
         """Return the leap that begins with this batch; None if there is none."""
+        scores = self.scores(batch)
+        if scores is None:
+            return None
+        excess = self.excess(batch.signal, scores)
+        if not self._begins(KINDS[batch.signal], batch.step, float(np.fmax.reduce(excess)) > 1):
+            return None
+        at = suspects(batch, scores, excess)
+        return JointLeap(at, batch.op("norm")[at], scores.centres[at])
+
+    def scores(self, batch: Batch) -> Scores | None:
+        """Return the scores of the rows, and hold them; None if none of them is judged."""
         if batch.signal not in FLOORS or "sumsq" not in batch.columns or not len(batch):
             return None
         family = self._families.get(batch.signal)
@@ -67,11 +84,17 @@ class JointJudge:
         scores = family.judge(batch)
         if scores is None or not scores.rows:
             return None
-        excess = self.excess(batch.signal, scores)
-        if not self._begins(KINDS[batch.signal], batch.step, float(np.fmax.reduce(excess)) > 1):
+        if batch.signal in GRADIENTS and self._is_another_stage(batch.signal, scores):
+            for history in self._families.values():
+                history.begin()
             return None
-        at = suspects(batch, scores, excess)
-        return JointLeap(at, batch.op("norm")[at], scores.centres[at])
+        return scores
+
+    def _is_another_stage(self, signal: str, scores: Scores) -> bool:
+        """Return whether all gradients have moved far and stay there, as with other data: no row is to blame."""
+        far = self._far.get(signal, 0) + 1 if abs(scores.movement) > FAR else 0
+        self._far[signal] = far % STAYS
+        return far >= STAYS
 
     def excess(self, signal: str, scores: Scores) -> Array:
         """Return the size of each residual relative to its limit."""

@@ -207,6 +207,18 @@ def test_another_learning_rate_begins_another_history(rate):
     assert found_in(rule, range(LEAP, 120), plant, rate=rate) == [(LEAP + 40, NAMES[7])]
 
 
+def test_gradients_that_stay_elsewhere_begin_another_history_of_all_signals():
+    """As with other data: all have moved fivefold, and an activation that follows is no leap until there is a past."""
+    rule, found = rule_of(), []
+    for step in range(120):
+        norms, outputs = healthy(step, swing=0.1), healthy(step, swing=0.1)
+        norms *= 5.0 if step >= LEAP else 1.0
+        outputs[7] *= 20.0 if step in (LEAP + 5, LEAP + 40) else 1.0
+        batches = [batch_of(step, outputs, signal="actv"), batch_of(step, norms)]
+        found += [(finding.step, finding.key.name) for finding in find([rule], batches)]
+    assert found == [(LEAP + 40, NAMES[7])]
+
+
 def test_another_set_of_rows_begins_another_history():
     """Half of the rows are frozen, and gone: the others are judged once there is a history again."""
     rule = rule_of()
