@@ -14,8 +14,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from probe.core.records import Batch
+from probe.core.robust import MAD_TO_SIGMA, medians_of
 from probe.core.rules.history import measures
-from probe.core.rules.spike import EXTREMES, FEW, MAD_TO_SIGMA, SQUARES, medians_of
+from probe.core.rules.spike import EXTREMES, FEW, SQUARES
 
 Array = npt.NDArray[np.float64]
 SIDES = {"min": -1, "max": 1}

@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation("core/rules/spike.py", "lower[slots] = np.minimum(lower[slots], sizes)", "lower[slots] = lower[slots]", "test_rules_together.py"),
     Mutation("core/rules/nan.py", "suspect[n] |= self._any_bad(op, column)", "suspect[n] = self._any_bad(op, column)", "test_rules_together.py"),
     Mutation("core/rules/spike.py", "np.maximum(silent[slots] - 1, 0)", "np.maximum(silent[slots] - 2, 0)", "test_rules.py"),
-    Mutation("core/rules/spike.py", "MAD_TO_SIGMA = 1.4826", "MAD_TO_SIGMA = 14.826", "test_rules.py"),
+    Mutation("core/robust.py", "MAD_TO_SIGMA = 1.4826", "MAD_TO_SIGMA = 14.826", "test_rules.py"),
     Mutation("core/rules/history.py", "self._last_step[held] > batch.step", "self._last_step[held] > batch.step + 5", "test_rules.py test_rules_memory.py"),
     Mutation("core/rules/history.py", "self.dropped += keys * len(self._ops)", "self.dropped += keys", "test_rules.py test_rules_memory.py"),
     Mutation("core/rules/threshold.py", "named & (values > self._above)", "named & (values >= self._above + 1)", "test_rules_threshold.py"),

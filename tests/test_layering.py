@@ -45,7 +45,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
-    frozenset({"histogram", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}),
+    frozenset(
+        {"histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}
+    ),
     frozenset({"worker"}),
     frozenset({"moments"}),
     frozenset({"records"}),

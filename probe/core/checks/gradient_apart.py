@@ -11,6 +11,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import Array, Mask, count_of, is_all, is_any
+from probe.core.robust import common_movement, medians_of, spreads_of
 
 WINDOW, LEAST = 32, 24
 """Updates that are compared with, at most and at least."""
@@ -22,7 +23,6 @@ AWAY, ABOVE = log(8.0), log(3.0)
 """Least movement against the others, and least rise above all of the window."""
 FEWEST_ELEMENTS, FAINT = 16, 1e-3
 """Elements of a gradient that is judged, and the part of the median root mean square that it must have."""
-MAD_TO_SIGMA = 1.4826
 PATIENCE = 10
 """Updates in a row without a gradient apart after which the next one is reported."""
 
@@ -87,12 +87,12 @@ class GradientApart(ChangeCheck):
         past, before = self._past[: self._number], self._past[(self._number - 1) % WINDOW]
         if not is_any(levels - before > ABOVE) or not is_any(levels - past.max(axis=0) > ABOVE):  # mostly, and quicker
             return None
-        middles = np.median(past, axis=0)
+        middles = medians_of(past.T)
         movements = levels - middles
-        usual = past - middles
-        usual -= np.median(usual, axis=1, keepdims=True)
-        spreads = MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual, axis=0)), axis=0)
-        left = movements - np.median(movements)
+        usual = past.T - middles[:, None]
+        usual -= common_movement(usual, least=ROWS)
+        spreads = spreads_of(usual, medians_of(usual))
+        left = movements - common_movement(movements[:, None], least=ROWS)[:, 0]
         elements = np.asarray(sizes or (FEWEST_ELEMENTS,) * len(finite), np.float64)[finite]
         squares = middles - 0.5 * np.log(np.maximum(elements, 1))
         apart: Mask = (

@@ -9,8 +9,9 @@ from math import exp, isfinite
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.leap import MAD_TO_SIGMA, PATIENCE, Leap, LeapMemory
+from probe.core.checks.leap import PATIENCE, Leap, LeapMemory
 from probe.core.checks.loop_check import ChangeCheck
+from probe.core.robust import MAD_TO_SIGMA
 
 RISE = 4.0
 """Robust standard deviations above its median at which a loss is higher than usual."""

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from probe.core.robust import MAD_TO_SIGMA
+
 WINDOW = 50
 """Latest values that are compared with."""
 LEAST = 20
@@ -26,7 +28,6 @@ RETURN = 0.2
 """Share of the leap within which the series has come back."""
 PATIENCE = 6
 """Values after a leap in which it must come back or go on."""
-MAD_TO_SIGMA = 1.4826
 MOST_SERIES = 16
 """Series that are remembered."""
 UNEVEN = (0.25, 0.4)

@@ -50,6 +50,8 @@ from probe.core.output.sinks.prometheus import PrometheusSettings
 from probe.core.output.sinks.tracker import TrackerSettings
 from probe.core.records import SEVERITIES
 from probe.core.rules import GROUP, RULES
+from probe.core.rules.spike import SpikeArgs
+from probe.core.rules.tails import WARNINGS
 from probe.core.run_state.rules import RUN_RULES
 
 ALWAYS_WRITTEN = ("shape", "dtype")
@@ -173,6 +175,9 @@ class AlertSettings(Section):
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule judges only
     the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead,
     AnomalyFrozen, AnomalyPeak, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
+    warnings_per_10000_steps: Annotated[Number, ranges.Gt(0)] = WARNINGS
+    """Rate at which healthy training may be reported by what judges all rows together (`joint` of AnomalySpike), over
+    all signals: the limits follow from it. A larger number finds smaller leaps."""
     dump: Flag = False
     """Write findings to `anomaly_detected/rank{rank}/anomaly.json` in the output directory too."""
     channels: tuple[ChannelSettings, ...] = ()
@@ -184,6 +189,17 @@ class AlertSettings(Section):
     grace_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
     """Longest time in seconds in which the last alerts are delivered when a run ends; at SIGTERM and at an exception,
     rows are written within it, too. Alerts that could not be delivered stay on disk."""
+
+    @property
+    def judging(self) -> tuple[RuleSettings, ...]:
+        """Rules as they judge: one without a rate of warnings of its own has that of all."""
+        return tuple(self._with_rate(rule) for rule in self.rules)
+
+    def _with_rate(self, rule: RuleSettings) -> RuleSettings:
+        if not isinstance(rule.args, SpikeArgs) or rule.args.warnings_per_10000_steps is not None:
+            return rule
+        rate = {"warnings_per_10000_steps": self.warnings_per_10000_steps}
+        return rule.model_copy(update={"args": rule.args.model_copy(update=rate)})
 
 
 class Target(Section):

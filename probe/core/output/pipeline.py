@@ -170,7 +170,7 @@ class Stages:
         """
         rules: list[tuple[object, Rule]] = []
         known = list(self._rules)
-        for rule in settings.alert.rules:
+        for rule in settings.alert.judging:
             made_of = rule, settings.statistics
             kept = next((pair for pair in known if pair[0] == made_of), None)
             if kept is not None:

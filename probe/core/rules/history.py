@@ -66,6 +66,10 @@ class History:
         """Array of a field, by slot, to read and to write. Fetch it again after each :meth:`read`."""
         return self._arrays[name].reshape(-1, *self._fields[name].shape)
 
+    def index(self, signal: str) -> Mapping[Key, int]:
+        """Rows of the keys of a signal that are held."""
+        return self._index.get(signal, {})
+
     def read(self, batch: Batch) -> HistoryReadings:
         """Read these ops from ``batch``, without NaN and without keys for which there is no room."""
         ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
@@ -73,7 +77,11 @@ class History:
             return HistoryReadings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
         rows = self.rows(batch)
         values = np.stack([batch.op(self._ops[n]) for n in ops])
-        op, at = np.nonzero(~np.isnan(values) & (rows >= 0))
+        usable = ~np.isnan(values) & (rows >= 0)
+        if usable.all():  # mostly, and quicker
+            kinds, at = np.repeat(np.array(ops, dtype=np.int64), len(rows)), np.tile(np.arange(len(rows)), len(ops))
+            return HistoryReadings(values.ravel(), rows[at] * len(self._ops) + kinds, kinds, at)
+        op, at = np.nonzero(usable)
         kinds = np.array(ops, dtype=np.int64)[op]
         return HistoryReadings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log, prod
-from typing import Any
+from typing import Annotated
 
+import annotated_types as ranges
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field as Argument
 
-from probe.core.fields import Integer, Number, Section
+from probe.core.fields import Flag, Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
+from probe.core.robust import MAD_TO_SIGMA, medians_of
 from probe.core.rules.about import About, Ops, WarmUp
 from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
+from probe.core.rules.joint import JointJudge
 from probe.core.rules.reporter import Reporter
+from probe.core.rules.tails import WARNINGS
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,8 +29,6 @@ LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other", "ex
 """Gradients, their running means, and tensors of communication, mostly gradients."""
 FEW = 4
 """Elements below which a norm may be near 0 by mere chance."""
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal distribution, in median absolute deviations."""
 
 
 class SpikeArgs(Section):
@@ -48,6 +50,12 @@ class SpikeArgs(Section):
     ops: Ops = ("norm", "min", "max")
     """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
     out."""
+    joint: Flag = True
+    """Also judge the norms of gradients, activations and parameters together: without the movement that all rows of a
+    step have in common, far smaller leaps are found. Its window is `window`, but 32 samples at least; it has limits of
+    its own, from the rate of warnings, and neither `threshold` nor `min_ratio` changes them."""
+    warnings_per_10000_steps: Annotated[Number, ranges.Gt(0)] | None = None
+    """Rate of warnings for `joint`. Missing: that of `alert`."""
 
 
 class AnomalySpike(About):
@@ -103,6 +111,10 @@ class AnomalySpike(About):
         }
         self.history = History(self._ops, fields)
         self._reporter = Reporter("AnomalySpike", rank, "history median")
+        self._silent = False
+        """True if any value is silent, or the last one of a series of spikes."""
+        together = args.joint and "norm" in self._ops
+        self._joint = JointJudge(args.window, args.warnings_per_10000_steps or WARNINGS) if together else None
 
     def _distances(self) -> Indices:
         """Distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
@@ -129,9 +141,20 @@ class AnomalySpike(About):
         least = np.where(leaping, self._least_of_gradients[readings.op], self._least[readings.op])
         spikes, medians = self._spikes(batches, batch_of, readings, sizes, least)
         reported = np.flatnonzero(self._remember(readings.slots, sizes, spikes, self._is_large(readings)))
+        found, of = readings.where(reported), batch_of[reported]
         if len(reported):
-            expected = np.exp(power[reported] * medians[reported])
-            yield from self._report(batches, batch_of[reported], readings.where(reported), expected)
+            yield from self._report(batches, of, found, np.exp(power[reported] * medians[reported]))
+        if self._joint is not None:
+            norms = self._ops.index("norm")
+            for n, batch in enumerate(batches):
+                yield from self._judge_together(self._joint, batch, found.at[(of == n) & (found.op == norms)])
+
+    def _judge_together(self, joint: JointJudge, batch: Batch, reported: Indices) -> Iterator[Finding]:
+        """Yield findings about norms that leap against those of the other rows, but for those that are reported."""
+        leap = joint.judge(batch)
+        if leap is not None:
+            leap = leap.where(~np.isin(leap.at, reported))
+            yield from self._reporter.findings(batch, "norm", leap.at, leap.values, leap.expected)
 
     def _readings(self, batch: Batch) -> HistoryReadings:
         """Values of ``batch`` that can be judged and held."""
@@ -202,6 +225,9 @@ class AnomalySpike(About):
 
     def _remember(self, slots: Indices, sizes: Array, spikes: Mask, large: Mask) -> Mask:
         """Update the history; return the mask of the spikes to report."""
+        if not self._silent and not spikes.any():  # mostly, and quicker
+            self._hold(slots[large], sizes[large])
+            return spikes
         window, held = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
         reported: Mask = spikes & (silent[slots] == 0)
@@ -211,6 +237,7 @@ class AnomalySpike(About):
         window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
         kept = (~spikes | settled) & large
         self._hold(slots[kept], sizes[kept])
+        self._silent = bool(silent.any() or streak.any())
         return reported
 
     def _hold(self, slots: Indices, sizes: Array) -> None:
@@ -233,15 +260,3 @@ def _elements(batch: Batch, row: int, norm: float) -> float:
     peaks = [abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns]
     peak = max((peak for peak in peaks if peak == peak), default=0.0)  # noqa: PLR0124 - a row may lack one of the two
     return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
-
-
-def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:
-    """Median of each row without its NaN padding; every row has a number.
-
-    Several times faster than ``numpy.nanmedian``, which treats short rows one by one.
-    """
-    ordered = np.sort(windows, axis=1)  # NaN last
-    counts = (~np.isnan(windows)).sum(axis=1)
-    rows = np.arange(len(windows))
-    middle: Array = (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]).astype(np.float64) / 2
-    return middle

@@ -11,10 +11,10 @@ from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
+from probe.core.robust import medians_of
 from probe.core.rules.about import About, WarmUp, has_op
 from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
-from probe.core.rules.spike import medians_of
 
 Mask = npt.NDArray[np.bool_]
 

@@ -31,6 +31,7 @@ def batch(signal, step, sumsq, order=0, micro_stepped=False):
 
 def rules(*names):
     spike = {"window": 32, "warm_up": 10, "min_ratio": 20.0, "cool_down": 10, "ops": ["norm"], "both_sides": False}
+    spike["joint"] = False
     thresholds = {"AnomalyNan": 1e3, "AnomalyTurbulence": 0.5, "AnomalySpike": 12.0}
     return [factory(name)(SimpleNamespace(**spike, threshold=thresholds[name]), 0, ["norm"]) for name in names]
 

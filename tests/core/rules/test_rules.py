@@ -30,7 +30,15 @@ def turbulence(threshold=0.5, both_sides=False, ops=("norm",)):
 
 
 def spike(ops=("norm",), **changes):
-    args = {"window": 32, "warm_up": 10, "threshold": 5.0, "min_ratio": 20.0, "cool_down": 10, "ops": list(ops)}
+    args = {
+        "window": 32,
+        "warm_up": 10,
+        "threshold": 5.0,
+        "min_ratio": 20.0,
+        "cool_down": 10,
+        "ops": list(ops),
+        "joint": False,
+    }
     return AnomalySpike(SimpleNamespace(**{**args, **changes}), 0, ops)
 
 

@@ -18,14 +18,15 @@ from probe.core.rules.spike import AnomalySpike
 from tests.core.rules.rule_batches import OPS, batch_of, norms
 
 SIGNALS = ("actv", "grad_unreduced", "param_origin", "exp_avg_sq")
-SPIKE = {"window": 6, "warm_up": 4, "threshold": 3.0, "min_ratio": 3.0, "cool_down": 3}
+SPIKE = {"window": 6, "warm_up": 4, "threshold": 3.0, "min_ratio": 3.0, "cool_down": 3, "joint": False}
+JOINT = SPIKE | {"joint": True, "warnings_per_10000_steps": 1.0}
 
 
 def rules_of(seed, ops=OPS):
     threshold = [None, 50.0][seed % 2]
     judged = tuple(op for op in ("norm", "min", "max") if op in ops)
     return [
-        AnomalySpike(SimpleNamespace(**SPIKE, ops=judged), 0, ops),
+        AnomalySpike(SimpleNamespace(**JOINT, ops=judged), 0, ops),
         AnomalyNan(SimpleNamespace(threshold=threshold), 0, ops),
     ]
 

@@ -31,6 +31,8 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.step_updates import StepUpdates
 
 ALWAYS = AnomalyNan.__name__
+JUDGING = ("rules", "warnings_per_10000_steps")
+"""Settings of alerts that decide what is found."""
 KEPT = 100
 """Most findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10
@@ -89,7 +91,7 @@ def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSett
     alert = AlertSettings()
     try:
         if isinstance(settings, Mapping) and settings.get("rules"):
-            alert = AlertSettings.model_validate({"rules": settings["rules"]})
+            alert = AlertSettings.model_validate({name: settings[name] for name in JUDGING if name in settings})
     except ValidationError as error:
         what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
         problems.add(path / FILE, what, skipped=False)
@@ -100,7 +102,7 @@ def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSett
 
 def rules_of(alert: AlertSettings, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
     """Rules for a rank, and the number of samples in a row that each waits for."""
-    made = [factory(rule.rule_name)(rule.args, rank, ops) for rule in alert.rules]
+    made = [factory(rule.rule_name)(rule.args, rank, ops) for rule in alert.judging]
     waits = {rule.rule_name: int(getattr(rule.args, "steps", 1)) for rule in alert.rules}
     return made, waits
 

@@ -16,8 +16,8 @@ from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section, Text, Threshold
 from probe.core.naming import GRAD_NORM, LOSS
+from probe.core.robust import MAD_TO_SIGMA
 from probe.core.rules.about import not_more_than_window
-from probe.core.rules.spike import MAD_TO_SIGMA
 from probe.core.run_state.rules.rule_memory import UNREADABLE, median, natural, number, numbers
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 

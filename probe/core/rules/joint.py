@@ -1,0 +1,163 @@
+"""Judgement of the rows of a step together: one statistic for each kind of signal, and the rows that it is about."""
+
+from __future__ import annotations
+
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.records import Array, Batch
+from probe.core.robust import COMMON_ROWS, MAD_TO_SIGMA, Indices
+from probe.core.rules.family import FLOORS, GRADIENTS, Family, Scores
+from probe.core.rules.history import LIMIT
+from probe.core.rules.tails import KINDS, limits
+
+Mask = npt.NDArray[np.bool_]
+
+WINDOW = 32
+"""Samples that the tails were estimated with: a window is no shorter."""
+QUIET = 10
+"""Normal samples after which the next leap is another episode."""
+FAR, STAYS = log(4.0), 3
+"""Movement of all gradients together, as a logarithm, and samples in a row for which it is the beginning of another stage
+of training."""
+MOST = 3
+"""Rows of an episode that are reported."""
+EDGE = 3
+"""Rows on each side of a step along the order of execution, at least."""
+CLEAN = 4.0
+"""Size of such a step, in robust standard deviations within its two sides."""
+
+
+class JointLeap(NamedTuple):
+    """Rows of a batch that began an episode."""
+
+    at: Indices
+    """Places in the batch, in the order of execution."""
+    values: Array
+    expected: Array
+    """Medians of the window."""
+
+    def where(self, mask: Mask) -> JointLeap:
+        """Return some of the rows."""
+        return JointLeap(self.at[mask], self.values[mask], self.expected[mask])
+
+
+class JointJudge:
+    """Judge of the norms of all rows of a step together.
+
+    The largest residual of a step (see :class:`Family`) is compared with the tail of healthy training. A leap is
+    reported once: not before ten samples have been normal is the next one another episode.
+
+    Args:
+        warnings: warnings in 10,000 healthy steps.
+    """
+
+    def __init__(self, window: int, warnings: float) -> None:
+        self._window, self._warnings = max(window, WINDOW), warnings
+        self._families: dict[str, Family] = {}
+        self._far: dict[str, int] = {}
+        """Number of samples in a row in which all gradients of a signal have been far from their past."""
+        self._normal: dict[str, tuple[int, int]] = {}
+        """By kind of signal: the step that was judged last, and the number of normal samples before it."""
+
+    def judge(self, batch: Batch) -> JointLeap | None:
+        """Return the leap that begins with this batch; None if there is none."""
+        scores = self.scores(batch)
+        if scores is None:
+            return None
+        excess = self.excess(batch.signal, scores)
+        if not self._begins(KINDS[batch.signal], batch.step, float(np.fmax.reduce(excess)) > 1):
+            return None
+        at = suspects(batch, scores, excess)
+        return JointLeap(at, batch.op("norm")[at], scores.centres[at])
+
+    def scores(self, batch: Batch) -> Scores | None:
+        """Return the scores of the rows, and hold them; None if none of them is judged."""
+        if batch.signal not in FLOORS or "sumsq" not in batch.columns or not len(batch):
+            return None
+        family = self._families.get(batch.signal)
+        if family is None:
+            family = self._families[batch.signal] = Family(batch.signal, self._window, LIMIT // len(FLOORS))
+        scores = family.judge(batch)
+        if scores is None or not scores.rows:
+            return None
+        if batch.signal in GRADIENTS and self._is_another_stage(batch.signal, scores):
+            for history in self._families.values():
+                history.begin()
+            return None
+        return scores
+
+    def _is_another_stage(self, signal: str, scores: Scores) -> bool:
+        """Return whether all gradients have moved far and stay there, as with other data: no row is to blame."""
+        far = self._far.get(signal, 0) + 1 if abs(scores.movement) > FAR else 0
+        self._far[signal] = far % STAYS
+        return far >= STAYS
+
+    def excess(self, signal: str, scores: Scores) -> Array:
+        """Return the size of each residual relative to its limit."""
+        limit = limits(signal, scores.rows, scores.is_alone, self._warnings)
+        excess: Array = scores.sizes / np.where(scores.residuals > 0, limit.above, limit.below)
+        return excess
+
+    def _begins(self, kind: str, step: int, leaps: bool) -> bool:
+        """Count a sample; return whether an episode begins with it."""
+        before, normal = self._normal.get(kind, (step, QUIET))
+        if step < before:  # a rollback
+            normal = QUIET
+        if leaps:
+            self._normal[kind] = step, 0
+            return normal >= QUIET
+        self._normal[kind] = step, normal + (step != before)
+        return False
+
+
+def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
+    """Return the rows to name, in the order of execution.
+
+    Rows that left the others are detected by their residuals. But if most rows have moved, it is a sound row that has
+    left them: so those are named that have moved against their own past.
+    """
+    order = np.argsort(batch.order, kind="stable")
+    order = order[~np.isnan(scores.residuals[order])]
+    movements = scores.movements[order]
+    first = _step_along(movements, scores.spreads[order])
+    if first is not None:
+        return order[_beside(movements, first, batch.signal)]
+    accused = excess[order] > 1
+    moved = accused & (np.abs(movements) >= 0.5 * np.abs(scores.residuals[order]))
+    if not moved.any():
+        moved = np.abs(movements) >= 0.5 * np.abs(movements).max()
+    return order[np.flatnonzero(moved)[:MOST]]
+
+
+def _step_along(movements: Array, spreads: Array) -> int | None:
+    """Place before which rows have moved otherwise than from it on; None if nothing steps there."""
+    number = len(movements)
+    if number < COMMON_ROWS:
+        return None
+    sums = np.cumsum(movements)[:-1]
+    sizes = np.arange(1, number)
+    gaps = (sums / sizes - (sums[-1] + movements[-1] - sums) / (number - sizes)) ** 2 * sizes * (number - sizes)
+    place = EDGE + int(np.argmax(gaps[EDGE - 1 : number - EDGE]))
+    sides = movements[:place], movements[place:]
+    middles = [float(np.median(side)) for side in sides]
+    within = np.concatenate([np.abs(side - middle) for side, middle in zip(sides, middles, strict=True)])
+    gap = abs(middles[0] - middles[1])
+    noise = max(MAD_TO_SIGMA * float(np.median(within)), float(np.median(spreads)))
+    is_step = gap > CLEAN * noise and gap > 2 * float(np.quantile(within, 0.9))
+    return place if is_step else None
+
+
+def _beside(movements: Array, place: int, signal: str) -> Indices:
+    """Places of the first rows of the side that has moved.
+
+    Gradients of parameters may be in the order of the parameters, against that of the backward: there the rows next to
+    the step are the first.
+    """
+    after = abs(float(np.median(movements[place:]))) >= abs(float(np.median(movements[:place])))
+    if after:
+        return np.arange(place, len(movements))[:MOST]
+    return np.arange(place)[-MOST:] if signal in GRADIENTS else np.arange(place)[:MOST]
