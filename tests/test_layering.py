@@ -47,7 +47,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
     frozenset({"histogram", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}),
     frozenset({"worker"}),
-    frozenset({"moments"}),
+    frozenset({"moments", "hindsight"}),
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
     frozenset({"storage", "prechecks"}),
