@@ -170,9 +170,7 @@ class Verdict(NamedTuple):
         fields = self._asdict()
         numbers = {name: _plain(value) for name, value in self.evidence.items()}
         onset = None if self.onset is None else self.onset._asdict()
-        return {
-            **fields, "evidence": numbers, "looked": self.looked._asdict(), "onset": onset, "lines": self.lines()
-        }
+        return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "onset": onset, "lines": self.lines()}
 
     def _head(self) -> str:
         names = ", ".join(self.where[:MOST_NAMED]) + (", ..." if len(self.where) > MOST_NAMED else "")

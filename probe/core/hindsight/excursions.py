@@ -3,8 +3,10 @@
 Notation: ``logs[t, r]`` is the logarithm of the norm of row ``r`` in sampled step ``t``, NaN where there is none.
 Seen from a step ``s``, ``d = logs - median(logs[s - 32 : s])`` is how far a row has moved, ``c`` the median of ``d``
 over the rows of one kind, which rise and fall together with a step's batch and loss, and
-``z = (d - c) / max(1.4826 MAD of the last 32 values of d - c, floor)`` the row's own movement in units of its spread.
-The level is that of the steps before ``s`` however long the row stays away: else it would become normal after sixteen.
+``z = (d - c) / (max(1.4826 MAD of the last 32 values of d - c, floor) + drift)`` the row's own movement in units of its
+spread. The level is that of the steps before ``s`` however long the row stays away: else it would become normal after
+sixteen. So ``drift`` is how far the row would go at its pace of those steps, which is the distance between the medians
+of both halves of the window: parameters and activations of healthy runs go on and on.
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ Mask = npt.NDArray[np.bool_]
 
 WINDOW = 32
 """Latest samples of a row that its level and its spread are taken from."""
-LEAST = 16
-"""Samples of a row before which it is not judged."""
 LEAST_OF_SPREAD = 8
 """Movements of a row before which its spread is not known."""
 FEWEST_ROWS = 5
@@ -73,9 +73,9 @@ def excursions(table: RowTable, least: float, longest: int, candidates: Mask | N
         longest: samples at most.
         candidates: rows that are looked at; all if None. Those of all give the common movement.
     """
-    levels, spreads = _levels(table)
+    levels, spreads, drifts = _levels(table)
     starts, number = np.arange(len(levels)), len(levels)
-    away = np.isfinite(levels) & np.isfinite(spreads)
+    away = np.isfinite(levels) & np.isfinite(spreads) & np.isfinite(drifts)
     away = away if candidates is None else away & candidates
     sides, weakest = np.ones_like(levels), np.full(levels.shape, np.inf)
     for samples in range(1, longest + 1):
@@ -84,34 +84,49 @@ def excursions(table: RowTable, least: float, longest: int, candidates: Mask | N
         if not len(starts):
             return
         moved = table.logs[starts + samples - 1] - levels[starts]
-        own = (moved - _common(moved, table.kinds)) / spreads[starts]
+        usual = spreads[starts] + (samples + WINDOW / 2) * drifts[starts]
+        own = (moved - _common(moved, table.kinds)) / usual
         sides = np.sign(own) if samples == 1 else sides
         with np.errstate(invalid="ignore"):
-            away = away & (own * sides > least) & (moved * sides > least / 2 * spreads[starts])
+            away = away & (own * sides > least) & (moved * sides > least / 2 * usual)
         weakest = np.minimum(weakest, own * sides)
         at, rows = np.nonzero(away)
         yield Excursions(starts[at], rows, samples, weakest[at, rows], moved[at, rows])
 
 
-def _levels(table: RowTable) -> tuple[Array, Array]:
-    """Return level and spread of each row before each step; NaN where too few samples are held."""
-    needed = np.maximum(LEAST, SHOWN * np.minimum(np.arange(len(table.logs)), WINDOW))
+def distances(table: RowTable, row: int, start: int) -> Array:
+    """Return in each step how far a row is from its level before ``start``, in spreads; its drift is left out."""
+    same = table.kinds == table.kinds[row]
+    some = RowTable(table.logs[: start + 1, same], table.kinds[same], table.floors[same])
+    levels, spreads, _ = _levels(some)
+    moved = table.logs[:, same] - levels[start]
+    own: Array = (moved - _common(moved, some.kinds))[:, int(same[:row].sum())]
+    return own / spreads[start, int(same[:row].sum())]
+
+
+def _levels(table: RowTable) -> tuple[Array, Array, Array]:
+    """Return level, spread and drift a sample of each row before each step; NaN where too few samples are held."""
     centers, _, held = _recent(table.logs)
-    levels = np.where(held >= needed[:, None], centers, np.nan)
+    levels = np.where(held >= SHOWN * WINDOW, centers, np.nan)
     moved = table.logs - levels
     _, deviations, held = _recent(moved - _common(moved, table.kinds))
     spreads = np.fmax(MAD_TO_SIGMA * deviations, table.floors)
-    return levels, np.where(held >= LEAST_OF_SPREAD, spreads, np.nan)
+    half = WINDOW // 2
+    latest, _, _ = _recent(table.logs, half)
+    drifts = np.full_like(levels, np.nan)
+    change = latest[half:] - latest[:-half]
+    drifts[half:] = np.abs(change - _common(change, table.kinds)) / half
+    return levels, np.where(held >= LEAST_OF_SPREAD, spreads, np.nan), drifts
 
 
-def _recent(values: Array) -> tuple[Array, Array, Array]:
+def _recent(values: Array, window: int = WINDOW) -> tuple[Array, Array, Array]:
     """Return median and median absolute deviation of the window before each step, and the number of samples in it."""
-    padded = np.concatenate([np.full((WINDOW, values.shape[1]), np.nan), values])
+    padded = np.concatenate([np.full((window, values.shape[1]), np.nan), values])
     centers, deviations, held = (np.empty_like(values) for _ in range(3))
-    width = max(1, BLOCK // (WINDOW * max(1, len(values))))
+    width = max(1, BLOCK // (window * max(1, len(values))))
     for first in range(0, values.shape[1], width):
         rows = slice(first, first + width)
-        windows = np.lib.stride_tricks.sliding_window_view(padded[:, rows], WINDOW, axis=0)[:-1]
+        windows = np.lib.stride_tricks.sliding_window_view(padded[:, rows], window, axis=0)[:-1]
         centers[:, rows] = medians(windows, 2)
         deviations[:, rows] = medians(np.abs(windows - centers[:, rows, None]), 2)
         held[:, rows] = np.isfinite(windows).sum(axis=2)

@@ -8,15 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.hindsight.excursions import (
-    LEAST,
-    LEAST_OF_SPREAD,
+    WINDOW,
     Array,
     Excursions,
     Indices,
     Mask,
     RowTable,
+    distances,
     excursions,
-    medians,
 )
 from probe.core.hindsight.onset import RARE, Onset
 from probe.core.hindsight.shipped_chances import shipped_chance
@@ -31,9 +30,9 @@ SAMPLES = 3
 """Samples for which a row must be away, up to the incident."""
 AWAY = 4.0
 """Distance from its level, in spreads, from which on a row is away."""
-BEGINS = 2.5
-"""Distance at which it began to leave."""
-FIRST = LEAST + LEAST_OF_SPREAD + SAMPLES
+BEGINS = 1.5
+"""Distance from which on it was leaving, in the samples just before."""
+FIRST = WINDOW + SAMPLES - 1
 """Number of samples before the first that can be judged so."""
 
 
@@ -64,7 +63,7 @@ class Search(NamedTuple):
     @property
     def looked(self) -> int:
         """Number of samples that can be looked at before the incident; 0 if the history is too short."""
-        number = len(self.table.logs) - LEAST - LEAST_OF_SPREAD
+        number = len(self.table.logs) - WINDOW
         return min(LOOKED, number) if number >= SAMPLES and self.table.logs.shape[1] else 0
 
     def answer(self, names: Sequence[str], signals: Sequence[str], steps: Sequence[int]) -> Onset:
@@ -121,6 +120,10 @@ class Search(NamedTuple):
 
     def _beginning(self, row: int, start: int, upwards: bool) -> int:
         """Return the step in which a row that is away from ``start`` on began to leave."""
+        side = 1 if upwards else -1
+        beyond = side * distances(self.table, row, start) > BEGINS
+        while start > WINDOW and len(beyond) - start <= LOOKED and beyond[start - 1]:
+            start -= 1
         return start
 
 

@@ -57,15 +57,19 @@ class HeldNorms:
         """Answers by the step of what was found."""
         self._lock = threading.Lock()
 
-    def hold(self, facts: UpdateFacts, norms: Array) -> None:
-        """Hold the norms of an update that was judged; those of one that a scaler has skipped say nothing."""
-        if facts.outcome == "skipped" or len(norms) != len(facts.names):
+    def hold(self, facts: UpdateFacts, gradients: Array) -> None:
+        """Hold the norms of an update that was judged; those of one that a scaler has skipped say nothing.
+
+        Args:
+            gradients: norm and sum of each gradient; empty if they could not be read.
+        """
+        if facts.outcome == "skipped" or not facts.names or len(gradients) != len(facts.names):
             return
         with self._lock:
             ring = self._rings.get(facts.optimizer)
             if ring is None or ring.names is not facts.names:
                 ring = self._rings[facts.optimizer] = _Ring(facts.names, np.asarray(facts.sizes, np.int64))
-            ring.hold(facts.step, norms)
+            ring.hold(facts.step, gradients[:, 0])
 
     def onset(self, step: int) -> Onset | None:
         """Look back from what began in a step; None if too much was searched already."""
@@ -87,4 +91,5 @@ def _answer(ring: _Ring, step: int) -> Onset:
     logs = np.array([logs_of(GRADIENT, line, sizes) for line in norms]).reshape(len(norms), rows)
     table = RowTable(logs, np.zeros(rows, np.int64), np.full(rows, FLOORS[GRADIENT]))
     search = Search(table, np.ones(rows, np.bool_), -np.arange(rows), np.ones(len(logs), np.bool_))
-    return search.answer(list(ring.names), [GRADIENT] * rows, steps)
+    names = [name or f"parameter {place}" for place, name in enumerate(ring.names)]
+    return search.answer(names, [GRADIENT] * rows, steps)

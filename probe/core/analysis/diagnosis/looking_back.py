@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.analysis.diagnosis.located_finding import BACKWARD, FORWARD, REDUCED, WEIGHTS, Located
+from probe.core.analysis.diagnosis.located_finding import BACKWARD, FORWARD, REDUCED, Located
 from probe.core.hindsight.excursions import Array, Indices, Mask, RowTable
 from probe.core.hindsight.look_back import HELD, Search
 from probe.core.hindsight.onset import Onset
@@ -22,6 +22,8 @@ from probe.core.storage.layout import cell_name
 MOST_NUMBERS = 8_000_000
 """Numbers of a rank that are held; with more rows in a step, fewer steps are."""
 UNKNOWN = -1
+WEIGHT_GRADIENTS = "grad_unreduced", "grad_reduced"
+"""Gradients that lie upstream of every later step, through the weights."""
 
 
 class SoughtRow(NamedTuple):
@@ -128,7 +130,8 @@ class RecordedNorms:
         unknown = depths == UNKNOWN
         if failed.phase == FORWARD:
             return (depths <= depth) | unknown
-        return (phases <= FORWARD) | (depths >= depth) | unknown
+        of_weights = np.array([row.signal in WEIGHT_GRADIENTS for row in self._rows], np.bool_)
+        return (phases <= FORWARD) | of_weights | (depths >= depth) | unknown
 
     def _order(self, depths: Indices) -> Indices:
         """Return the place of each row in the order of cause."""
