@@ -29,8 +29,10 @@ class Plant(NamedTuple):
     """Module that goes wrong; empty for the data."""
     where: tuple[str, ...]
     """Patterns of the rows of which one must be named."""
-    begin: Callable[[nn.Module], object]
-    """Function that makes it go wrong, of the layer."""
+    begin: Callable[[nn.Module, float], object]
+    """Function that makes the layer go wrong by a factor."""
+    factor: float
+    """Factor with seed 0; its root with seed 1, the root of that with seed 2, and so on."""
 
 
 def onset_of(seed: int) -> int:
@@ -43,47 +45,47 @@ def incident_of(seed: int) -> int:
     return onset_of(seed) + LEAD + 4 * seed
 
 
-def weight_leaps(layer: nn.Module) -> None:
-    """Multiply the weight once, as a flipped bit of each exponent would."""
+def weight_leaps(layer: nn.Module, factor: float) -> None:
+    """Multiply the weight once."""
     with torch.no_grad():
-        layer.weight.mul_(3)  # type: ignore[operator,union-attr]
+        layer.weight.mul_(factor)  # type: ignore[operator,union-attr]
 
 
-def output_grows(layer: nn.Module) -> None:
-    """Have the output grow by a quarter with each forward."""
-    factor = 1.0
+def output_grows(layer: nn.Module, factor: float) -> None:
+    """Multiply the output by another factor with each forward."""
+    whole = 1.0
 
     def grow(_: nn.Module, __: object, output: Tensor) -> Tensor:
-        nonlocal factor
-        factor *= 1.25
-        return output * factor
+        nonlocal whole
+        whole *= factor
+        return output * whole
 
     layer.register_forward_hook(grow)
 
 
-def output_is_scaled(layer: nn.Module) -> None:
-    """Have the output be twice what it should be."""
-    layer.register_forward_hook(lambda _, __, output: 2 * output)
+def output_is_scaled(layer: nn.Module, factor: float) -> None:
+    """Multiply the output."""
+    layer.register_forward_hook(lambda _, __, output: factor * output)
 
 
-def gradient_is_scaled(layer: nn.Module) -> None:
-    """Have the gradient of the weight be 30 times what it should be."""
-    layer.weight.register_hook(lambda gradient: 30 * gradient)  # type: ignore[operator,union-attr]
+def gradient_is_scaled(layer: nn.Module, factor: float) -> None:
+    """Multiply the gradient of the weight."""
+    layer.weight.register_hook(lambda gradient: factor * gradient)  # type: ignore[operator,union-attr]
 
 
-def inputs_are_scaled(model: nn.Module) -> None:
-    """Have the inputs be four times what they should be: a normalization that is left out."""
-    model.register_forward_pre_hook(lambda _, inputs: (4 * inputs[0],))
+def inputs_are_scaled(model: nn.Module, factor: float) -> None:
+    """Multiply the inputs: a normalization that is left out."""
+    model.register_forward_pre_hook(lambda _, inputs: (factor * inputs[0],))
 
 
 PLANTS = {
-    "weight": Plant(GPT, "layers.0.mlp.up", ("layers.0.mlp.up*",), weight_leaps),
-    "growth": Plant(GPT, "layers.1.attn.v", ("layers.1.attn.v*", "layers.1.attn.core*"), output_grows),
-    "scores": Plant(GPT, "layers.0.attn.q", ("layers.0.attn.q*", "layers.0.attn.core*"), output_is_scaled),
-    "gradient": Plant(GPT, "layers.1.mlp.down", ("layers.1.mlp.down*",), gradient_is_scaled),
-    "filter": Plant(CNN, "conv2", ("conv2*",), weight_leaps),
-    "norm": Plant(CNN, "bn1", ("bn1*", "relu1*"), output_grows),
-    "inputs": Plant(CNN, "", ("*input*", "conv1*"), inputs_are_scaled),
+    "weight": Plant(GPT, "layers.0.mlp.up", ("layers.0.mlp.up*",), weight_leaps, 3),
+    "growth": Plant(GPT, "layers.1.attn.v", ("layers.1.attn.v*", "layers.1.attn.core*"), output_grows, 1.25),
+    "scores": Plant(GPT, "layers.0.attn.q", ("layers.0.attn.q*", "layers.0.attn.core*"), output_is_scaled, 2),
+    "gradient": Plant(GPT, "layers.1.mlp.down", ("layers.1.mlp.down*",), gradient_is_scaled, 30),
+    "filter": Plant(CNN, "conv2", ("conv2*",), weight_leaps, 3),
+    "norm": Plant(CNN, "bn1", ("bn1*", "relu1*"), output_grows, 1.25),
+    "inputs": Plant(CNN, "", ("*input*", "conv1*"), inputs_are_scaled, 4),
 }
 """Plants by name."""
 
@@ -101,7 +103,7 @@ def main() -> None:
     onset, incident = onset_of(args.seed), incident_of(args.seed)
     for step in range(incident + 2):
         if step == onset:
-            plant.begin(model.get_submodule(plant.layer))
+            plant.begin(model.get_submodule(plant.layer), plant.factor ** 0.5**args.seed)
         is_text = isinstance(model, GPT)
         loss = text_loss(model, text(args.seed, step)) if is_text else image_loss(model, images(args.seed, step))
         update(optimizer, loss * float("nan") if step >= incident else loss)

@@ -58,6 +58,12 @@ class Excursions(NamedTuple):
     factors: Array
     """Logarithm of the norm's latest value over its level."""
 
+    @property
+    def ends(self) -> Indices:
+        """Index of the last sampled step away."""
+        ends: Indices = self.starts + (self.samples - 1)
+        return ends
+
     def where(self, mask: Mask) -> Excursions:
         """Return some of them."""
         starts, rows, weakest, factors = (part[mask] for part in (self.starts, self.rows, self.weakest, self.factors))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +20,14 @@ from probe.core.hindsight.excursions import (
     excursions,
 )
 from probe.core.hindsight.onset import RARE, Onset
-from probe.core.hindsight.shipped_chances import shipped_chance
+from probe.core.hindsight.shipped_chances import shipped_chances
 
 LOOKED = 50
 """Latest samples before an incident in which its cause is sought."""
 CONTROLS = 200
-"""Other steps before which the same search is made; fewer are made up by those of healthy recordings."""
+"""Other steps before which the same search is made; where there are fewer, healthy recordings stand for the rest."""
 HELD = 400
-"""Samples before an incident from which such steps are taken, at most."""
+"""Samples up to an incident that are held for both."""
 SAMPLES = 3
 """Samples for which a row must be away, up to the incident."""
 AWAY = 4.0
@@ -33,7 +35,7 @@ AWAY = 4.0
 BEGINS = 1.5
 """Distance from which on it was leaving, in the samples just before."""
 FIRST = WINDOW + SAMPLES - 1
-"""Number of samples before the first that can be judged so."""
+"""Index of the first sampled step before which anything can stand out."""
 
 
 class Standout(NamedTuple):
@@ -41,24 +43,29 @@ class Standout(NamedTuple):
 
     row: int
     start: int
-    """Index of the sampled step at which it left its level."""
+    """Index of the sampled step in which it left its level."""
     factor: float
     """Latest norm over its level."""
     chance: float
     """Share of other steps before which as much stands out."""
 
 
-class Search(NamedTuple):
-    """Rows in which the cause of an incident is sought. Their last line is that of the incident itself, as far as it is
-    finite there, and as it was before where it is not."""
+@dataclass(frozen=True)
+class Search:
+    """Search for the cause of an incident in the rows before it.
+
+    The last line of the table is that of the incident itself, as far as its numbers are finite, else as it was before.
+    """
 
     table: RowTable
     candidates: Mask
     """Rows that lie upstream of what failed."""
     order: Indices
-    """Position of each row in the order of cause, for those that leave in one step."""
+    """Position of each row in the order of cause, which decides between rows that leave in one step."""
     healthy: Mask
-    """Steps before which the same search says what is usual."""
+    """Steps before which the same search shows what is usual."""
+    shipped: Callable[[Array, int], Array] = shipped_chances
+    """Function that returns, for strengths and a number of rows, the shares of steps of healthy recordings."""
 
     @property
     def looked(self) -> int:
@@ -67,7 +74,7 @@ class Search(NamedTuple):
         return min(LOOKED, number) if number >= SAMPLES and self.table.logs.shape[1] else 0
 
     def answer(self, names: Sequence[str], signals: Sequence[str], steps: Sequence[int]) -> Onset:
-        """Return the answer in words of the rows and the sampled steps."""
+        """Return the answer in names of the rows and numbers of the sampled steps."""
         found = self.standout()
         if found is None:
             return Onset(self.looked)
@@ -81,53 +88,64 @@ class Search(NamedTuple):
             chance=found.chance,
         )
 
-    def standout(self) -> Standout | None:
-        """Return the row that stood out and most rarely does, of these the first to leave; None if there is none, or if
-        as much is usual."""
+    def standout(self, end: int = -1) -> Standout | None:
+        """Return the row that most rarely stands out as it did, of such rows the first to leave; None if there is none,
+        or if as much is usual.
+
+        Args:
+            end: index of the sampled step of the incident; the last if negative.
+        """
         if not self.looked:
             return None
-        usual, lasting = np.zeros(len(self.table.logs)), list[Excursions]()
-        for some in excursions(self.table, AWAY, LOOKED + 1, self.candidates):
-            if some.samples >= SAMPLES:
-                ends = some.starts + some.samples - 1
-                np.maximum.at(usual, ends, some.weakest)
-                lasting.append(some.where(ends == len(usual) - 1))
+        end = len(self.table.logs) - 1 if end < 0 else end
+        lasting = [some.where(some.ends == end) for some in self.long]
         rows = np.unique(np.concatenate([some.rows for some in lasting])) if lasting else np.empty(0, np.int64)
         if not len(rows):
             return None
         starts, strengths, factors = _of_rows(lasting, len(self.candidates))
-        chances = self._chances(strengths[rows], usual, int(starts[rows].min()))
-        rarest = rows[chances == chances.min()]
-        row = int(min(rarest, key=lambda one: (starts[one], self.order[one])))
+        chances = self._chances(strengths[rows], int(starts[rows].min()))
         if chances.min() > RARE:
             return None
-        start = self._beginning(row, int(starts[row]), factors[row] > 0)
+        row = int(min(rows[chances == chances.min()], key=lambda one: (starts[one], self.order[one])))
+        start = self._beginning(row, int(starts[row]), end, factors[row] > 0)
         return Standout(row, start, float(np.exp(factors[row])), float(chances.min()))
 
-    def _chances(self, strengths: Array, usual: Array, until: int) -> Array:
+    @cached_property
+    def long(self) -> list[Excursions]:
+        """Excursions of three samples, of four, and so on."""
+        every = excursions(self.table, AWAY, LOOKED + 1, self.candidates)
+        return [some for some in every if some.samples >= SAMPLES]
+
+    @cached_property
+    def usual(self) -> Array:
+        """Greatest distance of a row that has been away up to each sampled step; 0 if none is."""
+        greatest = np.zeros(len(self.table.logs))
+        for some in self.long:
+            np.maximum.at(greatest, some.ends, some.weakest)
+        return greatest
+
+    def _chances(self, strengths: Array, until: int) -> Array:
         """Return for each strength the share of other steps before which something is as strong.
 
         Args:
-            usual: greatest strength before each step.
-            until: first step that belongs to the incident.
+            until: first sampled step that belongs to the incident.
         """
-        own = usual[:until][FIRST:][self.healthy[:until][FIRST:]]
+        own = self.usual[FIRST:until][self.healthy[FIRST:until]]
         missing = max(0, CONTROLS - len(own))
-        rows = int(self.candidates.sum())
-        found = (own[None, :] >= strengths[:, None]).sum(axis=1) + missing * shipped_chance(strengths, rows)
-        chances: Array = (1 + np.floor(found)) / (1 + max(CONTROLS, len(own)))
+        shipped = self.shipped(strengths, int(self.candidates.sum()))
+        number = (own[None, :] >= strengths[:, None]).sum(axis=1) + np.floor(missing * shipped)
+        chances: Array = (1 + number) / (1 + max(CONTROLS, len(own)))
         return chances
 
-    def _beginning(self, row: int, start: int, upwards: bool) -> int:
+    def _beginning(self, row: int, start: int, end: int, upwards: bool) -> int:
         """Return the step in which a row that is away from ``start`` on began to leave."""
-        side = 1 if upwards else -1
-        beyond = side * distances(self.table, row, start) > BEGINS
-        while start > WINDOW and len(beyond) - start <= LOOKED and beyond[start - 1]:
+        beyond = (1 if upwards else -1) * distances(self.table, row, start) > BEGINS
+        while start > max(WINDOW, end - LOOKED) and beyond[start - 1]:
             start -= 1
         return start
 
 
-def _of_rows(lasting: list[Excursions], number: int) -> tuple[Indices, Array, Array]:
+def _of_rows(lasting: Sequence[Excursions], number: int) -> tuple[Indices, Array, Array]:
     """Return first step, greatest strength and factor of each of ``number`` rows."""
     starts, strengths, factors = np.full(number, -1), np.zeros(number), np.zeros(number)
     for some in lasting:  # those of more samples come later

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from probe.core.hindsight.excursions import Array
 
 GRADIENTS = "actv_grad", "grad_unreduced", "grad_reduced"
-FLOORS = {"param_origin": 0.01, "actv": 0.05} | dict.fromkeys(GRADIENTS, 0.25)
+FLOORS = {"param_origin": 0.02, "actv": 0.05} | dict.fromkeys(GRADIENTS, 0.25)
 """Least spreads of the logarithms of norms, by signal: those in which a cause is sought. Parameters after an update are
 those before the next, and optimizer state follows from gradients."""
 FEWEST_ELEMENTS = 16

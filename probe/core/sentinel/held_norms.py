@@ -40,6 +40,10 @@ class _Ring:
         self._steps[place] = step
         self._count += 1
 
+    @property
+    def bytes(self) -> int:
+        return self._norms.nbytes
+
     def before(self, step: int) -> tuple[Array, npt.NDArray[np.int64]]:
         """Return the norms of the updates before a step, in their order, and their steps."""
         first = max(0, self._count - len(self._norms))
@@ -70,6 +74,11 @@ class HeldNorms:
             if ring is None or ring.names is not facts.names:
                 ring = self._rings[facts.optimizer] = _Ring(facts.names, np.asarray(facts.sizes, np.int64))
             ring.hold(facts.step, gradients[:, 0])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the norms."""
+        return sum(ring.bytes for ring in self._rings.values())
 
     def onset(self, step: int) -> Onset | None:
         """Look back from what began in a step; None if too much was searched already."""

@@ -22,6 +22,7 @@ from probe.core.storage.layout import cell_name
 MOST_NUMBERS = 8_000_000
 """Numbers of a rank that are held; with more rows in a step, fewer steps are."""
 UNKNOWN = -1
+KINDS = [*FLOORS]
 WEIGHT_GRADIENTS = "grad_unreduced", "grad_reduced"
 """Gradients that lie upstream of every later step, through the weights."""
 
@@ -92,20 +93,21 @@ class RecordedNorms:
         Args:
             failed: first finding of the incident; None if it is about the whole model, such as the loss.
         """
-        lines, rows = self._lines, self._rows
-        logs = np.full((len(lines), len(rows)), np.nan)
-        for at, line in enumerate(lines):
-            logs[at, line.places] = line.logs
-        if len(lines) > 1:  # what is not finite at the incident itself is as it was before
-            logs[-1] = np.where(np.isfinite(logs[-1]), logs[-1], logs[-2])
-        signals = [row.signal for row in rows]
-        kinds = np.array([[*FLOORS].index(signal) for signal in signals], np.int64)
-        table = RowTable(logs, kinds, np.array([FLOORS[signal] for signal in signals]))
-        depths = self._depths()
-        healthy = np.array([line.healthy for line in lines], np.bool_)
-        search = Search(table, self._upstream(failed, depths), self._order(depths), healthy)
-        answer = search.answer([cell_name(row.key) for row in rows], signals, [line.step for line in lines])
+        names, signals = [cell_name(row.key) for row in self._rows], [row.signal for row in self._rows]
+        answer = self.search(failed).answer(names, signals, [line.step for line in self._lines])
         return answer._replace(ranks=(self._rank,)) if answer.where else answer
+
+    def search(self, failed: Located | None = None) -> Search:
+        """Return the search from the latest step; its argument is that of :meth:`onset`."""
+        logs = np.full((len(self._lines), len(self._rows)), np.nan)
+        for at, line in enumerate(self._lines):
+            logs[at, line.places] = line.logs
+        if len(logs) > 1:  # what is not finite at the incident itself is as it was before
+            logs[-1] = np.where(np.isfinite(logs[-1]), logs[-1], logs[-2])
+        kinds = np.array([KINDS.index(row.signal) for row in self._rows], np.int64)
+        table = RowTable(logs, kinds, np.array([FLOORS[row.signal] for row in self._rows]))
+        depths, healthy = self._depths(), np.array([line.healthy for line in self._lines], np.bool_)
+        return Search(table, self._upstream(failed, depths), self._order(depths), healthy)
 
     def _depths(self) -> Indices:
         """Return the position of each row's module in the order of the forward; -1 where it is unknown."""
