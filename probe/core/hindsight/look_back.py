@@ -26,6 +26,8 @@ LOOKED = 50
 """Latest samples before an incident in which its cause is sought."""
 CONTROLS = 200
 """Other steps before which the same search is made; where there are fewer, healthy recordings stand for the rest."""
+ENOUGH = 20
+"""Such steps of a run whose own share is a lower bound."""
 HELD = 400
 """Samples up to an incident that are held for both."""
 SAMPLES = 3
@@ -133,9 +135,10 @@ class Search:
         own = self.usual[FIRST:until][self.healthy[FIRST:until]]
         missing = max(0, CONTROLS - len(own))
         shipped = self.shipped(strengths, int(self.candidates.sum()))
-        number = (own[None, :] >= strengths[:, None]).sum(axis=1) + np.floor(missing * shipped)
-        chances: Array = (1 + number) / (1 + max(CONTROLS, len(own)))
-        return chances
+        number = (own[None, :] >= strengths[:, None]).sum(axis=1)
+        chances: Array = (1 + number + np.floor(missing * shipped)) / (1 + max(CONTROLS, len(own)))
+        # healthy recordings do not outweigh what this run does again and again
+        return np.maximum(chances, number / len(own)) if len(own) >= ENOUGH else chances
 
     def _beginning(self, row: int, start: int, end: int, upwards: bool) -> int:
         """Return the step in which a row that is away from ``start`` on began to leave."""
