@@ -26,6 +26,8 @@ LOOKED = 50
 """Latest samples before an incident in which its cause is sought."""
 CONTROLS = 200
 """Other steps before which the same search is made; where there are fewer, healthy recordings stand for the rest."""
+AS_MUCH = 0.75
+"""Part of a distance that is as much as it, within the noise of both."""
 ENOUGH = 20
 """Such steps of a run whose own share is a lower bound."""
 HELD = 400
@@ -135,7 +137,7 @@ class Search:
         own = self.usual[FIRST:until][self.healthy[FIRST:until]]
         missing = max(0, CONTROLS - len(own))
         shipped = self.shipped(strengths, int(self.candidates.sum()))
-        number = (own[None, :] >= strengths[:, None]).sum(axis=1)
+        number = (own[None, :] >= AS_MUCH * strengths[:, None]).sum(axis=1)
         chances: Array = (1 + number + np.floor(missing * shipped)) / (1 + max(CONTROLS, len(own)))
         # healthy recordings do not outweigh what this run does again and again
         return np.maximum(chances, number / len(own)) if len(own) >= ENOUGH else chances
