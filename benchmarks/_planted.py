@@ -1,6 +1,6 @@
 """Trainings in which one layer begins to go wrong some steps before the loss is not finite: their onset is known.
 
-    python benchmarks/_planted.py PLANT [--seed 0]
+python benchmarks/_planted.py PLANT [--seed 0]
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
     onset, incident = onset_of(args.seed), incident_of(args.seed)
     for step in range(incident + 2):
         if step == onset:
-            plant.begin(model.get_submodule(plant.layer), plant.factor ** 0.5**args.seed)
+            plant.begin(model.get_submodule(plant.layer), plant.factor**0.5**args.seed)
         is_text = isinstance(model, GPT)
         loss = text_loss(model, text(args.seed, step)) if is_text else image_loss(model, images(args.seed, step))
         update(optimizer, loss * float("nan") if step >= incident else loss)

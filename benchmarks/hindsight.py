@@ -166,11 +166,23 @@ def planted_parts(answers: Sequence[PlantedAnswer]) -> list[str]:
         f"of these the layer right in {placed}, median distance {off:g} steps."
     )
     lines = [
-        [answer.name, str(answer.seed), str(answer.planted), answer.where or "nothing stood out before"]
-        + ([str(answer.step), f"{100 * answer.chance:.1f} %", "yes" if answer.is_placed else "no"] if answer.where else ["", "", ""])
+        [
+            answer.name,
+            str(answer.seed),
+            str(answer.planted),
+            answer.where or "nothing stood out before",
+            *_found(answer),
+        ]
         for answer in answers
     ]
     return [head, table(["plant", "seed", "begins", "named", "step", "chance", "layer right"], lines)]
+
+
+def _found(answer: PlantedAnswer) -> list[str]:
+    """Return the last cells of the line of an answer."""
+    if not answer.where:
+        return ["", "", ""]
+    return [str(answer.step), f"{100 * answer.chance:.1f} %", "yes" if answer.is_placed else "no"]
 
 
 def healthy_parts(ranks: Sequence[HealthyRank]) -> list[str]:

@@ -96,7 +96,7 @@ def test_the_answer_of_looking_back_is_part_of_the_verdict() -> None:
     """As a line and, if something stood out, in the one clause; without an answer there is neither."""
     onset = Onset(50, "layers.3.weight", "grad_reduced", 290, 11, 12.5, 1 / 201)
     verdict = verdict_of([finding(onset=onset)], LOOKED)
-    clause = "began in layers.3.weight at step 290: 12.5 times its norm before (11 samples before; chance 0.5 %)"
+    clause = "began in layers.3.weight at step 290: 12.5 times its norm before (away for 11 samples; chance 0.5 %)"
     assert f"looking back: {clause}" in verdict.lines()
     assert verdict.line().endswith(f"; {clause}")
     assert json.loads(json.dumps(verdict.as_json()))["onset"]["step"] == 290

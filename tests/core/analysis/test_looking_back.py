@@ -92,7 +92,7 @@ def test_an_upstream_row_that_left_its_level_is_named(tmp_path: Path) -> None:
     assert found["chance"] <= 0.05
     text = " ".join(CliRunner().invoke(app, ["anomalies", str(tmp_path)]).stdout.split())
     assert f"Looking back: began in layers.1.weight at step {ONSET} on rank 0: " in text
-    assert "(14 samples before; chance " in text
+    assert "(away for 14 samples; chance " in text
 
 
 def test_a_row_downstream_of_what_failed_is_no_cause(tmp_path: Path) -> None:
@@ -139,7 +139,9 @@ def test_of_several_ranks_the_one_whose_row_grew_is_named(tmp_path: Path) -> Non
 def test_a_finding_of_a_check_is_looked_back_from_in_the_rows(tmp_path: Path) -> None:
     """If its cause may have begun earlier; what the run itself has seen counts where the rows show nothing."""
     (directory,) = write(tmp_path, failing("layers.1.weight", "param_origin", at=""))
-    loss = CheckFinding("loss-not-finite", "critical", (), INCIDENT, INCIDENT, "the loss is nan", {"loss": float("nan")})
+    loss = CheckFinding(
+        "loss-not-finite", "critical", (), INCIDENT, INCIDENT, "the loss is nan", {"loss": float("nan")}
+    )
     early = loss._replace(step=60, since=60, onset=Onset(28, "layers.0.weight", "grad_reduced", 55, 5, 9.0, 0.02))
     stale = CheckFinding("stale-gradient", "warning", (), INCIDENT, INCIDENT, "nothing clears them", {})
     CheckLines(directory).write([loss, early, stale])

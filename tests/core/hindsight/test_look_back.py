@@ -39,7 +39,9 @@ def test_a_row_that_left_its_level_and_stayed_away_is_named_with_its_step() -> N
     found = search(logs).standout()
     assert found is not None
     assert (found.row, found.start) == (17, STEPS - 12)
-    assert found.chance == pytest.approx(1 / (1 + 254))  # nothing stands out before the steps that are judged, 34 to 287
+    assert found.chance == pytest.approx(
+        1 / (1 + 254)
+    )  # nothing stands out before the steps that are judged, 34 to 287
 
 
 def test_the_beginning_of_a_slow_growth_is_found() -> None:
