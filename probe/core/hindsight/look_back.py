@@ -103,7 +103,9 @@ class Search:
             return None
         end = len(self.table.logs) - 1 if end < 0 else end
         lasting = [some.where(some.ends == end) for some in self.long]
-        rows = np.unique(np.concatenate([some.rows for some in lasting])) if lasting else np.empty(0, np.int64)
+        rows = _rows_of(lasting)
+        # one that has been away for longer than is looked back has nothing to do with it
+        rows = np.setdiff1d(rows, _rows_of([some for some in lasting if some.samples > LOOKED]))
         if not len(rows):
             return None
         starts, strengths, factors = _of_rows(lasting, len(self.candidates))
@@ -148,6 +150,11 @@ class Search:
         while start > max(WINDOW, end - LOOKED) and beyond[start - 1]:
             start -= 1
         return start
+
+
+def _rows_of(some: Sequence[Excursions]) -> Indices:
+    """Return the rows of excursions, each once."""
+    return np.unique(np.concatenate([each.rows for each in some])) if some else np.empty(0, np.int64)
 
 
 def _of_rows(lasting: Sequence[Excursions], number: int) -> tuple[Indices, Array, Array]:

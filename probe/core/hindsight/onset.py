@@ -47,7 +47,7 @@ class Onset(NamedTuple):
         if not self.where:
             return message("nothing stood out before")
         return message(
-            "began in {where} at step {step}{ranks}: {factor:.3g} times its norm before ({number} samples before; "
+            "began in {where} at step {step}{ranks}: {factor:.3g} times its norm before (away for {number} samples; "
             "chance {chance:.1f} %)",
             where=printable(self.where),
             step=self.step,

@@ -109,6 +109,16 @@ def test_a_drift_at_the_usual_pace_is_no_departure() -> None:
     assert search(logs).standout() is None
 
 
+def test_a_row_that_has_been_away_for_longer_than_is_looked_back_is_no_cause() -> None:
+    """It left its level long before; one sample less, and it is named."""
+    logs = healthy()
+    logs[-LOOKED - 1 :, 17] += 4.0
+    assert search(logs).standout() is None
+    found = search(logs[:-1]).standout()
+    assert found is not None
+    assert found.row == 17
+
+
 def test_where_most_rows_move_the_one_that_stands_still_is_not_accused() -> None:
     """It is far from the others, and has not moved."""
     logs = healthy()
