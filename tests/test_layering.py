@@ -49,7 +49,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {"histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}
     ),
     frozenset({"worker"}),
-    frozenset({"moments"}),
+    frozenset({"moments", "hindsight"}),
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
     frozenset({"storage", "prechecks"}),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from probe.core.hindsight.onset import Onset, on_rank, rarer
 from probe.core.messages import plural
 from probe.core.storage.layout import ranks_text
 
@@ -42,6 +43,8 @@ class JudgedFinding(NamedTuple):
     """False if it shows at ``where`` and may have begun in something that was not recorded."""
     after: int | None = None
     """Last recorded step before ``since``; None if every step was looked at."""
+    onset: Onset | None = None
+    """Answer of the search for its cause in the steps before; None if none was made."""
 
     @property
     def is_non_finite(self) -> bool:
@@ -132,13 +135,16 @@ class Verdict(NamedTuple):
     more: int
     """Further criticals and warnings."""
     notes: int
+    onset: Onset | None = None
+    """Answer of the search for the cause in the steps before; None if none was made."""
 
     def line(self) -> str:
         """Return the verdict as one clause."""
         if not self.kind:
             return self._nothing()
         more = f", and {self.more} more" if self.more else ""
-        return f"{self.grade}: {self._head()}{more}"
+        before = f"; {self.onset.text()}" if self.onset is not None and self.onset.where else ""
+        return f"{self.grade}: {self._head()}{more}{before}"
 
     def lines(self) -> list[str]:
         """Return the verdict for a terminal, at most eight lines."""
@@ -151,6 +157,8 @@ class Verdict(NamedTuple):
             lines.append("the layer in which it began cannot be named: activations were not recorded")
         if self.after is not None:
             lines.append(f"it began after step {self.after}, the last one before it that was recorded")
+        if self.onset is not None and self.onset.looked:
+            lines.append(f"looking back: {self.onset.text()}")
         lines += [f"before it: {text}" for text in self.before[:1]]
         if self.more or self.notes:
             lines.append(self._others())
@@ -161,7 +169,8 @@ class Verdict(NamedTuple):
         """Return the verdict as values that JSON can hold."""
         fields = self._asdict()
         numbers = {name: _plain(value) for name, value in self.evidence.items()}
-        return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "lines": self.lines()}
+        onset = None if self.onset is None else self.onset._asdict()
+        return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "onset": onset, "lines": self.lines()}
 
     def _head(self) -> str:
         names = ", ".join(self.where[:MOST_NAMED]) + (", ..." if len(self.where) > MOST_NAMED else "")
@@ -227,6 +236,7 @@ def verdict_of(
         command=command,
         more=len(grave) + len(warnings) - 1,
         notes=notes,
+        onset=first.onset,
     )
 
 
@@ -240,8 +250,9 @@ def joined(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]
     for rank, finding in findings:
         key = (finding.kind, finding.grade, finding.where, finding.since)
         ranks = finding.ranks or ((rank,) if rank >= 0 else ())
-        before = found.get(key, finding._replace(ranks=()))
-        found[key] = before._replace(ranks=tuple(sorted({*before.ranks, *ranks})))
+        before = found.get(key, finding._replace(ranks=(), onset=None))
+        onset = rarer(before.onset, finding.onset if rank < 0 else on_rank(finding.onset, rank))
+        found[key] = before._replace(ranks=tuple(sorted({*before.ranks, *ranks})), onset=onset)
     return [*found.values()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+from probe.core.hindsight.onset import Onset
 from probe.core.verdict import MOST_LINES, JudgedFinding, Looked, joined, verdict_of
 
 LOOKED = Looked(("gradients in 24 of 202 steps", "the loss"), ("activations", "parameters"))
@@ -89,3 +90,25 @@ def test_equal_findings_of_several_ranks_are_one() -> None:
     both = joined([(0, one), (3, one), (3, other)])
     assert [(each.since, each.ranks) for each in both] == [(301, (0, 3)), (302, (3,))]
     assert joined([(-1, one)])[0].ranks == ()
+
+
+def test_the_answer_of_looking_back_is_part_of_the_verdict() -> None:
+    """As a line and, if something stood out, in the one clause; without an answer there is neither."""
+    onset = Onset(50, "layers.3.weight", "grad_reduced", 290, 11, 12.5, 1 / 201)
+    verdict = verdict_of([finding(onset=onset)], LOOKED)
+    clause = "began in layers.3.weight at step 290: 12.5 times its norm before (away for 11 samples; chance 0.5 %)"
+    assert f"looking back: {clause}" in verdict.lines()
+    assert verdict.line().endswith(f"; {clause}")
+    assert json.loads(json.dumps(verdict.as_json()))["onset"]["step"] == 290
+    nothing = verdict_of([finding(onset=Onset(50))], LOOKED)
+    assert "looking back: nothing stood out before" in nothing.lines()
+    assert "nothing stood out" not in nothing.line()
+    assert not any("looking back" in line for line in verdict_of([finding(onset=Onset())], LOOKED).lines())
+    assert verdict_of([finding()], LOOKED).onset is None
+
+
+def test_of_several_ranks_the_answer_that_names_a_row_has_its_rank() -> None:
+    """Another rank on which nothing stood out does not hide it."""
+    onset = Onset(50, "layers.3.weight", "grad_reduced", 290, 11, 12.5, 1 / 201)
+    one = joined([(0, finding(onset=Onset(50))), (2, finding(onset=onset)), (3, finding())])
+    assert [each.onset for each in one] == [onset._replace(ranks=(2,))]

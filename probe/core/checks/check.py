@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from probe.core.checks.update_facts import Array, UpdateFacts, is_all
+from probe.core.hindsight.onset import Onset
 
 Grade = Literal["critical", "warning", "note"]
 """Certainty that training is harmed: a ``note`` is about what legitimate programs do, too."""
@@ -33,6 +34,8 @@ class CheckFinding(NamedTuple):
     """Up to three numbers, by name."""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about; empty for the one that judged."""
+    onset: Onset | None = None
+    """Answer of the search for its cause in the steps before; None if none was made."""
 
 
 class JudgedUpdate:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
+from probe.core.hindsight.onset import Onset
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
@@ -75,6 +76,8 @@ class RunAccount:
         """Steps whose updates have applied gradients that are not finite."""
         self.preflight: Callable[[], str] = str
         """Function that returns a line about the checks."""
+        self.look_back: Callable[[int], Onset | None] = lambda _: None
+        """Function that seeks what stood out before a step in the gradients of the updates before."""
         self.changed: Callable[[bool], object] = lambda _: None
         """Function that is called when more is known, with whether it is the first finding of its kind."""
 
@@ -139,7 +142,8 @@ class RunAccount:
             key = (finding.kind, finding.grade)
             self._of_kind[key] = self._of_kind.get(key, 0) + 1
             if self._of_kind[key] <= MOST_OF_KIND and len(self._findings) < MOST_FINDINGS:
-                self._findings.append(finding)
+                sought = finding.onset is None and finding.grade != "note" and finding.is_non_finite
+                self._findings.append(finding._replace(onset=self.look_back(finding.since)) if sought else finding)
         if len(self._of_kind) > kinds:
             self.changed(True)
 
@@ -252,6 +256,7 @@ def of_check(finding: CheckFinding) -> JudgedFinding:
         evidence=dict(finding.evidence),
         ranks=tuple(finding.ranks),
         remedy=check.remedy if check is not None else "",
+        onset=finding.onset,
     )
 
 

@@ -14,10 +14,12 @@ from probe.core.checks.panel import CheckPanel
 from probe.core.checks.update_facts import Array, UpdateFacts, is_all
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.hindsight.onset import LATE, Onset
 from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT
 from probe.core.records import Severity
 from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.sentinel.held_norms import HeldNorms
 from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rank_lines import RankLine, RankLines
 from probe.core.sentinel.read_update import ReadUpdate
@@ -26,6 +28,8 @@ from probe.core.storage.check_lines import CheckLines
 
 SEVERITY: Mapping[str, Severity] = {"critical": "critical", "warning": "warning", "note": "info"}
 """Severity of an alert, by the grade of a finding."""
+HELD = "sentinel: look back"
+"""Place of failures."""
 MOST = 1000
 """Findings that are kept."""
 
@@ -54,7 +58,8 @@ class UpdateJudge:
         self.tripped: Callable[[Sequence[CheckFinding]], object] = lambda _: None
         """Function that is called with what was found."""
         self._lines: CheckLines | None = None
-        account.preflight = self.panel.preflight
+        self._held = HeldNorms()
+        account.preflight, account.look_back = self.panel.preflight, self._look_back
 
     def receive(self, update: ReadUpdate) -> None:
         """Have an update judged on the thread, before the end of its step is processed there."""
@@ -64,7 +69,8 @@ class UpdateJudge:
         update = read.judged()
         found = self.panel.judge(update)
         if found:
-            self._keep(found)
+            self._keep([self._with_onset(finding) for finding in found])
+        attempt(self._faults, HELD, self._held.hold, update.facts, update.gradients)
         if self._account.stretches:
             self.place(update.facts.step)
         facts = update.facts
@@ -75,6 +81,16 @@ class UpdateJudge:
         if self._new_lines is not None:
             attempt(self._faults, "sentinel: lines", self._write_line, update, read.own)
         return numbers_of(update)
+
+    def _with_onset(self, finding: CheckFinding) -> CheckFinding:
+        """Return a finding with what the updates before it show about its cause, if that may have begun earlier."""
+        if finding.check not in LATE or finding.grade == "note":
+            return finding
+        return finding._replace(onset=self._look_back(finding.since))
+
+    def _look_back(self, step: int) -> Onset | None:
+        """Return what stood out in the updates before a step."""
+        return attempt(self._faults, HELD, self._held.onset, step)
 
     def _write_line(self, update: JudgedUpdate, own: TakenGradients | None) -> None:
         """Write the numbers of an update for the parent process, which compares ranks."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.hindsight.onset import Onset
 from probe.core.messages import plural
 from probe.core.storage.layout import ranks_text
 from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, joined, verdict_of
@@ -77,7 +78,7 @@ class WatchSummary(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON can hold."""
-        findings = [finding._asdict() for finding in self.findings]
+        findings = [as_fields(finding) for finding in self.findings]
         deep = [steps._asdict() for steps in self.deep]
         return {**self._asdict(), "loss": [*self.loss], "findings": findings, "looked": [*self.looked], "deep": deep}
 
@@ -98,6 +99,11 @@ class WatchSummary(NamedTuple):
         return cls(**{**fields, **parsed})
 
 
+def as_fields(finding: JudgedFinding) -> dict[str, Any]:
+    """Return a finding as values that JSON can hold."""
+    return {**finding._asdict(), "onset": None if finding.onset is None else finding.onset._asdict()}
+
+
 def finding_of(fields: Mapping[str, Any]) -> JudgedFinding:
     """Parse a finding from JSON.
 
@@ -105,7 +111,7 @@ def finding_of(fields: Mapping[str, Any]) -> JudgedFinding:
         TypeError, KeyError, ValueError: if it is something else.
     """
     sequences = {name: tuple(fields[name]) for name in ("where", "ranks")}
-    return JudgedFinding(**{**fields, **sequences})
+    return JudgedFinding(**{**fields, **sequences, "onset": Onset.of(fields.get("onset"))})
 
 
 class RunReport(NamedTuple):

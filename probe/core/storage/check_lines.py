@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from probe.core.checks.check import CheckFinding, Grade
+from probe.core.hindsight.onset import Onset
 from probe.core.storage.batches import Readable
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import append_line, opened
@@ -62,6 +63,8 @@ class CheckLines:
 def check_line(finding: CheckFinding, program: str = "") -> str:
     """Return the line of a finding."""
     fields = plain(finding) | ({PROGRAM: program} if program else {})
+    if finding.onset is None:
+        del fields["onset"]
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
@@ -115,7 +118,8 @@ def _line(fields: Mapping[str, Any]) -> CheckLine:
         raise ValueError("expected a grade and two steps")
     evidence = {str(name): float(value) for name, value in dict(fields["evidence"]).items()}
     where, ranks = tuple(map(str, fields["where"])), tuple(map(int, fields.get("ranks") or ()))
-    finding = CheckFinding(str(fields["check"]), grade, where, step, since, str(fields["text"]), evidence, ranks)
+    onset, text = Onset.of(fields.get("onset")), str(fields["text"])
+    finding = CheckFinding(str(fields["check"]), grade, where, step, since, text, evidence, ranks, onset)
     return CheckLine(finding, str(fields.get(PROGRAM, "")))
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import nan
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
-from probe.core.analysis.diagnosis.check_findings import RankCheckFinding, check_findings, spoilt_steps
+from probe.core.analysis.diagnosis.check_findings import (
+    RankCheckFinding,
+    check_findings,
+    sought_steps,
+    spoilt_steps,
+    with_onsets,
+)
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counted, extent
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals, spoilt_text
@@ -21,6 +28,7 @@ from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
 from probe.core.analysis.diagnosis.topology import Topology, topology
 from probe.core.analysis.engines import PieceEngine
+from probe.core.hindsight.onset import Onset, rarer
 from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.naming import RUN
@@ -49,6 +57,8 @@ class IncidentDiagnosis:
     evidence: Evidence
     text: str
     """A paragraph for people."""
+    onset: Onset | None = None
+    """Answer of the search for its cause in the rows before."""
     spoilt: int | None = None
     """Step whose update had spoilt the weights before the first of its rows was collected: they name no place; None if
     none is known."""
@@ -132,7 +142,9 @@ def analyse(
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         passes = Passes(run, rows, engine, least, slim)
-        judged, rules, shared = judge(passes, wanted, progress)
+        of_checks = check_findings(rows, run)
+        judged, rules, shared = judge(passes, wanted, progress, sought_steps(of_checks))
+        of_checks = with_onsets(of_checks, judged)
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(
                 message(
@@ -155,12 +167,11 @@ def analyse(
         of_peers = peer_findings(passes, topo, wanted)
         progress("writing the diagnosis")
         main = _main(incidents)
-        written = tuple(check_findings(rows, run))
-        spoilt = spoilt_steps(written)
+        spoilt = spoilt_steps(of_checks)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, spoilt)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    of_checks = sorted([*written, *of_peers], key=lambda each: each.finding.since)
+    every_check = sorted([*of_checks, *of_peers], key=lambda each: each.finding.since)
     return Analysis(
         run,
         tuple(judged),
@@ -171,7 +182,7 @@ def analyse(
         topo,
         not wanted,
         tuple(each for each in of_run if not wanted or each.finding.step in wanted),
-        tuple(each for each in of_checks if not wanted or {each.finding.step, each.finding.since} & {*wanted}),
+        tuple(each for each in every_check if not wanted or {each.finding.step, each.finding.since} & {*wanted}),
     )
 
 
@@ -211,8 +222,23 @@ def _diagnose(
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
     kind, shown = kind_of(incident, first, ranks), evidence(rows, first)
     facts = list(_facts(incident, first, judged))
+    onset = _onset(incident, judged)
+    if onset is not None and onset.looked:
+        facts.append(message("Looking back: {answer}.", answer=onset.text()))
     text = paragraph(kind, incident, begun, shown, facts) if spoilt is None else spoilt_text(kind, incident, spoilt)
-    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text, spoilt)
+    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text, onset, spoilt)
+
+
+def _onset(incident: Incident, judged: Mapping[int, EvaluatedRank]) -> Onset | None:
+    """Return the answer of the ranks on which the incident began."""
+    ranks = [rank for number in incident.by_rank if (rank := judged.get(number)) is not None]
+    return reduce(rarer, (_first_answer(rank, incident) for rank in ranks), None)
+
+
+def _first_answer(rank: EvaluatedRank, incident: Incident) -> Onset | None:
+    """Return the answer of a rank for the first of its steps that belong to an incident."""
+    steps = [step for step in rank.onsets if incident.first <= step <= incident.last]
+    return rank.onsets[min(steps)] if steps else None
 
 
 def _spoilt_before(

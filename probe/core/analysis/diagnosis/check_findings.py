@@ -4,16 +4,21 @@ from rows."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
+from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
 from probe.core.checks.check import CheckFinding
 from probe.core.checks.gradient_not_finite import GradientNotFinite
+from probe.core.hindsight.onset import LATE, rarer
 from probe.core.language import message
 from probe.core.storage.batches import Readable
 from probe.core.storage.check_lines import CHECKS, of_directory, read_check_lines
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import ranks_text
 
+MOST_SOUGHT = 3
+"""Steps of a run from which is looked back because of what the checks have found."""
 MOST = 200
 """Findings of a run at most, the first ones."""
 
@@ -29,7 +34,8 @@ class RankCheckFinding(NamedTuple):
         """Line for people."""
         finding, ranks = self.finding, self.ranks
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
-        return f"{finding.grade}: {finding.check}, {who}, step {finding.since}: {finding.text}"
+        onset = f"; {finding.onset.text()}" if finding.onset is not None and finding.onset.looked else ""
+        return f"{finding.grade}: {finding.check}, {who}, step {finding.since}: {finding.text}{onset}"
 
     @property
     def is_critical(self) -> bool:
@@ -74,6 +80,26 @@ def spoilt_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
     return sorted({each.finding.step for each in findings if each.finding.check == name and each.is_critical})
 
 
+def sought_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
+    """Return the first steps in which something was found whose cause may have begun earlier."""
+    steps = {each.finding.since for each in findings if each.is_grave and each.finding.check in LATE}
+    return sorted(steps)[:MOST_SOUGHT]
+
+
+def with_onsets(findings: Sequence[RankCheckFinding], judged: Sequence[EvaluatedRank]) -> list[RankCheckFinding]:
+    """Return findings with what the rows before them show, else with what the run itself has seen before them."""
+    return [each._replace(finding=_with_onset(each, judged)) for each in findings]
+
+
+def _with_onset(each: RankCheckFinding, judged: Sequence[EvaluatedRank]) -> CheckFinding:
+    finding = each.finding
+    if finding.check not in LATE:
+        return finding
+    answers = [rank.onsets.get(finding.since) for rank in judged if rank.rank in each.ranks]
+    answer = reduce(rarer, (one for one in answers if one is not None and one.looked), None)
+    return finding if answer is None else finding._replace(onset=rarer(answer, finding.onset))
+
+
 def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
     """Return findings for JSON, with grade, kind, place, rank and the step in which it began."""
     return [
@@ -85,6 +111,7 @@ def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
             "step": finding.since,
             "found": finding.step,
             "text": finding.text,
+            **({} if finding.onset is None else {"onset": finding.onset.as_json()}),
         }
         for ranks, finding in found
     ]

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.looking_back import RecordedNorms
 from probe.core.config.schema import AlertSettings
 from probe.core.config.schema import RuleSettings as Configured
+from probe.core.hindsight.onset import Onset
 from probe.core.language import Message, joined, message
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
@@ -37,6 +39,8 @@ KEPT = 100
 """Most findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10
 """Most episodes of a rank that are kept."""
+SEARCHES = 5
+"""Steps of a rank from which is looked back."""
 QUIET = 12
 """Sampled steps without a finding after which the next finding begins another incident. Not less than the number of
 samples for which rules are silent after a report."""
@@ -83,6 +87,8 @@ class EvaluatedRank:
     """True if the last step lacks rows that the one before it had: the run ended within it."""
     before: dict[int, int] = field(default_factory=dict)
     """First step of each episode, with the sampled step before it, which was clean."""
+    onsets: dict[int, Onset] = field(default_factory=dict)
+    """Answers of the search for a cause in the steps before, by the step of what was found."""
 
 
 def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSettings:
@@ -123,17 +129,21 @@ class RankEvaluator:
         self._sizes: Mapping[str, int] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._quiet = 0
+        self._norms = RecordedNorms(rank)
         self.judged = EvaluatedRank(rank)
 
-    def run(self, wanted: Iterable[int] = ()) -> EvaluatedRank:
+    def run(self, wanted: Iterable[int] = (), sought: Iterable[int] = ()) -> EvaluatedRank:
         """Read and judge all steps.
 
         Args:
             wanted: steps whose findings count, all if empty; rules see earlier steps as well.
+            sought: steps from which the cause of what was found otherwise is sought.
         """
+        steps_sought = deque(sorted(set(sought)))
         chosen = frozenset(wanted)
         last, updates = max(chosen) if chosen else None, StepUpdates(self._rows, self.judged.rank)
         for step in steps(self._rows, self.judged.rank, last=last):
+            self._look_back(steps_sought, step.step)
             self._count(step)
             step = updates.put_into(step)  # noqa: PLW2901 - the same step
             found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
@@ -141,8 +151,16 @@ class RankEvaluator:
                 self.judged.counted += 1
                 self.judged.rows += sum(map(len, step.batches))
                 self.judged.signals.update(batch.signal for batch in step.batches)
+            self._norms.add(step.step, step.batches, not found)
             self._take(step, [f for f in found if not chosen or f.step in chosen])
+        self._look_back(steps_sought)
         return self.judged
+
+    def _look_back(self, sought: deque[int], until: int | None = None) -> None:
+        """Look back from the steps before ``until`` of what was found otherwise; from all if it is None."""
+        while sought and (until is None or sought[0] < until):
+            step = sought.popleft()
+            self.judged.onsets.setdefault(step, self._norms.onset())
 
     def _failed(self, rule: Rule, error: Exception) -> None:
         name = type(rule).__name__
@@ -165,10 +183,13 @@ class RankEvaluator:
             if episode is not None and not ended:
                 episode.until = step.step
         else:
+            is_new = episode is None or ended
             if episode is None or ended:
                 episode = self._begin(step.step)
             self._quiet = 0
             self._keep(episode, step, found)
+            if is_new and len(self.judged.onsets) < SEARCHES:
+                self.judged.onsets[step.step] = self._norms.onset(episode.kept[0])
         self._latest.append(step.step)
 
     def _begin(self, step: int) -> Episode:

@@ -91,6 +91,7 @@ def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:
             "values": [[step, in_json(value)] for step, value in shown.values],
         },
         "spoilt": diagnosis.spoilt,
+        "onset": None if diagnosis.onset is None else diagnosis.onset.as_json(),
         "first_step": incident.first,
         "last_step": incident.last,
         "findings": incident.number,

@@ -31,14 +31,17 @@ class PieceFindings(NamedTuple):
     """Ranks with which a rank computes on parts of the same tensors."""
 
 
-def judge(passes: Passes, wanted: Sequence[int], progress: Callable[[str], None]) -> PieceFindings:
+def judge(
+    passes: Passes, wanted: Sequence[int], progress: Callable[[str], None], sought: Sequence[int] = ()
+) -> PieceFindings:
     """Findings of all ranks of a run.
 
     Args:
         wanted: steps whose findings count; all if empty.
+        sought: steps from which the cause of what was found otherwise is sought.
     """
     whole, ops = len(passes.run.ranks) <= FEW, tuple(ops_of(passes.rows))
-    work = _Judging(tuple(wanted), ops, whole)
+    work = _Judging(tuple(wanted), ops, whole, tuple(sought))
     function = partial(work, progress=progress) if passes.engine is None else work
     judged, rules, shared, known = [], set[str](), dict[int, tuple[int, ...]](), _Known()
     for found in passes.over_ranks(function):
@@ -64,6 +67,8 @@ class _Judging:
     ops: tuple[str, ...]
     whole: bool
     """True if all findings that a rank keeps are given back."""
+    sought: tuple[int, ...] = ()
+    """Steps from which the cause of what was found otherwise is sought."""
 
     def __call__(self, rows: Rows, progress: Callable[[str], None] = lambda _: None) -> PieceFindings:
         judged, rules = [], set[str]()
@@ -73,7 +78,7 @@ class _Judging:
             progress(f"judging rank {rank}")
             alert = configured(directory.manifest, directory.path, rows.problems)
             rules |= {rule.rule_name for rule in alert.rules}
-            own = RankEvaluator(rows, rank, alert, self.ops, places.stage(rank)).run(self.wanted)
+            own = RankEvaluator(rows, rank, alert, self.ops, places.stage(rank)).run(self.wanted, self.sought)
             judged.append(own if self.whole else reduced(own))
         return PieceFindings(judged, frozenset(rules), sharers(rows))
 
