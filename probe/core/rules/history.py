@@ -20,6 +20,8 @@ LIMIT = 1_000_000
 """Most (signal, key, op) that one rule remembers."""
 FORGET_AFTER = 10_000
 """Steps after which a key without new values may lose its row to another, if there is no room."""
+VARYING = frozenset({"actv", "actv_grad", "other", "attention_hook", "moe_router_logit_hook"})
+"""Signals of tensors whose shapes vary with the batch."""
 NEVER = np.iinfo(np.int64).max
 """Last step of a row that is wiped when it is next used: every step lies before it."""
 
@@ -48,7 +50,8 @@ class HistoryReadings(NamedTuple):
 
 
 class History:
-    """Memory for ``ops`` of every key seen, bounded, and wiped for a key whose step goes back (a rollback)."""
+    """Memory for ``ops`` of every key seen, bounded, and wiped for a key whose step goes back (a rollback), and for one
+    that names a tensor of another shape now, where shapes do not vary with the batch."""
 
     def __init__(self, ops: Sequence[str], fields: Mapping[str, Field], limit: int = LIMIT) -> None:
         self.dropped = 0
@@ -56,7 +59,9 @@ class History:
         self._ops = tuple(ops)
         self._fields = dict(fields)
         self._arrays = {name: _rows(field, 0, len(self._ops)) for name, field in fields.items()}
-        self._last_step = np.empty(0, dtype=np.int64)
+        self._last_step, self._shape = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        """For each row the last step, and the hash of the shape; 0 where none was seen."""
+        self._shapes: dict[str, Sequence[tuple[int, ...]]] = {}
         self._limit = limit // max(len(self._ops), 1)
         self._index: dict[str, dict[Key, int]] = {}
         self._free: list[int] = []
@@ -93,7 +98,18 @@ class History:
         held = rows[rows >= 0]
         self._wipe(held[self._last_step[held] > batch.step])
         self._last_step[held] = batch.step
+        if batch.signal not in VARYING and self._shapes.get(batch.signal) != batch.shapes:
+            self._forget_reshaped(batch, rows)
         return rows
+
+    def _forget_reshaped(self, batch: Batch, rows: Indices) -> None:
+        """Wipe the rows of keys that name a tensor of another shape now."""
+        self._shapes[batch.signal] = batch.shapes
+        shapes = np.fromiter(map(hash, batch.shapes), dtype=np.int64, count=len(batch))
+        at = np.flatnonzero(rows >= 0)
+        held, shapes = rows[at], shapes[at]
+        self._wipe(held[(self._shape[held] != 0) & (self._shape[held] != shapes)])
+        self._shape[held] = shapes
 
     def _look_up(self, batch: Batch) -> Indices:
         index = self._index.setdefault(batch.signal, {})
@@ -119,6 +135,7 @@ class History:
         old = len(self._last_step)
         added = min(max(wanted, 2 * old, 64), self._limit) - old
         self._last_step = np.append(self._last_step, np.full(added, NEVER))
+        self._shape = np.append(self._shape, np.zeros(added, dtype=np.int64))
         for name, field in self._fields.items():
             self._arrays[name] = np.concatenate([self._arrays[name], _rows(field, added, len(self._ops))])
         self._free += range(old + added - 1, old - 1, -1)
@@ -129,7 +146,7 @@ class History:
             return
         for signal, index in self._index.items():
             self._index[signal] = {key: row for key, row in index.items() if row not in gone}
-        self._last_step[list(gone)] = NEVER
+        self._last_step[list(gone)], self._shape[list(gone)] = NEVER, 0
         self._free += gone
         self._latest.clear()
 

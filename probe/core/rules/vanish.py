@@ -22,6 +22,8 @@ SIGNALS = frozenset({"actv_grad", "grad_unreduced", "grad_reduced"})
 NOTHING = -750.0
 """Number in place of the logarithm of 0: less than twice that of the smallest norm, the root of the smallest float64,
 so that a median between 0 and any norm is below all norms."""
+FADED = log(4.0)
+"""How far below its median a norm lies at last where a coefficient of the loss goes to 0, as a logarithm."""
 
 
 class VanishArgs(Section):
@@ -47,6 +49,9 @@ class AnomalyVanish(About):
     It must also have shrunk by ``args.min_ratio`` more than the gradient of the same signal that has shrunk least. So
     training that converges is not reported, and neither is a batch from which there is nothing to learn: there all
     gradients fall together. A learning rate that falls changes no gradient.
+
+    A gradient that has become exactly 0 is not reported if it was a fourth of its median or less before, and not
+    vanishingly small: then a coefficient of the loss has gone to 0.
 
     A gradient that was always 0 is not reported, nor one that is 0 more often than not (a branch that is seldom taken):
     its median is 0 too. A dead layer (see ``AnomalyDead``) makes the gradients of all layers before it vanish.
@@ -86,6 +91,8 @@ class AnomalyVanish(About):
         low, medians = self._low(readings, sizes)
         streak = self._remember(readings.slots, sizes, low)
         found = streak == self._args.steps
+        if found.any():
+            found &= ~self._faded(readings.slots, sizes, medians)
         vanished = readings.where(found)
         yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[found]))
 
@@ -101,6 +108,14 @@ class AnomalyVanish(About):
         kept = sizes - medians
         least_fallen = min(np.nanmax(kept), 0.0)
         return low & (medians > NOTHING / 2) & (kept < least_fallen - self._least), medians
+
+    def _faded(self, slots: Indices, sizes: Array, medians: Array) -> Mask:
+        """Mask of the gradients that are 0 and were on their way to it before."""
+        if self._args.steps >= self._args.window:
+            return np.zeros(len(slots), dtype=np.bool_)
+        places = (self.history.of("held")[slots] - self._args.steps - 1) % self._args.window
+        latest = self.history.of("window")[slots, places]
+        return (sizes == NOTHING) & (latest < medians - FADED) & (latest > medians - self._least)
 
     def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
         """Update the history; return for how many samples each gradient has been vanishingly small."""

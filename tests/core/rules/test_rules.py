@@ -366,6 +366,17 @@ def test_signals_micro_steps_calls_and_stages_have_histories_of_their_own():
     assert [f.key for f in rule.judge(norms(dict.fromkeys(keys, 1e3), 15))] == [keys[0], keys[2], keys[3]]
 
 
+@pytest.mark.parametrize(("signal", "steps"), [("param_updated", []), ("exp_avg", []), ("actv", [20])])
+def test_a_tensor_of_another_shape_begins_the_history_anew(signal, steps):
+    """A parameter of an old one's name, as in a model that has grown; activations vary with the batch."""
+    rule, found = spike(), []
+    for step in range(20):
+        found += rule.judge(norms({W: 1.0}, step, shape=(4, 4), signal=signal))
+    for step in range(20, 40):
+        found += rule.judge(norms({W: 1e-4}, step, shape=(8, 8), signal=signal))
+    assert [finding.step for finding in found] == steps
+
+
 @pytest.mark.parametrize("rule", [spike(), turbulence(threshold=5.0)], ids=["spike", "turbulence"])
 def test_a_rollback_begins_the_history_anew(rule):
     """After a diverged stretch the run resumes at step 5; what it learned from the stretch is gone."""
@@ -457,7 +468,7 @@ def test_every_rule_is_found_by_its_name():
 
 def test_an_unknown_rule_names_the_nearest():
     """And every other."""
-    with pytest.raises(ValueError, match=r"AnomalyNan, AnomalyReplica, .*; did you mean 'AnomalyNan'"):
+    with pytest.raises(ValueError, match=r"AnomalyNan, AnomalyPeak, AnomalyReplica, .*; did you mean 'AnomalyNan'"):
         factory("AnomlyNan")
 
 

@@ -78,6 +78,15 @@ def test_a_gradient_that_was_never_there_is_not_missed():
     assert found(vanish(), [0.0] * 30 + [1.0] * 11 + [0.0] * 10, [1.0] * 51) == [(45, W)]
 
 
+def test_a_coefficient_that_goes_to_zero_is_silent():
+    """A gradient that falls to 0 in even steps has a coefficient; one that ends at once, or from next to nothing, is
+    gone."""
+    faded = [max(0.0, 1 - step / 40) for step in range(60)]
+    assert found(vanish(), faded, [1.0] * 60) == []
+    assert found(vanish(), [*faded[:20], *[0.0] * 40], [1.0] * 60) == [(24, W)]
+    assert found(vanish(), [*[1.0] * 20, 1e-5, *[0.0] * 39], [1.0] * 60) == [(24, W)]
+
+
 def test_half_zeros_have_no_size():
     """Between 0 and 1 there is no median to compare with."""
     assert found(vanish(window=4, warm_up=4, steps=1), [1.0, 0.0, 1.0, 0.0, 0.0], [1.0] * 5) == []
