@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ Outcome = tuple[list[dict[str, Any]], list[dict[str, list[float]]], str]
 """Findings, no numbers, and the reason why nothing was judged."""
 OTHER_SEED = 1_000
 """Seed of the reference, a healthy run as the twin: a run that is checked by its own invariants keeps all."""
+SHARED = "case.py", "common.py", "tensor_parallel.py"
 UNSUPPORTED = "from __future__ "
 """Line of the cases that is left out of a copy: what TrainCheck writes in front of it makes it a syntax error."""
 
@@ -76,7 +78,9 @@ class _Commands:
             raise subprocess.CalledProcessError(done.returncode, command, done.stderr + done.stdout)
 
     def collect(self, program: Program, place: Path, *more: str) -> None:
-        """Trace a copy of the script."""
+        """Trace a copy of the script, beside copies of what it imports: it is run in a path of its own."""
+        for name in SHARED:
+            shutil.copy(FAULTS / name, place / name)
         lines = program.script.read_text(encoding="utf-8").splitlines(keepends=True)
         copy = place / program.script.name
         copy.write_text("".join(line for line in lines if not line.startswith(UNSUPPORTED)), encoding="utf-8")

@@ -37,6 +37,9 @@ Z_SCORES = {"z-score of the loss": "losses", "z-score of the gradient norm": "no
 ONLINE = "trainscope, rises alone"
 """Column of the spikes of trainscope that are no fall: the loss of a healthy beginning falls."""
 
+NANS = "msprobe, AnomalyNan alone"
+"""Column of its rule about NaN, without the one about a distance from the running mean."""
+
 
 class Vote(NamedTuple):
     """Result of a detector for a case and a seed."""
@@ -65,6 +68,11 @@ def votes_of(case: Case, faulty: Twin, healthy: Twin, tool: str) -> dict[str, Vo
     reason = faulty.error or healthy.error
     steps = [[entry["step"] for entry in counted(twin.findings)] for twin in (faulty, healthy)]
     votes = {tool: vote(case, *steps, reason)}
+    if tool == "msprobe":
+        nans = [
+            [entry["step"] for entry in twin.findings if entry["kind"] == "AnomalyNan"] for twin in (faulty, healthy)
+        ]
+        votes[NANS] = vote(case, *nans, reason)
     if tool == "trainscope":
         rises = [[entry["step"] for entry in twin.findings if entry.get("score", -1) > 0] for twin in (faulty, healthy)]
         votes[ONLINE] = vote(case, *rises, reason)

@@ -63,7 +63,7 @@ class Result(NamedTuple):
     layer: bool
     """True if a finding in time names the layer or its neighbour."""
     rank: bool
-    """True if a finding in time names the rank."""
+    """True if the first finding in time is about this rank alone."""
     kinds: list[str]
 
 
@@ -131,9 +131,15 @@ def judge(flip: Flip, run: Run, twins: Sequence[Run], findings: Sequence[dict[st
         by_numbers,
         bool(entries),
         any(_near(flip, entry["where"] or "") for entry in entries),
-        any(flip.rank in (entry["rank"] if isinstance(entry["rank"], list) else [entry["rank"]]) for entry in entries),
+        _ranks(entries) == {flip.rank},
         sorted({entry["kind"] for entry in entries}),
     )
+
+
+def _ranks(entries: Sequence[dict[str, Any]]) -> set[int]:
+    """Return the ranks of the first finding, with those of the same kind in the same step."""
+    first = [entry for entry in entries if (entry["kind"], entry["step"]) == (entries[0]["kind"], entries[0]["step"])]
+    return {rank for entry in first for rank in (entry["rank"] if isinstance(entry["rank"], list) else [entry["rank"]])}
 
 
 def _near(flip: Flip, where: str) -> bool:

@@ -98,3 +98,16 @@ def test_harm_is_what_leaves_the_band_of_the_twins(benchmark: Any) -> None:
     spread = float(np.std(band))
     values = [1.1, 1.2 + 4.9 * spread, 1.2 + 5.1 * spread, 1.0 - 5.1 * spread, math.nan]
     assert [benchmark.flips.leaves(value, band) for value in values] == [False, False, True, True, True]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ranks", "right"), [([2], True), ([[2]], True), ([2, 3], False), ([[0, 1, 2, 3]], False)])
+def test_a_rank_is_right_if_no_other_is_named_with_it(benchmark: Any, ranks: list[Any], right: bool) -> None:
+    """By the first finding in time, and those of the same kind in the same step."""
+    flip = benchmark.flips.Flip("activation", "layers.1.attn.q", 30, 30, rank=2)
+    run = benchmark.flips.Run([1.0] * 50, [1.0] * 50, [])
+    names = {"grade": "warning", "kind": "rank-unlike-peers", "where": "layers.2.mlp"}
+    findings = [{**names, "rank": rank, "step": 31} for rank in ranks]
+    later = {**names, "kind": "replicas-differ", "rank": 0, "step": 33}
+    result = benchmark.flips.judge(flip, run, [run, run], [*findings, later])
+    assert (result.found, result.layer, result.rank, result.harmful) == (True, True, right, False)
