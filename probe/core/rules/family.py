@@ -30,6 +30,9 @@ FEW_SAMPLES = 16
 """Weight of few samples in their spread: half as wide again at 16 of 32."""
 CHANGED_ROWS, CHANGED_RATE = 0.1, log(1.5)
 """Share of rows that come or go, and factor of the learning rate, with which the family begins another history."""
+OUTPUTS = frozenset({"actv", "actv_grad"})
+"""Signals of which rows of one dimension are not judged: a number for each sample, such as a loss or the logarithm of a
+probability, has no typical size."""
 GRADIENTS = frozenset({"grad_unreduced", "grad_reduced", "actv_grad"})
 FLOORS = {
     "grad_unreduced": 0.25,
@@ -169,6 +172,8 @@ class Family:
         groups = [np.flatnonzero(kinds == code) for code in np.unique(kinds).tolist()]
         halves = 0.5 * np.log(np.maximum(elements, 1)) if has_shapes else np.zeros(len(batch))
         judged = measures(batch.dtypes) & (elements >= FEWEST_ELEMENTS)
+        if has_shapes and self._signal in OUTPUTS:
+            judged &= np.array([len(shape) > 1 for shape in batch.shapes])
         rows = self.history.rows(batch)
         rows_held = rows[rows >= 0]
         self.history.of("kind")[rows_held] = kinds[rows >= 0]

@@ -21,8 +21,8 @@ WINDOW = 32
 QUIET = 10
 """Normal samples after which the next leap is another episode."""
 FAR, STAYS = log(4.0), 3
-"""Movement of all gradients together, as a logarithm, and samples in a row for which it is the beginning of another stage
-of training."""
+"""Movement of all gradients together, as a logarithm, and samples in a row after which it is another stage of
+training."""
 MOST = 3
 """Rows of an episode that are reported."""
 EDGE = 3
