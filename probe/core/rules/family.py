@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from probe.core.robust import COMMON_ROWS, Indices, common_movement, medians_of,
 from probe.core.rules.history import Field, History, measures
 
 Mask = npt.NDArray[np.bool_]
+Levels = npt.NDArray[np.floating[Any]]
 
 LEAST = 24
 """Samples of a family before it is judged."""
@@ -204,7 +205,7 @@ class Family:
             self.history.of(name)[:] = np.nan
         if not len(at):
             return
-        usual = levels[at] - centres[:, None].astype(np.float32)  # sorted several times faster than 64 bits
+        usual: Levels = levels[at] - centres[:, None].astype(np.float32)  # sorted several times faster than 64 bits
         kinds = self.history.of("kind")[at]
         usual -= common_movement(usual, [np.flatnonzero(kinds == kind) for kind in np.unique(kinds).tolist()])
         offsets = medians_of(usual)

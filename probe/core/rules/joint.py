@@ -125,12 +125,14 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     movements = scores.movements[order]
     first = _step_along(movements, scores.spreads[order])
     if first is not None:
-        return order[_beside(movements, first, batch.signal)]
+        beside: Indices = order[_beside(movements, first, batch.signal)]
+        return beside
     accused = excess[order] > 1
     moved = accused & (np.abs(movements) >= 0.5 * np.abs(scores.residuals[order]))
     if not moved.any():
         moved = np.abs(movements) >= 0.5 * np.abs(movements).max()
-    return order[np.flatnonzero(moved)[:MOST]]
+    first_moved: Indices = order[np.flatnonzero(moved)[:MOST]]
+    return first_moved
 
 
 def _step_along(movements: Array, spreads: Array) -> int | None:
