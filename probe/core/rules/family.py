@@ -51,6 +51,8 @@ class Scores(NamedTuple):
 
     movements: Array
     """Logarithms of the root mean squares, relative to the median of the window."""
+    common: Array
+    """Movements that rows have in common."""
     residuals: Array
     """Movements without what the rows have in common."""
     spreads: Array
@@ -72,9 +74,8 @@ class Scores(NamedTuple):
 
     @property
     def movement(self) -> float:
-        """Median of the movements of all rows; 0 if there is none."""
-        movements = self.movements[~np.isnan(self.movements)]
-        return float(np.median(movements)) if len(movements) else 0.0
+        """Movement of all rows: the mean of what is taken out; the median of few rows."""
+        return float(np.nanmedian(self.movements) if self.is_alone else self.common.mean())
 
     @property
     def is_alone(self) -> bool:
@@ -190,7 +191,7 @@ class Family:
         residuals = movements - common - self.history.of("offset")[rows]
         spreads = self.history.of("spread")[rows]
         number = int((~np.isnan(residuals)).sum())
-        return Scores(movements, residuals, spreads, np.exp(centres + layout.halves), number)
+        return Scores(movements, common, residuals, spreads, np.exp(centres + layout.halves), number)
 
     def _renew(self) -> None:
         """Take centres and spreads of all rows that are held often enough, and not at rounding level."""
