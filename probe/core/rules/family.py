@@ -127,16 +127,22 @@ class Family:
         }
         self.history = History(("norm",), fields, self._limit)
         self._held, self._step, self._rate = 0, -1, np.nan
+        self._offset, self._narrowest = 0.0, 0.0
+        """Largest offset and smallest spread of any row."""
 
-    def judge(self, batch: Batch) -> Scores | None:
-        """Return the scores of a batch with norms, and hold its rows; None while too few samples are held."""
+    def judge(self, batch: Batch, least: float = 0.0, far: float = 0.0) -> Scores | None:
+        """Return the scores of a batch with norms, and hold its rows; None while too few samples are held.
+
+        Args:
+            least: size of a residual below which no scores are wanted, as long as no row has moved by ``far``.
+        """
         if batch.step < self._step or self._is_changed(batch):
             self.begin()
         layout, rows = self._layout_of(batch), self.history.rows(batch)
         norms = batch.op("norm")
         present = layout.judged & (norms > 0) & (norms < np.inf) & (rows >= 0)
         levels: Array = np.log(np.where(present, norms, np.nan)) - layout.halves
-        scores = self._scores(layout, rows, levels) if self._held >= LEAST else None
+        scores = self._scores(layout, rows, levels, least, far) if self._held >= LEAST else None
         self._hold(batch, rows, levels)
         return scores
 
@@ -182,11 +188,14 @@ class Family:
         self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
         return _Layout(batch.keys, batch.shapes, halves, judged, kinds, groups)
 
-    def _scores(self, layout: _Layout, rows: Indices, levels: Array) -> Scores:
+    def _scores(self, layout: _Layout, rows: Indices, levels: Array, least: float, far: float) -> Scores | None:
         if self._held == LEAST or self._held % RENEWAL == 0:
             self._renew()
         centres = self.history.of("centre")[rows]
         movements = levels - centres
+        farthest = float(np.fmax.reduce(np.abs(movements), initial=0.0))
+        if farthest < far and 2 * farthest + self._offset < least * self._narrowest:  # mostly, and quicker
+            return None
         common = common_movement(movements[:, None], layout.groups)[:, 0]
         residuals = movements - common - self.history.of("offset")[rows]
         spreads = self.history.of("spread")[rows]
@@ -212,6 +221,7 @@ class Family:
         offsets = medians_of(usual)
         wider = 1 + FEW_SAMPLES * (1 / numbers[at] - 1 / self._window)
         spreads = np.maximum(spreads_of(usual, offsets), self.history.of("floor")[at]) * wider
+        self._offset, self._narrowest = float(np.abs(offsets).max()), float(spreads.min())
         self.history.of("centre")[at] = centres
         self.history.of("offset")[at] = offsets
         self.history.of("spread")[at] = spreads
