@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from probe.core.robust import COMMON_ROWS, Indices, common_movement, medians_of,
 from probe.core.rules.history import Field, History, measures
 
 Mask = npt.NDArray[np.bool_]
+Levels = npt.NDArray[np.floating[Any]]
 
 LEAST = 24
 """Samples of a family before it is judged."""
@@ -30,6 +31,9 @@ FEW_SAMPLES = 16
 """Weight of few samples in their spread: half as wide again at 16 of 32."""
 CHANGED_ROWS, CHANGED_RATE = 0.1, log(1.5)
 """Share of rows that come or go, and factor of the learning rate, with which the family begins another history."""
+OUTPUTS = frozenset({"actv", "actv_grad"})
+"""Signals of which rows of one dimension are not judged: a number for each sample, such as a loss or the logarithm of a
+probability, has no typical size."""
 GRADIENTS = frozenset({"grad_unreduced", "grad_reduced", "actv_grad"})
 FLOORS = {
     "grad_unreduced": 0.25,
@@ -47,6 +51,8 @@ class Scores(NamedTuple):
 
     movements: Array
     """Logarithms of the root mean squares, relative to the median of the window."""
+    common: Array
+    """Movements that rows have in common."""
     residuals: Array
     """Movements without what the rows have in common."""
     spreads: Array
@@ -68,9 +74,8 @@ class Scores(NamedTuple):
 
     @property
     def movement(self) -> float:
-        """Median of the movements of all rows; 0 if there is none."""
-        movements = self.movements[~np.isnan(self.movements)]
-        return float(np.median(movements)) if len(movements) else 0.0
+        """Movement of all rows: the mean of what is taken out; the median of few rows."""
+        return float(np.nanmedian(self.movements) if self.is_alone else self.common.mean())
 
     @property
     def is_alone(self) -> bool:
@@ -122,16 +127,22 @@ class Family:
         }
         self.history = History(("norm",), fields, self._limit)
         self._held, self._step, self._rate = 0, -1, np.nan
+        self._offset, self._narrowest = 0.0, 0.0
+        """Largest offset and smallest spread of any row."""
 
-    def judge(self, batch: Batch) -> Scores | None:
-        """Return the scores of a batch with norms, and hold its rows; None while too few samples are held."""
+    def judge(self, batch: Batch, least: float = 0.0, far: float = 0.0) -> Scores | None:
+        """Return the scores of a batch with norms, and hold its rows; None while too few samples are held.
+
+        Args:
+            least: size of a residual below which no scores are wanted, as long as no row has moved by ``far``.
+        """
         if batch.step < self._step or self._is_changed(batch):
             self.begin()
         layout, rows = self._layout_of(batch), self.history.rows(batch)
         norms = batch.op("norm")
         present = layout.judged & (norms > 0) & (norms < np.inf) & (rows >= 0)
         levels: Array = np.log(np.where(present, norms, np.nan)) - layout.halves
-        scores = self._scores(layout, rows, levels) if self._held >= LEAST else None
+        scores = self._scores(layout, rows, levels, least, far) if self._held >= LEAST else None
         self._hold(batch, rows, levels)
         return scores
 
@@ -169,22 +180,27 @@ class Family:
         groups = [np.flatnonzero(kinds == code) for code in np.unique(kinds).tolist()]
         halves = 0.5 * np.log(np.maximum(elements, 1)) if has_shapes else np.zeros(len(batch))
         judged = measures(batch.dtypes) & (elements >= FEWEST_ELEMENTS)
+        if has_shapes and self._signal in OUTPUTS:
+            judged &= np.array([len(shape) > 1 for shape in batch.shapes])
         rows = self.history.rows(batch)
         rows_held = rows[rows >= 0]
         self.history.of("kind")[rows_held] = kinds[rows >= 0]
         self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
         return _Layout(batch.keys, batch.shapes, halves, judged, kinds, groups)
 
-    def _scores(self, layout: _Layout, rows: Indices, levels: Array) -> Scores:
+    def _scores(self, layout: _Layout, rows: Indices, levels: Array, least: float, far: float) -> Scores | None:
         if self._held == LEAST or self._held % RENEWAL == 0:
             self._renew()
         centres = self.history.of("centre")[rows]
         movements = levels - centres
+        farthest = float(np.fmax.reduce(np.abs(movements), initial=0.0))
+        if farthest < far and 2 * farthest + self._offset < least * self._narrowest:  # mostly, and quicker
+            return None
         common = common_movement(movements[:, None], layout.groups)[:, 0]
         residuals = movements - common - self.history.of("offset")[rows]
         spreads = self.history.of("spread")[rows]
         number = int((~np.isnan(residuals)).sum())
-        return Scores(movements, residuals, spreads, np.exp(centres + layout.halves), number)
+        return Scores(movements, common, residuals, spreads, np.exp(centres + layout.halves), number)
 
     def _renew(self) -> None:
         """Take centres and spreads of all rows that are held often enough, and not at rounding level."""
@@ -199,12 +215,13 @@ class Family:
             self.history.of(name)[:] = np.nan
         if not len(at):
             return
-        usual = levels[at] - centres[:, None].astype(np.float32)  # sorted several times faster than 64 bits
+        usual: Levels = levels[at] - centres[:, None].astype(np.float32)  # sorted several times faster than 64 bits
         kinds = self.history.of("kind")[at]
         usual -= common_movement(usual, [np.flatnonzero(kinds == kind) for kind in np.unique(kinds).tolist()])
         offsets = medians_of(usual)
         wider = 1 + FEW_SAMPLES * (1 / numbers[at] - 1 / self._window)
         spreads = np.maximum(spreads_of(usual, offsets), self.history.of("floor")[at]) * wider
+        self._offset, self._narrowest = float(np.abs(offsets).max()), float(spreads.min())
         self.history.of("centre")[at] = centres
         self.history.of("offset")[at] = offsets
         self.history.of("spread")[at] = spreads

@@ -21,8 +21,8 @@ WINDOW = 32
 QUIET = 10
 """Normal samples after which the next leap is another episode."""
 FAR, STAYS = log(4.0), 3
-"""Movement of all gradients together, as a logarithm, and samples in a row for which it is the beginning of another stage
-of training."""
+"""Movement of all gradients together, as a logarithm, and samples in a row after which it is another stage of
+training."""
 MOST = 3
 """Rows of an episode that are reported."""
 EDGE = 3
@@ -58,6 +58,8 @@ class JointJudge:
     def __init__(self, window: int, warnings: float) -> None:
         self._window, self._warnings = max(window, WINDOW), warnings
         self._families: dict[str, Family] = {}
+        self._least = {name: min(min(limits(name, 1, alone, warnings)) for alone in (True, False)) for name in FLOORS}
+        """Least limit of each signal, whatever the number of its rows."""
         self._far: dict[str, int] = {}
         """Number of samples in a row in which all gradients of a signal have been far from their past."""
         self._normal: dict[str, tuple[int, int]] = {}
@@ -65,8 +67,9 @@ class JointJudge:
 
     def judge(self, batch: Batch) -> JointLeap | None:
         """Return the leap that begins with this batch; None if there is none."""
-        scores = self.scores(batch)
+        scores = self.scores(batch, self._least.get(batch.signal, 0.0))
         if scores is None:
+            self._begins(KINDS.get(batch.signal, ""), batch.step, False)
             return None
         excess = self.excess(batch.signal, scores)
         if not self._begins(KINDS[batch.signal], batch.step, float(np.fmax.reduce(excess)) > 1):
@@ -74,15 +77,16 @@ class JointJudge:
         at = suspects(batch, scores, excess)
         return JointLeap(at, batch.op("norm")[at], scores.centres[at])
 
-    def scores(self, batch: Batch) -> Scores | None:
-        """Return the scores of the rows, and hold them; None if none of them is judged."""
+    def scores(self, batch: Batch, least: float = 0.0) -> Scores | None:
+        """Return the scores of the rows, and hold them; None if none of them is judged, or can be beyond ``least``."""
         if batch.signal not in FLOORS or "sumsq" not in batch.columns or not len(batch):
             return None
         family = self._families.get(batch.signal)
         if family is None:
             family = self._families[batch.signal] = Family(batch.signal, self._window, LIMIT // len(FLOORS))
-        scores = family.judge(batch)
+        scores = family.judge(batch, least, FAR)
         if scores is None or not scores.rows:
+            self._far[batch.signal] = 0
             return None
         if batch.signal in GRADIENTS and self._is_another_stage(batch.signal, scores):
             for history in self._families.values():
@@ -125,12 +129,14 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     movements = scores.movements[order]
     first = _step_along(movements, scores.spreads[order])
     if first is not None:
-        return order[_beside(movements, first, batch.signal)]
+        beside: Indices = order[_beside(movements, first, batch.signal)]
+        return beside
     accused = excess[order] > 1
     moved = accused & (np.abs(movements) >= 0.5 * np.abs(scores.residuals[order]))
     if not moved.any():
         moved = np.abs(movements) >= 0.5 * np.abs(movements).max()
-    return order[np.flatnonzero(moved)[:MOST]]
+    first_moved: Indices = order[np.flatnonzero(moved)[:MOST]]
+    return first_moved
 
 
 def _step_along(movements: Array, spreads: Array) -> int | None:

@@ -143,6 +143,14 @@ def test_a_row_of_few_elements_is_not_judged():
     assert found_in(rule_of(), range(80), leap_of([7], 60.0), shape=(3, 5)) == []
 
 
+def test_a_number_for_each_sample_is_not_judged():
+    """Losses and logarithms of probabilities, outputs of one dimension, leap; a bias of one dimension does not."""
+    plant = leap_of([7], 20.0)
+    assert found_in(rule_of(), range(80), plant, swing=0.1, signal="actv", shape=(64,)) == []
+    assert found_in(rule_of(), range(80), plant, swing=0.1, signal="actv", shape=(64, 2)) == [(LEAP, NAMES[7])]
+    assert found_in(rule_of(**OFTEN), range(80), leap_of([7], 60.0), shape=(64,)) == [(LEAP, NAMES[7])]
+
+
 def test_an_episode_is_reported_once_until_ten_steps_were_normal():
     """Leaps within ten normal steps of one another, in any rows, are one."""
     steps = (50, 56, 66, 77)
