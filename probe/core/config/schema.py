@@ -172,7 +172,7 @@ class AlertSettings(Section):
     rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule judges only
     the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead,
-    AnomalyFrozen, AnomalyPeak, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
+    AnomalyFrozen, AnomalyExtreme, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
     dump: Flag = False
     """Write findings to `anomaly_detected/rank{rank}/anomaly.json` in the output directory too."""
     channels: tuple[ChannelSettings, ...] = ()
