@@ -174,7 +174,7 @@ class AlertSettings(Section):
     rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule judges only
     the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead,
-    AnomalyFrozen, AnomalyPeak, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
+    AnomalyFrozen, AnomalyExtreme, AnomalyEntropy and AnomalyRouter with their defaults. Empty list: none."""
     warnings_per_10000_steps: Annotated[Number, ranges.Gt(0)] = WARNINGS
     """Rate at which healthy training may be reported by what judges all rows together (`joint` of AnomalySpike), over
     all signals: the limits follow from it. A larger number finds smaller leaps."""

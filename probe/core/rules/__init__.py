@@ -12,9 +12,9 @@ from probe.core.rules.about import About
 from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.rules.dead import AnomalyDead
 from probe.core.rules.entropy import AnomalyEntropy
+from probe.core.rules.extreme import AnomalyExtreme
 from probe.core.rules.frozen import AnomalyFrozen
 from probe.core.rules.nan import AnomalyNan
-from probe.core.rules.peak import AnomalyPeak
 from probe.core.rules.replica import AnomalyReplica
 from probe.core.rules.router import AnomalyRouter
 from probe.core.rules.spike import AnomalySpike
@@ -47,7 +47,7 @@ RULES: dict[str, type[About]] = {
     "AnomalyVanish": AnomalyVanish,
     "AnomalyDead": AnomalyDead,
     "AnomalyFrozen": AnomalyFrozen,
-    "AnomalyPeak": AnomalyPeak,
+    "AnomalyExtreme": AnomalyExtreme,
     "AnomalyEntropy": AnomalyEntropy,
     "AnomalyRouter": AnomalyRouter,
     "AnomalyReplica": AnomalyReplica,

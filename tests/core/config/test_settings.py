@@ -117,7 +117,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.queue_size, settings.when_queue_full, settings.monitor_mbs_grad) == (8, "wait", False)
     assert (settings.targets, settings.alert.dump) == ({}, False)
     rules = [rule.rule_name.removeprefix("Anomaly") for rule in settings.alert.rules]
-    assert rules == ["Nan", "Spike", "Vanish", "Dead", "Frozen", "Peak", "Entropy", "Router"]
+    assert rules == ["Nan", "Spike", "Vanish", "Dead", "Frozen", "Extreme", "Entropy", "Router"]
     assert (settings.sa_order, settings.cc_distribution.cc_codeline) == ("s,b,h,d", ())
 
 

@@ -25,7 +25,7 @@ SPREAD = 8.0
 NEEDED = ("min", "max", "norm")
 
 
-class PeakArgs(Section):
+class ExtremeArgs(Section):
     """Elements of activations that outgrow all others. Needs the ops min, max and norm."""
 
     window: Integer = Argument(32, ge=4, le=10_000)
@@ -40,7 +40,7 @@ class PeakArgs(Section):
     level."""
 
 
-class AnomalyPeak(About):
+class AnomalyExtreme(About):
     """Report an input or output of a module whose largest magnitude, divided by the root mean square of its elements,
     is ``args.min_ratio`` times the largest such ratio of its last ``args.window`` samples.
 
@@ -52,7 +52,7 @@ class AnomalyPeak(About):
     outputs that are mostly zero. A peak is not held.
     """
 
-    Args = PeakArgs
+    Args = ExtremeArgs
     title = "Peak of one element"
     judges_size = True
     finds = "finds activations of which one element outgrows all others"
@@ -62,7 +62,7 @@ class AnomalyPeak(About):
     )
     by_default = True
 
-    def __init__(self, args: PeakArgs, rank: int, ops: Sequence[str]) -> None:
+    def __init__(self, args: ExtremeArgs, rank: int, ops: Sequence[str]) -> None:
         self._args = args
         self._least = log(args.min_ratio)
         self._is_possible = {*NEEDED} <= {*ops}
@@ -73,7 +73,7 @@ class AnomalyPeak(About):
             "silent": Field(0, np.int64),
         }
         self.history = History(["max"], fields)
-        self._reporter = Reporter("AnomalyPeak", rank, "largest so far for such a tensor")
+        self._reporter = Reporter("AnomalyExtreme", rank, "largest so far for such a tensor")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if batch.signal != "actv" or not self._is_possible or not {"min", "max", "sumsq"} <= {*batch.columns}:

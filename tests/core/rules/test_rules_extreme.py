@@ -1,4 +1,4 @@
-"""``AnomalyPeak``: one element of an activation that outgrows all others."""
+"""``AnomalyExtreme``: one element of an activation that outgrows all others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from probe.core.records import Key
-from probe.core.rules.peak import AnomalyPeak, PeakArgs
+from probe.core.rules.extreme import AnomalyExtreme, ExtremeArgs
 from tests.core.rules.rule_batches import OPS, batch_of
 
 OUT = Key("down", "output")
@@ -18,7 +18,7 @@ Tensor = np.ndarray[Any, np.dtype[np.float64]]
 
 def peaks(tensors: Iterable[Tensor], ops: tuple[str, ...] = OPS, signal: str = "actv", **args: Any) -> list[Any]:
     """Findings in these tensors, one a step."""
-    rule = AnomalyPeak(PeakArgs(**args), 0, ops)
+    rule = AnomalyExtreme(ExtremeArgs(**args), 0, ops)
     return [f for n, x in enumerate(tensors) for f in rule.judge(batch_of({OUT: x}, n, ops, signal))]
 
 
