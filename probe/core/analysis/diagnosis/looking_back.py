@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.diagnosis.located_finding import BACKWARD, FORWARD, REDUCED, Located
-from probe.core.hindsight.excursions import Array, Indices, Mask, RowTable
+from probe.core.hindsight.excursions import Array, Indices, Mask, NormTable
 from probe.core.hindsight.look_back import HELD, Search
 from probe.core.hindsight.onset import Onset
 from probe.core.hindsight.usual_rows import FLOORS, GRADIENTS, logs_of
@@ -105,7 +105,7 @@ class RecordedNorms:
         if len(logs) > 1:  # what is not finite at the incident itself is as it was before
             logs[-1] = np.where(np.isfinite(logs[-1]), logs[-1], logs[-2])
         kinds = np.array([KINDS.index(row.signal) for row in self._rows], np.int64)
-        table = RowTable(logs, kinds, np.array([FLOORS[row.signal] for row in self._rows]))
+        table = NormTable(logs, kinds, np.array([FLOORS[row.signal] for row in self._rows]))
         depths, healthy = self._depths(), np.array([line.healthy for line in self._lines], np.bool_)
         return Search(table, self._upstream(failed, depths), self._order(depths), healthy)
 
