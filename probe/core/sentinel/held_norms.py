@@ -101,4 +101,4 @@ def _answer(ring: _Ring, step: int) -> Onset:
     table = NormTable(logs, np.zeros(rows, np.int64), np.full(rows, FLOORS[GRADIENT]))
     search = Search(table, np.ones(rows, np.bool_), -np.arange(rows), np.ones(len(logs), np.bool_))
     names = [name or f"parameter {place}" for place, name in enumerate(ring.names)]
-    return search.answer(names, [GRADIENT] * rows, steps)
+    return search.answer(names, [GRADIENT] * rows, steps.tolist())

@@ -130,10 +130,13 @@ class RecordedNorms:
         if depth == UNKNOWN:
             return everywhere
         unknown = depths == UNKNOWN
+        upstream: Mask
         if failed.phase == FORWARD:
-            return (depths <= depth) | unknown
+            upstream = (depths <= depth) | unknown
+            return upstream
         of_weights = np.array([row.signal in WEIGHT_GRADIENTS for row in self._rows], np.bool_)
-        return (phases <= FORWARD) | of_weights | (depths >= depth) | unknown
+        upstream = (phases <= FORWARD) | of_weights | (depths >= depth) | unknown
+        return upstream
 
     def _order(self, depths: Indices) -> Indices:
         """Return the place of each row in the order of cause."""
