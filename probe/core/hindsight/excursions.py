@@ -35,7 +35,7 @@ SHOWN = 0.75
 """Part of its window in which a row must have a number: experts and branches come and go."""
 
 
-class RowTable(NamedTuple):
+class NormTable(NamedTuple):
     """Logarithms of the norms of rows over sampled steps."""
 
     logs: Array
@@ -66,11 +66,10 @@ class Excursions(NamedTuple):
 
     def where(self, mask: Mask) -> Excursions:
         """Return some of them."""
-        starts, rows, weakest, factors = (part[mask] for part in (self.starts, self.rows, self.weakest, self.factors))
-        return Excursions(starts, rows, self.samples, weakest, factors)
+        return Excursions(self.starts[mask], self.rows[mask], self.samples, self.weakest[mask], self.factors[mask])
 
 
-def excursions(table: RowTable, least: float, longest: int, candidates: Mask | None = None) -> Iterator[Excursions]:
+def excursions(table: NormTable, least: float, longest: int, candidates: Mask | None = None) -> Iterator[Excursions]:
     """Yield the rows that are away for one sample, for two, and so on, on one side.
 
     Args:
@@ -100,17 +99,18 @@ def excursions(table: RowTable, least: float, longest: int, candidates: Mask | N
         yield Excursions(starts[at], rows, samples, weakest[at, rows], moved[at, rows])
 
 
-def distances(table: RowTable, row: int, start: int) -> Array:
+def distances(table: NormTable, row: int, start: int) -> Array:
     """Return in each step how far a row is from its level before ``start``, in spreads; its drift is left out."""
     same = table.kinds == table.kinds[row]
-    some = RowTable(table.logs[: start + 1, same], table.kinds[same], table.floors[same])
+    some = NormTable(table.logs[: start + 1, same], table.kinds[same], table.floors[same])
     levels, spreads, _ = _levels(some)
     moved = table.logs[:, same] - levels[start]
-    own: Array = (moved - _common(moved, some.kinds))[:, int(same[:row].sum())]
-    return own / spreads[start, int(same[:row].sum())]
+    place = int(same[:row].sum())
+    own: Array = (moved - _common(moved, some.kinds))[:, place] / spreads[start, place]
+    return own
 
 
-def _levels(table: RowTable) -> tuple[Array, Array, Array]:
+def _levels(table: NormTable) -> tuple[Array, Array, Array]:
     """Return level, spread and drift a sample of each row before each step; NaN where too few samples are held."""
     centers, _, held = _recent(table.logs)
     levels = np.where(held >= SHOWN * WINDOW, centers, np.nan)

@@ -15,7 +15,7 @@ from probe.core.hindsight.excursions import (
     Excursions,
     Indices,
     Mask,
-    RowTable,
+    NormTable,
     distances,
     excursions,
 )
@@ -61,7 +61,7 @@ class Search:
     The last line of the table is that of the incident itself, as far as its numbers are finite, else as it was before.
     """
 
-    table: RowTable
+    table: NormTable
     candidates: Mask
     """Rows that lie upstream of what failed."""
     order: Indices

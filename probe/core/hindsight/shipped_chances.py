@@ -13,7 +13,7 @@ from probe.core.hindsight.excursions import Array
 
 STRENGTHS = (4.0, 4.5, 5.0, 6.0, 8.0, 12.0, 20.0)
 """Distances from the level in spreads, the greatest of all rows."""
-SHARES = (0.0302, 0.0159, 0.0121, 0.0061, 0.0047, 0.0035, 0.0026)
+SHARES = (0.0264, 0.0139, 0.0106, 0.0053, 0.0041, 0.003, 0.0022)
 """Mean share over families of programs, by strength."""
 ROWS = 176.0
 """Rows of a recording, in the mean: with more rows, more stand out."""

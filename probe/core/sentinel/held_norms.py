@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.update_facts import Array, UpdateFacts
-from probe.core.hindsight.excursions import RowTable
+from probe.core.hindsight.excursions import NormTable
 from probe.core.hindsight.look_back import Search
 from probe.core.hindsight.onset import Onset, rarer
 from probe.core.hindsight.usual_rows import FLOORS, logs_of
@@ -98,7 +98,7 @@ def _answer(ring: _Ring, step: int) -> Onset:
     rows = len(ring.names)
     sizes = ring.sizes if len(ring.sizes) == rows else np.full(rows, np.iinfo(np.int32).max)
     logs = np.array([logs_of(GRADIENT, line, sizes) for line in norms]).reshape(len(norms), rows)
-    table = RowTable(logs, np.zeros(rows, np.int64), np.full(rows, FLOORS[GRADIENT]))
+    table = NormTable(logs, np.zeros(rows, np.int64), np.full(rows, FLOORS[GRADIENT]))
     search = Search(table, np.ones(rows, np.bool_), -np.arange(rows), np.ones(len(logs), np.bool_))
     names = [name or f"parameter {place}" for place, name in enumerate(ring.names)]
-    return search.answer(names, [GRADIENT] * rows, steps)
+    return search.answer(names, [GRADIENT] * rows, steps.tolist())

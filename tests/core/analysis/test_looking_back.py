@@ -153,3 +153,15 @@ def test_a_finding_of_a_check_is_looked_back_from_in_the_rows(tmp_path: Path) ->
     )
     assert (answers["loss-not-finite", 60]["where"], answers["loss-not-finite", 60]["step"]) == ("layers.0.weight", 55)
     assert "the loss is nan; began in layers.1.weight" in CliRunner().invoke(app, ["anomalies", str(tmp_path)]).stdout
+
+
+def test_where_too_few_steps_were_recorded_the_answer_of_the_run_itself_counts(tmp_path: Path) -> None:
+    """It has seen the gradients of every update."""
+
+    def factor(_: int, signal: str, name: str, step: int) -> float:
+        return float("nan") if (signal, name) == ("actv", "layers.4.output") and step >= 20 else 1.0
+
+    (directory,) = write(tmp_path, factor, steps=25)
+    seen = Onset(50, "layers.0.weight", "grad_reduced", 15, 6, 9.0, 0.02)
+    CheckLines(directory).write([CheckFinding("loss-not-finite", "critical", (), 20, 20, "nan", {}, onset=seen)])
+    assert onset(tmp_path)["text"] == str(seen.text())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from probe.core.hindsight.excursions import RowTable, medians
+from probe.core.hindsight.excursions import NormTable, medians
 from probe.core.hindsight.look_back import LOOKED, Search
 from probe.core.hindsight.onset import Onset, rarer
 
@@ -18,7 +18,7 @@ FLOOR = 0.05
 def search(logs: np.ndarray, candidates: np.ndarray | None = None) -> Search:
     """Return the search from the last of some steps, whose rows are of one kind, in the order of cause."""
     number = logs.shape[1]
-    table = RowTable(logs, np.zeros(number, np.int64), np.full(number, FLOOR))
+    table = NormTable(logs, np.zeros(number, np.int64), np.full(number, FLOOR))
     everything = np.ones(number, np.bool_)
     chosen = everything if candidates is None else candidates
     return Search(table, chosen, np.arange(number), np.ones(len(logs), np.bool_))

@@ -14,6 +14,7 @@ import pytest
 from probe.core.checks.check import CheckFinding
 from probe.core.config.load import load
 from probe.core.control.armed_collection import CollectedSteps
+from probe.core.hindsight.onset import Onset
 from probe.core.records import Batch, Finding, Key, Snapshot, Update
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.sentinel.run_account import RunAccount
@@ -150,3 +151,21 @@ def test_findings_that_repeat_are_bounded() -> None:
         run.rows(rows(step, nan(step)))
     assert len(summary(run, 200).findings) == 10
     assert changes.count(True) == 1
+
+
+def test_what_stood_out_before_a_number_that_is_not_finite_goes_with_it_to_the_parent_process() -> None:
+    """The account asks for it once the number is found; a leap of a number of the run is not looked back from."""
+    run, onset = account(), Onset(50, "layers.3.weight", "grad_reduced", 5, 7, 12.5, 1 / 201)
+    asked: list[int] = []
+
+    def look_back(step: int) -> Onset:
+        asked.append(step)
+        return onset
+
+    run.look_back = look_back
+    run.run_found([RunFinding("RunSpike", "loss", 11, 9.0, 1.0, "the loss leaps", "warning", resolved=False)])
+    run.rows(rows(12, nan(12)))
+    parsed = WatchSummary.of(json.loads(json.dumps(summary(run).as_json())))
+    assert asked == [12]
+    assert [finding.onset for finding in parsed.findings] == [None, onset]
+    assert "began in layers.3.weight at step 5: 12.5 times its norm before" in report_of([parsed]).line()

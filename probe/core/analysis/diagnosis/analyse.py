@@ -167,8 +167,7 @@ def analyse(
         of_peers = peer_findings(passes, topo, wanted)
         progress("writing the diagnosis")
         main = _main(incidents)
-        spoilt = spoilt_steps(of_checks)
-        diagnoses = [(incident, _diagnose(rows, incident, of_rank, spoilt)) for incident in incidents]
+        diagnoses = [(incident, _diagnose(rows, incident, of_rank, of_checks)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
     every_check = sorted([*of_checks, *of_peers], key=lambda each: each.finding.since)
@@ -209,30 +208,33 @@ def _causal_paths(
 
 
 def _diagnose(
-    rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank], updates: Sequence[int]
+    rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank], of_checks: Sequence[RankCheckFinding]
 ) -> IncidentDiagnosis:
-    """Return the diagnosis of an incident.
-
-    Args:
-        updates: steps whose updates have applied gradients that are not finite.
-    """
+    """Return the diagnosis of an incident."""
     begun = origins(incident) or [incident.findings[0][0]]
     first = begun[0]
-    spoilt = _spoilt_before(incident, first, judged, updates)
+    spoilt = _spoilt_before(incident, first, judged, spoilt_steps(of_checks))
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
     kind, shown = kind_of(incident, first, ranks), evidence(rows, first)
     facts = list(_facts(incident, first, judged))
-    onset = _onset(incident, judged)
+    onset = _onset(incident, judged, of_checks)
     if onset is not None and onset.looked:
         facts.append(message("Looking back: {answer}.", answer=onset.text()))
     text = paragraph(kind, incident, begun, shown, facts) if spoilt is None else spoilt_text(kind, incident, spoilt)
     return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text, onset, spoilt)
 
 
-def _onset(incident: Incident, judged: Mapping[int, EvaluatedRank]) -> Onset | None:
-    """Return the answer of the ranks on which the incident began."""
+def _onset(
+    incident: Incident, judged: Mapping[int, EvaluatedRank], of_checks: Sequence[RankCheckFinding]
+) -> Onset | None:
+    """Return the answer of the ranks of an incident; where too few steps were recorded, that of the run itself."""
     ranks = [rank for number in incident.by_rank if (rank := judged.get(number)) is not None]
-    return reduce(rarer, (_first_answer(rank, incident) for rank in ranks), None)
+    answer: Onset | None = reduce(rarer, (_first_answer(rank, incident) for rank in ranks), None)
+    if answer is not None and answer.looked:
+        return answer
+    steps = range(incident.first, incident.last + 1)
+    checks = (each.finding.onset for each in of_checks if each.finding.since in steps)
+    return next((onset for onset in checks if onset is not None and onset.looked), answer)
 
 
 def _first_answer(rank: EvaluatedRank, incident: Incident) -> Onset | None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from probe.core.analysis.diagnosis.located_finding import BACKWARD, FORWARD, REDUCED, Located
-from probe.core.hindsight.excursions import Array, Indices, Mask, RowTable
+from probe.core.hindsight.excursions import Indices, Mask, NormTable
 from probe.core.hindsight.look_back import HELD, Search
 from probe.core.hindsight.onset import Onset
 from probe.core.hindsight.usual_rows import FLOORS, GRADIENTS, logs_of
@@ -19,10 +20,11 @@ from probe.core.records import Batch, Key
 from probe.core.rules.causal_order import position
 from probe.core.storage.layout import cell_name
 
-MOST_NUMBERS = 8_000_000
+MOST_NUMBERS = 4_000_000
 """Numbers of a rank that are held; with more rows in a step, fewer steps are."""
 UNKNOWN = -1
 KINDS = [*FLOORS]
+"""Kinds of rows, each a signal: they rise and fall together."""
 WEIGHT_GRADIENTS = "grad_unreduced", "grad_reduced"
 """Gradients that lie upstream of every later step, through the weights."""
 
@@ -45,7 +47,7 @@ class SoughtRow(NamedTuple):
 class _Line(NamedTuple):
     step: int
     places: Indices
-    logs: Array
+    logs: npt.NDArray[np.float32]
     healthy: bool
 
 
@@ -58,6 +60,9 @@ class RecordedNorms:
         self._rows: list[SoughtRow] = []
         self._at: dict[str, tuple[tuple[Key, ...], Indices, Indices]] = {}
         """Keys of the latest batch of each signal, with their places and sizes."""
+        self._parts: Sequence[Indices] = ()
+        self._whole: Indices = np.empty(0, np.int64)
+        """Places of the rows of the latest step, by signal and together."""
         self._lines: deque[_Line] = deque(maxlen=HELD)
 
     def add(self, step: int, batches: Sequence[Batch], healthy: bool) -> None:
@@ -66,15 +71,23 @@ class RecordedNorms:
         Args:
             healthy: whether nothing was found in it.
         """
-        places, logs = [np.empty(0, np.int64)], [np.empty(0)]
+        places, logs = list[Indices](), [np.empty(0)]
         for batch in batches:
             if batch.signal in FLOORS and "sumsq" in batch.columns:
                 at, sizes = self._places_of(batch)
                 places.append(at)
                 logs.append(logs_of(batch.signal, batch.op("norm"), sizes))
-        self._lines.append(_Line(step, np.concatenate(places), np.concatenate(logs), healthy))
+        line = _Line(step, self._joined(places), np.concatenate(logs).astype(np.float32), healthy)
+        self._lines.append(line)
         while len(self._lines) > 1 and len(self._lines) * len(self._rows) > MOST_NUMBERS:
             self._lines.popleft()
+
+    def _joined(self, places: Sequence[Indices]) -> Indices:
+        """Return the places of all rows of a step: the same object while they are the same."""
+        same = len(places) == len(self._parts)
+        if not same or any(one is not other for one, other in zip(places, self._parts, strict=True)):
+            self._parts, self._whole = places, np.concatenate([np.empty(0, np.int64), *places])
+        return self._whole
 
     def _places_of(self, batch: Batch) -> tuple[Indices, Indices]:
         keys, places, sizes = self._at.get(batch.signal, ((), None, None))
@@ -105,7 +118,7 @@ class RecordedNorms:
         if len(logs) > 1:  # what is not finite at the incident itself is as it was before
             logs[-1] = np.where(np.isfinite(logs[-1]), logs[-1], logs[-2])
         kinds = np.array([KINDS.index(row.signal) for row in self._rows], np.int64)
-        table = RowTable(logs, kinds, np.array([FLOORS[row.signal] for row in self._rows]))
+        table = NormTable(logs, kinds, np.array([FLOORS[row.signal] for row in self._rows]))
         depths, healthy = self._depths(), np.array([line.healthy for line in self._lines], np.bool_)
         return Search(table, self._upstream(failed, depths), self._order(depths), healthy)
 
@@ -130,10 +143,13 @@ class RecordedNorms:
         if depth == UNKNOWN:
             return everywhere
         unknown = depths == UNKNOWN
+        upstream: Mask
         if failed.phase == FORWARD:
-            return (depths <= depth) | unknown
+            upstream = (depths <= depth) | unknown
+            return upstream
         of_weights = np.array([row.signal in WEIGHT_GRADIENTS for row in self._rows], np.bool_)
-        return (phases <= FORWARD) | of_weights | (depths >= depth) | unknown
+        upstream = (phases <= FORWARD) | of_weights | (depths >= depth) | unknown
+        return upstream
 
     def _order(self, depths: Indices) -> Indices:
         """Return the place of each row in the order of cause."""
