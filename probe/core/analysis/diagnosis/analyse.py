@@ -160,7 +160,9 @@ def analyse(
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, spoilt)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    of_checks = sorted([*written, *of_peers], key=lambda each: each.finding.since)
+    known = {(each.finding.check, each.ranks) for each in written}
+    new = [each for each in of_peers if each.finding.where or (each.finding.check, each.ranks) not in known]
+    of_checks = sorted([*written, *new], key=lambda each: each.finding.since)
     return Analysis(
         run,
         tuple(judged),
