@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.check_findings import check_entries
 from probe.core.analysis.diagnosis.peers import BatchSizes, SignalPeers
@@ -153,6 +155,15 @@ def test_ranks_that_see_the_same_data_are_found(tmp_path: Path) -> None:
 
     assert found(tmp_path / "five", range(7, 12)) == [(SAME, [0, 1], 7)]
     assert found(tmp_path / "four", range(7, 11)) == []
+
+
+def test_a_departure_is_no_all_clear(tmp_path: Path) -> None:
+    """The lines for people have it, and do not state that nothing was found; the exit code is 1."""
+    write_run(tmp_path, 3, STEPS, times(1, range(30, 31), 20.0, ("actv", "b.output")), groups=named(3))
+    done = CliRunner().invoke(app, ["anomalies", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "Nothing was found" not in done.stdout
+    assert "warning: rank-unlike-peers, rank 1, step 30: rank 1 departs from its peers" in done.stdout
 
 
 def test_an_engine_has_the_same_findings(tmp_path: Path) -> None:
