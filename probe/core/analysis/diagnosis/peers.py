@@ -206,7 +206,8 @@ class SignalPeers:
         """Mask of the rows about numbers that peers hold each for itself."""
         mask = measures(batch.dtypes).copy()
         for row, coverage in enumerate(batch.coverage):
-            mask[row] &= coverage is None or not coverage.term
+            # each rank has another shard of a reduced gradient
+            mask[row] &= coverage is None or not (coverage.term or self._signal == REDUCED)
         if self._experts:
             mask &= np.array(["experts" not in key.name for key in batch.keys], dtype=bool)
         return mask
@@ -214,7 +215,7 @@ class SignalPeers:
     def _judged(self, values: Array, sizes: Array) -> Mask:
         """Mask of the rows whose size has a meaning on all ranks."""
         lowest = values.max(axis=1) if self._signal == REDUCED else values.min(axis=1)
-        mask = np.isfinite(values).all(axis=1) & (lowest > 0) & (sizes.min(axis=1) >= FEW)
+        mask: Mask = np.isfinite(values).all(axis=1) & (lowest > 0) & (sizes.min(axis=1) >= FEW)
         if self._signal in GRADIENTS and mask.any():
             levels = np.median(values, axis=1)
             mask &= levels > ROUNDING * np.median(levels[mask])
@@ -256,7 +257,8 @@ def _values(batches: Sequence[Batch], at: Indices, op: str) -> Array | None:
     if any(OPS[name].moment not in batch.columns for batch in batches for name in ops):
         return None
     columns = [np.max([np.abs(batch.op(name)) for name in ops], axis=0) for batch in batches]
-    return np.stack([column[at[:, n]] for n, column in enumerate(columns)], axis=1)
+    stacked: Array = np.stack([column[at[:, n]] for n, column in enumerate(columns)], axis=1)
+    return stacked
 
 
 def _same(step: int, since: int, ranks: tuple[int, ...]) -> CheckFinding:
