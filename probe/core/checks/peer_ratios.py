@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-UNLIKE = "rank-unlike-peers"
-"""Name of findings about a rank that has departed from its peers."""
+SAME, UNLIKE = "same-data", "rank-unlike-peers"
+"""Names of the findings about ranks and their peers."""
+STEPS_SAME = 5
+"""Updates in a row after which equal own gradients show that ranks see the same data."""
 LEAST = 1e-6
 """Part of the other ranks' numbers that stands for 0, which has no logarithm."""
 BEYOND = 1.3

@@ -16,17 +16,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import BEYOND, LEAST, UNLIKE, PeerRatios
+from probe.core.checks.peer_ratios import BEYOND, LEAST, SAME, STEPS_SAME, UNLIKE, PeerRatios
 from probe.core.checks.streak import Streak
 from probe.core.sentinel.rank_group import RankGroup, stacked
 from probe.core.sentinel.rank_lines import Array, RankLine
 
-SAME = "same-data"
-"""Name of the findings about equal data."""
 LOSS, OWN_NORM = "loss", "norm of its own gradients"
 """Numbers that ranks are compared by."""
-STEPS_SAME, STEPS_SAME_LOSS, STEPS_UNLIKE = 5, 10, 10
-"""Updates in a row after which each is found. Losses of small batches scatter more than norms of gradients do."""
+STEPS_SAME_LOSS, STEPS_UNLIKE = 10, 10
+"""Updates in a row after which equal losses, and unlike ranks, are found. Losses of small batches scatter more than
+norms of gradients do."""
 UNLIKE_TIMES = 3.0
 """Ratio to the median of its peers from which on a rank is unlike them; healthy runs with large batches have reached
 1.19."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import UNLIKE
-from probe.core.sentinel.peer_judges import SAME, SameData, UnlikePeers
+from probe.core.checks.peer_ratios import SAME, UNLIKE
+from probe.core.sentinel.peer_judges import SameData, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 from probe.core.sentinel.replica_judges import DIFFER, EqualReplicas, ScaledApart, TensorReplicas, UnnamedReplicas

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.check_findings import check_entries
 from probe.core.analysis.diagnosis.peers import BatchSizes, SignalPeers
-from probe.core.checks.peer_ratios import UNLIKE, PeerRatios, log_ratios
+from probe.core.checks.peer_ratios import SAME, UNLIKE, PeerRatios, log_ratios
 from probe.core.records import Batch, Key
 from tests.core.analysis.causes_data import Change, nothing, write_run
 from tests.core.analysis.cut_engine import CutEngine
@@ -135,6 +137,33 @@ def test_a_reduced_gradient_that_one_rank_has_lost_departs(tmp_path: Path) -> No
     lost = times(1, range(30, 31), 0.0, ("grad_reduced", "b.weight"))
     (entry,) = departed(analysed(tmp_path, 3, lost))
     assert (entry["where"], entry["rank"], entry["step"]) == ("b.weight", 1, 30)
+
+
+def test_ranks_that_see_the_same_data_are_found(tmp_path: Path) -> None:
+    """Own gradients and activations are equal on all ranks in five steps in a row; in fewer, that is none."""
+
+    def same(steps: range) -> Change:
+        def change(signal: str, rank: int, step: int, key: Key) -> float | None:
+            wanted = signal in ("actv", "actv_grad", "grad_unreduced") and step in steps
+            return float(np.random.default_rng([step, len(signal)]).uniform(1, 2)) if wanted else None
+
+        return change
+
+    def found(root: Path, steps: range) -> list[tuple[str, Any, int]]:
+        entries = check_entries(analysed(root, 2, same(steps), 20).of_checks)
+        return [(entry["kind"], entry["rank"], entry["step"]) for entry in entries]
+
+    assert found(tmp_path / "five", range(7, 12)) == [(SAME, [0, 1], 7)]
+    assert found(tmp_path / "four", range(7, 11)) == []
+
+
+def test_a_departure_is_no_all_clear(tmp_path: Path) -> None:
+    """The lines for people have it, and do not state that nothing was found; the exit code is 1."""
+    write_run(tmp_path, 3, STEPS, times(1, range(30, 31), 20.0, ("actv", "b.output")), groups=named(3))
+    done = CliRunner().invoke(app, ["anomalies", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "Nothing was found" not in done.stdout
+    assert "warning: rank-unlike-peers, rank 1, step 30: rank 1 departs from its peers" in done.stdout
 
 
 def test_an_engine_has_the_same_findings(tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ def analyse(
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, of_checks)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    every_check = sorted([*of_checks, *of_peers], key=lambda each: each.finding.since)
+    known = {(each.finding.check, each.ranks) for each in of_checks}
+    new = [each for each in of_peers if each.finding.where or (each.finding.check, each.ranks) not in known]
+    every_check = sorted([*of_checks, *new], key=lambda each: each.finding.since)
     return Analysis(
         run,
         tuple(judged),

@@ -21,7 +21,8 @@ from probe.core.analysis.diagnosis.check_findings import RankCheckFinding
 from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import LEAST, UNLIKE, PeerRatios, log_ratios
+from probe.core.checks.peer_ratios import LEAST, SAME, STEPS_SAME, UNLIKE, PeerRatios, log_ratios
+from probe.core.checks.streak import Streak
 from probe.core.moments import OPS, numels
 from probe.core.naming import signal_of
 from probe.core.records import Array, Batch, Key
@@ -46,17 +47,17 @@ MOST = 20
 """Findings of a group at most, the first ones."""
 OTHER_SIZE = 2.0
 """Score from which on a rank works on more or less than before."""
-FORWARD, BACKWARD, REDUCED = "actv", "actv_grad", "grad_reduced"
-GRADIENTS = frozenset({BACKWARD, "grad_unreduced", REDUCED})
+FORWARD, BACKWARD, OWN, REDUCED = "actv", "actv_grad", "grad_unreduced", "grad_reduced"
+GRADIENTS = frozenset({BACKWARD, OWN, REDUCED})
 BOUNDS: Mapping[str, Mapping[str, float]] = {
     FORWARD: {"norm": 8.0, "max": 12.0},
     BACKWARD: {"norm": 12.0, "max": 12.0},
-    "grad_unreduced": {"norm": 12.0, "max": 12.0},
+    OWN: {"norm": 12.0, "max": 12.0},
     REDUCED: {"norm": 12.0},
 }
-"""Scores from which on a row departs, by signal and op; ``max`` is the largest magnitude. The highest scores in healthy
-runs of two to four ranks were 5.3 and 7.8 of activations, 8.4 of their gradients, 7.2 of own gradients of weights."""
-FLOORS = {FORWARD: 0.05, BACKWARD: 0.1, "grad_unreduced": 0.1, REDUCED: 0.1}
+"""Scores from which on a row departs, by signal and op; ``max`` is the largest magnitude. They are about 1.5 times the
+highest scores in healthy runs, which were 5.3 and 7.8 of activations, 8.4 of their gradients, 7.2 of own gradients."""
+FLOORS = {FORWARD: 0.05, BACKWARD: 0.1, OWN: 0.1, REDUCED: 0.1}
 """Least scatter of logarithms of ratios, by signal."""
 
 
@@ -75,7 +76,8 @@ class Departure(NamedTuple):
 
 
 def peer_findings(passes: Passes, topology: Topology, wanted: Sequence[int] = ()) -> list[RankCheckFinding]:
-    """Return the departures of ranks from their peers, in order of step. Only groups that the run names are compared.
+    """Return the departures of ranks from their peers, and ranks that see the same data, in order of step. Only groups
+    that the run names are compared.
 
     Args:
         wanted: steps whose findings count, all if empty; earlier ones show what is usual.
@@ -111,8 +113,10 @@ class PeerComparison:
     def __call__(self, rows: Rows, ranks: tuple[int, ...]) -> list[CheckFinding]:
         """Compare ``ranks``, in the order of steps."""
         judges = {signal: SignalPeers(signal, ranks, self.experts) for signal in BOUNDS if signal in rows.signals}
-        found, last, sizes = list[CheckFinding](), -QUIET, BatchSizes(len(ranks))
+        found, last, sizes, same = list[CheckFinding](), -QUIET, BatchSizes(len(ranks)), Streak(STEPS_SAME)
         for sampled, (step, batches) in enumerate(_together(rows, ranks, tuple(judges)), 1):
+            if same.completes(see_the_same(batches), step):
+                found.append(_same(step, same.since, ranks))
             if not sizes.are_usual(batches):
                 continue
             departures = [each for signal, own in batches.items() for each in judges[signal].judge(own)]
@@ -130,6 +134,20 @@ def _together(rows: Rows, ranks: Sequence[int], signals: Sequence[str]) -> Itera
         if len(by_rank) == len(ranks):
             common = set(signals).intersection(*by_rank.values())
             yield step, {s: [by_rank[rank][s] for rank in ranks] for s in signals if s in common}
+
+
+def see_the_same(batches: Mapping[str, Sequence[Batch]]) -> bool:
+    """Return whether own gradients, and activations if there are any, are equal on all ranks, and not all zero."""
+    own = batches.get(OWN)
+    return own is not None and all(_are_equal(batches[signal]) for signal in (OWN, FORWARD) if signal in batches)
+
+
+def _are_equal(batches: Sequence[Batch]) -> bool:
+    first = batches[0]
+    if any(batch.keys != first.keys or OPS["norm"].moment not in batch.columns for batch in batches):
+        return False
+    norms = [batch.op("norm") for batch in batches]
+    return bool(norms[0].any()) and all(np.array_equal(norms[0], other) for other in norms[1:])
 
 
 class BatchSizes:
@@ -188,7 +206,8 @@ class SignalPeers:
         """Mask of the rows about numbers that peers hold each for itself."""
         mask = measures(batch.dtypes).copy()
         for row, coverage in enumerate(batch.coverage):
-            mask[row] &= coverage is None or not coverage.term
+            # each rank has another shard of a reduced gradient
+            mask[row] &= coverage is None or not (coverage.term or self._signal == REDUCED)
         if self._experts:
             mask &= np.array(["experts" not in key.name for key in batch.keys], dtype=bool)
         return mask
@@ -196,7 +215,7 @@ class SignalPeers:
     def _judged(self, values: Array, sizes: Array) -> Mask:
         """Mask of the rows whose size has a meaning on all ranks."""
         lowest = values.max(axis=1) if self._signal == REDUCED else values.min(axis=1)
-        mask = np.isfinite(values).all(axis=1) & (lowest > 0) & (sizes.min(axis=1) >= FEW)
+        mask: Mask = np.isfinite(values).all(axis=1) & (lowest > 0) & (sizes.min(axis=1) >= FEW)
         if self._signal in GRADIENTS and mask.any():
             levels = np.median(values, axis=1)
             mask &= levels > ROUNDING * np.median(levels[mask])
@@ -238,7 +257,13 @@ def _values(batches: Sequence[Batch], at: Indices, op: str) -> Array | None:
     if any(OPS[name].moment not in batch.columns for batch in batches for name in ops):
         return None
     columns = [np.max([np.abs(batch.op(name)) for name in ops], axis=0) for batch in batches]
-    return np.stack([column[at[:, n]] for n, column in enumerate(columns)], axis=1)
+    stacked: Array = np.stack([column[at[:, n]] for n, column in enumerate(columns)], axis=1)
+    return stacked
+
+
+def _same(step: int, since: int, ranks: tuple[int, ...]) -> CheckFinding:
+    text = "gradients before any reduction are equal on all ranks of a data-parallel group: they see the same data"
+    return CheckFinding(SAME, "warning", (), step, since, text, {"ranks": float(len(ranks))}, ranks)
 
 
 def _finding(step: int, departures: Sequence[Departure], ranks: tuple[int, ...]) -> CheckFinding:

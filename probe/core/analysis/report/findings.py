@@ -190,6 +190,8 @@ def summary(analysis: Analysis) -> list[str]:
                 sentences=joined(" ", found),
             )
         ]
+    if analysis.diagnosis is None and any(each.is_grave for each in analysis.of_checks):
+        return [message("The rules found nothing in {extent}; other findings follow.", extent=analysis.extent.text)]
     if analysis.diagnosis is None:
         return [message("Nothing was found in what was judged: {extent}.", extent=analysis.extent.text)]
     return []
