@@ -23,7 +23,7 @@ ONSET = STEPS // 2
 """Step from which on a fault acts that does not act from the beginning."""
 
 NOT_FINITE = "loss-not-finite", "gradient-not-finite", "NaN", "overflow", "RunNan"
-LEAP = "loss-leap", "gradient-leap", "spike", "exploding gradient", "RunSpike"
+LEAP = "loss-leap", "gradient-leap", "turning-unstable", "spike", "exploding gradient", "RunSpike"
 REPLICAS = "replicas-differ", "divergence of replicas"
 
 

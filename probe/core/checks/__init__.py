@@ -27,6 +27,7 @@ from probe.core.checks.scaling_fails import ScalingFails
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.tie_broken import TieBroken
+from probe.core.checks.turning_unstable import TurningUnstable
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
 from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
@@ -56,6 +57,7 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-gone": GradientGone,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,
+    "turning-unstable": TurningUnstable,
     "gradient-apart": GradientApart,
     "checkpoint-cut": CheckpointCut,
     "no-gradient": NoGradient,

@@ -19,6 +19,7 @@ from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.scaling_fails import ScalingFails
+from probe.core.checks.turning_unstable import TurningUnstable
 
 STEPS = 10
 """Steps of an incident at most."""
@@ -44,6 +45,7 @@ OF_NUMBERS = frozenset(
         NothingMoves,
         ParameterStuck,
         ScalingFails,
+        TurningUnstable,
     )
 )
 """Checks of numbers, a warning of which is a reason to collect more; critical findings are in any case."""

@@ -15,7 +15,7 @@ RARE = 0.05
 LATE = frozenset(
     {
         *("loss-not-finite", "gradient-not-finite", "loss-leap", "gradient-leap", "gradient-gone"),
-        *("replicas-differ", "rank-unlike-peers"),
+        *("turning-unstable", "replicas-differ", "rank-unlike-peers"),
     }
 )
 """Kinds of findings whose cause may have begun earlier: others are about what a program does, which is the cause."""

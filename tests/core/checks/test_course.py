@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from math import nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,6 +244,45 @@ def test_norms_of_all_sizes_do_not_leap() -> None:
     """LBFGS and policy gradients have norms over orders of magnitude."""
     training, random = Training(), np.random.default_rng(5)
     assert not findings("gradient-leap", (training.update(factor=10 ** random.normal()) for _ in range(1000)))
+
+
+@pytest.mark.parametrize("loss", [2.2, 2.8])
+def test_gradients_that_leap_while_the_loss_rises_are_found_at_once(loss: float) -> None:
+    """Before the loss itself leaps: in that update, and again if it goes on for more than ten."""
+    training = Training()
+    (finding,) = findings("turning-unstable", training.updates(60), training.updates(1, factor=8.0, loss=loss))
+    assert (finding.step, finding.grade) == (60, "warning")
+    assert 5 < finding.evidence["norm"] / finding.evidence["median"] < 12
+    other = Training()
+    again = (other.update(factor=8.0 if step % 4 == 0 else 1.0, loss=loss) for step in range(24))
+    assert len(findings("turning-unstable", other.updates(60), again)) == 2
+
+
+@pytest.mark.parametrize(
+    ("usual", "changed"),
+    [
+        ({}, {"factor": 8.0}),
+        ({}, {"factor": 3.0, "loss": 2.4}),
+        ({}, {"factor": 8.0, "loss": 6.0}),
+        ({}, {"factor": 8.0, "loss": nan}),
+        ({"loss": -2.0}, {"factor": 8.0, "loss": -1.7}),
+        ({"backwards": 2}, {"factor": 8.0, "loss": 2.4, "backwards": 1}),
+    ],
+    ids=["usual loss", "small leap", "another task", "not finite", "negative", "other backwards"],
+)
+def test_what_is_no_rise_of_both_is_not_unstable(usual: dict[str, Any], changed: dict[str, Any]) -> None:
+    """One of the two alone, a loss beyond all measure, losses that cannot be compared."""
+    training = Training()
+    assert not findings("turning-unstable", training.updates(60, **usual), training.updates(1, **{**usual, **changed}))
+
+
+def test_uneven_losses_do_not_turn_unstable() -> None:
+    """As in reinforcement learning; and nothing is judged before 24 updates."""
+    training, random = Training(), np.random.default_rng(3)
+    uneven = (training.update(loss=abs(random.normal())) for _ in range(60))
+    assert not findings("turning-unstable", uneven, training.updates(1, factor=8.0, loss=3.0))
+    early = Training()
+    assert not findings("turning-unstable", early.updates(23), early.updates(1, factor=8.0, loss=2.4))
 
 
 def leaping(common: float, times: float) -> list[JudgedUpdate]:
