@@ -52,8 +52,8 @@ class TurningUnstable(ChangeCheck):
     source = "https://arxiv.org/abs/2304.13013"
     sees = "norms of the gradients at each update, before clipping, and the loss where it is known on the host"
     remedy = (
-        "Keep a checkpoint of now; then lower the learning rate, lengthen its warm-up or clip the gradients, and look at "
-        "the latest batches."
+        "Keep a checkpoint of now; then lower the learning rate, lengthen its warm-up or clip the gradients, and look "
+        "at the latest batches."
     )
     lacks = "fewer than 24 updates with a loss and norms of the same gradients could be read"
 
@@ -90,7 +90,9 @@ class TurningUnstable(ChangeCheck):
         """Return by how much an update is above those before; None if it is usual, or cannot be judged."""
         norms, losses = np.log(self._norms), np.array(self._losses)
         middle, level = float(np.median(norms)), float(np.median(losses))
-        spread, scatter = (MAD_TO_SIGMA * float(np.median(np.abs(x - m))) for x, m in ((norms, middle), (losses, level)))
+        spread, scatter = (
+            MAD_TO_SIGMA * float(np.median(np.abs(x - m))) for x, m in ((norms, middle), (losses, level))
+        )
         if log(norm) - middle <= max(log(TIMES), DEVIATIONS * max(spread, SPREAD)):
             return None
         if level <= 0 or scatter > EVEN * level:

@@ -43,6 +43,9 @@ class AnomalyEntropy(About):
 
     Args = EntropyArgs
     title = "Collapsed attention"
+    why = "Scores that grow without bound put all weight on one key; the loss often diverges soon after."
+    source = "https://arxiv.org/abs/2303.06296"
+    sees = "entropy of the attention of each module that l2_targets.attention_hook names"
     kind = "collapse"
     finds = "finds attention whose entropy has collapsed"
     needs = ((lambda s: s.recording_l2_features and bool(s.l2_targets.attention_hook), "l2_targets.attention_hook"),)

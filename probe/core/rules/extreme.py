@@ -54,6 +54,9 @@ class AnomalyExtreme(About):
 
     Args = ExtremeArgs
     title = "Peak of one element"
+    why = "One wrong element of a product hardly changes a norm, and is carried on through the whole model."
+    source = "https://arxiv.org/abs/2502.12340"
+    sees = "min, max and norm of inputs and outputs of modules, against the last 32 samples of the same row"
     judges_size = True
     finds = "finds activations of which one element outgrows all others"
     needs = (

@@ -51,6 +51,9 @@ class AnomalyRouter(About):
 
     Args = RouterArgs
     title = "Collapsed router"
+    why = "The experts without tokens are no longer trained, and the one with all of them holds up the others."
+    source = "https://arxiv.org/abs/1701.06538"
+    sees = "load of the experts of each router that l2_targets.moe_router_logit_hook names"
     kind = "router"
     finds = "finds routers that send nearly all tokens to one expert, or none to another"
     needs = (

@@ -53,6 +53,9 @@ class RunRate(RunRule):
 
     Args = RunRateArgs
     title = "Learning rate leaps"
+    why = "A rate that a mistake in the schedule multiplies ends the run, or undoes it where it is below 0."
+    source = "https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate"
+    sees = "learning rate of the first group, at every step"
     finds = "finds a learning rate that leaps beyond all before, or is below 0"
     by_default = True
 
