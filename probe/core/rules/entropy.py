@@ -9,10 +9,10 @@ from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
+from probe.core.robust import medians_of
 from probe.core.rules.about import About, WarmUp
 from probe.core.rules.history import Field, History, Indices
 from probe.core.rules.reporter import Reporter
-from probe.core.rules.spike import medians_of
 
 OP = "entropy"
 

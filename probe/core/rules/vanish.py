@@ -23,7 +23,7 @@ NOTHING = -750.0
 """Number in place of the logarithm of 0: less than twice that of the smallest norm, the root of the smallest float64,
 so that a median between 0 and any norm is below all norms."""
 FADED = log(4.0)
-"""How far below its median a norm lies at last where a coefficient of the loss goes to 0, as a logarithm."""
+"""Least distance of a norm below its median before a coefficient of the loss reaches 0, as a logarithm."""
 
 
 class VanishArgs(Section):
@@ -115,7 +115,8 @@ class AnomalyVanish(About):
             return np.zeros(len(slots), dtype=np.bool_)
         places = (self.history.of("held")[slots] - self._args.steps - 1) % self._args.window
         latest = self.history.of("window")[slots, places]
-        return (sizes == NOTHING) & (latest < medians - FADED) & (latest > medians - self._least)
+        faded: Mask = (sizes == NOTHING) & (latest < medians - FADED) & (latest > medians - self._least)
+        return faded
 
     def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
         """Update the history; return for how many samples each gradient has been vanishingly small."""

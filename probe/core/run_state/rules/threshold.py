@@ -52,6 +52,8 @@ class RunThreshold(RunRule):
 
     Args = ThresholdArgs
     title = AnomalyThreshold.title
+    why, source = AnomalyThreshold.why, AnomalyThreshold.source
+    sees = "numbers of the run that you name, at every step"
     finds = AnomalyThreshold.finds
     by_default = False
 
