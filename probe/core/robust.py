@@ -33,6 +33,15 @@ def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:
     return middle
 
 
+def medians(values: Array, axis: int) -> Array:
+    """Return medians along an axis without NaN; NaN where there is nothing. Infinities must not occur."""
+    ordered = np.sort(values, axis=axis)  # NaN come last
+    count = np.expand_dims(np.isfinite(ordered).sum(axis=axis), axis)
+    low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis)
+    high = np.take_along_axis(ordered, np.minimum(count // 2, values.shape[axis] - 1), axis)
+    return np.squeeze((low + high) / 2, axis)
+
+
 def spreads_of(windows: npt.NDArray[np.floating[Any]], centres: Array) -> Array:
     """Robust standard deviation of each row about its centre."""
     spreads: Array = MAD_TO_SIGMA * medians_of(np.abs(windows - centres[:, None].astype(windows.dtype)))

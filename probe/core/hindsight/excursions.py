@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.robust import MAD_TO_SIGMA, medians
+
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -27,8 +29,6 @@ LEAST_OF_SPREAD = 8
 """Movements of a row before which its spread is not known."""
 FEWEST_ROWS = 5
 """Rows of a kind below which nothing is taken for their common movement."""
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal distribution, in median absolute deviations."""
 BLOCK = 4_000_000
 """Numbers that are sorted at a time."""
 SHOWN = 0.75
@@ -149,12 +149,3 @@ def _common(moved: Array, kinds: Indices) -> Array:
         if is_known.any():
             common[:, rows] = np.where(is_known, medians(some, 1), 0.0)[:, None]
     return common
-
-
-def medians(values: Array, axis: int) -> Array:
-    """Return medians along an axis without NaN; NaN where there is nothing. Infinities must not occur."""
-    ordered = np.sort(values, axis=axis)  # NaN come last
-    count = np.expand_dims(np.isfinite(ordered).sum(axis=axis), axis)
-    low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis)
-    high = np.take_along_axis(ordered, np.minimum(count // 2, values.shape[axis] - 1), axis)
-    return np.squeeze((low + high) / 2, axis)
