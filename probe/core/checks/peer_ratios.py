@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.robust import MAD_TO_SIGMA
+
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 SAME, UNLIKE = "same-data", "rank-unlike-peers"
@@ -22,8 +24,6 @@ LEAST = 1e-6
 """Part of the other ranks' numbers that stands for 0, which has no logarithm."""
 BEYOND = 1.3
 """A departure goes further than so many times the farthest that is held."""
-DEVIATION = 1.4826
-"""Standard deviation by the median deviation, of normal numbers."""
 WIDER = 8.0
 """The scatter of few ratios is uncertain: it is wider by this number over theirs."""
 
@@ -72,7 +72,8 @@ class PeerRatios:
             ring, counts = self._ring[rows[judged]], held[judged]
             usual = _medians(ring, counts)
             deviations = np.abs(ring - usual[:, None])
-            scatter = np.maximum(self._floor, DEVIATION * _medians(deviations, counts)) * (1 + WIDER / counts[:, None])
+            least = np.maximum(self._floor, MAD_TO_SIGMA * _medians(deviations, counts))
+            scatter = least * (1 + WIDER / counts[:, None])
             far[:, judged] = ratios[judged] - usual, scatter, _largest(deviations)
         return Departures(*far)
 

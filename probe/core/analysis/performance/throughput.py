@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.robust import MAD_TO_SIGMA
+
 Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Steps = npt.NDArray[np.int64]
@@ -38,8 +40,6 @@ NOISE = 4.0
 least."""
 ERROR = 0.05
 """Largest relative error of a window's median: where steps are noisier, windows are larger."""
-NORMAL = 1.4826
-"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 MEDIAN_ERROR = 1.2533
 """Ratio of the standard deviation of a median to that of a mean, of normal numbers."""
 
@@ -125,7 +125,7 @@ def _noise(speeds: Numbers) -> float:
     """Return the relative standard deviation from step to step, which levels and slopes do not change."""
     if len(speeds) < 2:
         return 0.0
-    return NORMAL * float(np.median(np.abs(np.diff(np.log(speeds))))) / 2**0.5
+    return MAD_TO_SIGMA * float(np.median(np.abs(np.diff(np.log(speeds))))) / 2**0.5
 
 
 def _size(steps: int, noise: float) -> int:
