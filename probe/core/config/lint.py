@@ -75,7 +75,8 @@ def number_of_files(settings: Settings, ranks: int, steps: int) -> int:
         steps: steps of the run.
     """
     formats = len({"csv", "parquet"} & set(settings.formats))
-    signals = sum(need(settings) for need, _ in SIGNAL_NEEDS.values()) + 2 * _OF_STATE[0](settings)
+    needs = [need for signal, (need, _) in SIGNAL_NEEDS.items() if signal != RUN]
+    signals = sum(need(settings) for need in needs) + 2 * _OF_STATE[0](settings)
     writing = len([rank for rank in settings.module_ranks if rank < ranks]) if settings.module_ranks else ranks
     collected = min(settings.collect_times, -(-max(0, steps - settings.start_step) // settings.step_interval))
     return formats * signals * writing * min(collected, -(-steps // settings.step_count_per_record))
