@@ -41,7 +41,7 @@ class AnomalyNan(About):
 
     Args = NanArgs
     title = "Excessive value"
-    why = "NaN spreads to all that is computed from it, so that only its first place tells the cause."
+    why = "NaN spreads to all that is computed from it, so that only its first place shows the cause."
     source = "https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles"
     sees = "every collected op of every signal"
     kind = "limit"
