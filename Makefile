@@ -10,7 +10,7 @@
 # make stack   Prometheus, Alertmanager, exporter, remediation and a training on this machine   (ARGS=)
 # make bench   what the monitor costs, beside the existing tool, on a quiet machine   (BENCHMARKS= ARGS=)
 # make bench-compare   its newest figures beside the cheapest earlier ones; fails where one is costlier   (ARGS=)
-# make gpu     the same of a GPU and of the kernels for it, in less than eight minutes   (ARGS=)
+# make gpu     the same of a GPU and of the kernels for it, in less than fifteen minutes   (ARGS=)
 # make dist    source archive and wheels in dist, the same bytes from the same commit
 # make bundle  a folder in dist that installs without a package index   (EXTRAS= ARGS=)
 # make venv    the environment for test and check

@@ -136,7 +136,7 @@ def tests(_: str) -> Iterator[Row]:
     yield ["", "result"]
     chosen = [] if HERE else ["-k", "below or limits or list or shards"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/contract/test_moments.py", *chosen]
-    environment = os.environ | {"CONTRACT_OF": "kernels", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"CONTRACT_OF": "kernels", "PYTHONPATH": importable(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
     yield ["the contract of moments", lines[-1]]
@@ -144,6 +144,11 @@ def tests(_: str) -> Iterator[Row]:
         yield ["", line]
     if done.returncode:
         raise SystemExit(lines[-1])
+
+
+def importable(*folders: Path) -> str:
+    """Return the path of modules with ``folders`` before those that it has."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
 
 
 def reading(_: str) -> Iterator[Row]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from _gpt import Training
-from _monitors import SETTINGS, attach_probe, configuration
+from _gpu_kernels import ROOT, importable
+from _monitors import SENTINEL, SETTINGS, attach_probe, configuration
 
 Row = list[Any]
 STEPS = 4
@@ -23,7 +24,8 @@ STEPS = 4
 def overhead(title: str) -> Iterator[Row]:
     """Run one case of ``overhead.py``; yield its figures."""
     yield ["fraction of the plain step", "figure", "from", "to"]
-    sizes = ["--rounds", "6", "--block", "3", "--pairs", "60", "--threads", "8"]
+    steps = "20" if title.startswith(SENTINEL) else "3"
+    sizes = ["--rounds", "6", "--block", steps, "--pairs", "60", "--threads", "8"]
     with tempfile.TemporaryDirectory() as folder:
         script = Path(__file__).with_name("overhead.py")
         command = [sys.executable, str(script), "--device", "cuda", "--only", title, *sizes, "--output", folder]
@@ -37,7 +39,7 @@ def overhead(title: str) -> Iterator[Row]:
 def waits(_: str) -> Iterator[Row]:
     """Let torch raise where the host waits for the device in a sampled step; then count the waits of such a step."""
     yield ["", "raised in the step", "faults of the monitor", "waits until all is written"]
-    for name in (None, *SETTINGS):
+    for name in (None, SENTINEL, *SETTINGS):
         training = Training("cuda")
         with tempfile.TemporaryDirectory() as folder:
             monitor = attach_probe(training, configuration(name), Path(folder)) if name else None
@@ -82,7 +84,7 @@ def graphs(_: str) -> Iterator[Row]:
     yield ["", "captured", "faults of the monitor", "weights as unwatched"]
     with tempfile.TemporaryDirectory() as folder:
         plain, watched = _capturable(), _capturable()
-        monitor = attach_probe(watched, configuration("everything"), Path(folder))
+        monitor = attach_probe(watched, configuration("everything", sentinel={"enable": True}), Path(folder))
         captured = {"plain": _replayed(plain), "everything": _replayed(watched)}
         torch.cuda.synchronize()
         monitor.flush()
@@ -148,3 +150,32 @@ def _compiled_step(training: Training) -> float:
         training.step()
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / STEPS
+
+
+def faults(_: str) -> Iterator[Row]:
+    """Train the cases of ``finding.py`` on the device, watched by ``probe run``."""
+    yield ["case", "label", "found", "place right", "step right", "healthy twin with a warning"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "faults.json")
+        options = ["--seeds", "0", "--jobs", str(os.cpu_count()), "--limit", "60", "--device", "cuda"]
+        command = [sys.executable, str(Path(__file__).with_name("finding.py")), *options, "--json", str(file)]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        result = json.loads(file.read_text(encoding="utf-8"))
+    for name, case in result["cases"].items():
+        verdicts = ("yes" if case[key] else "-" for key in ("found", "place", "step", "false_alarms"))
+        yield [name, case["expected"]["label"], *verdicts]
+
+
+def tests(_: str) -> Iterator[Row]:
+    """Run tests of the sentinel, with every tensor on the device."""
+    yield ["", "result"]
+    files = [f"tests/pytorch/{name}.py" for name in ("test_on_device", "test_sentinel_numbers", "test_loop_findings")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "tests.on_device", *files]
+    environment = os.environ | {"PYTHONPATH": importable(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+    yield ["numbers and findings of the sentinel", lines[-1]]
+    for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))][:20]:
+        yield ["", line]
+    if done.returncode:
+        raise SystemExit(lines[-1])

@@ -1,7 +1,7 @@
 """Finding power: which publicly reported faults of training are found, and which healthy programs get a warning.
 
     python benchmarks/finding.py [--mode run|full|check] [--cases NAME ...] [--healthy [NAME ...]] [--seeds 0 1 2]
-        [--jobs 1] [--limit 120] [--json FILE] [--keep FOLDER [--again]]
+        [--jobs 1] [--limit 120] [--device cpu] [--json FILE] [--keep FOLDER [--again]]
     python benchmarks/finding.py --compare EARLIER.json LATER.json
 
 A case in ``benchmarks/faults`` has a faulty and a healthy twin. It is found with a seed if ``probe anomalies --json``
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,6 +207,7 @@ def parsed(known: Sequence[str], healthy: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=500, help="steps of healthy programs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--device", help="device on which the cases make their tensors: cpu or cuda")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that a run may take")
     parser.add_argument("--json", type=Path, help="file for everything that was found and expected")
     parser.add_argument("--keep", type=Path, help="folder for the recordings")
@@ -215,6 +217,8 @@ def parsed(known: Sequence[str], healthy: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args()
     if args.again and args.keep is None:
         parser.error("--again needs --keep FOLDER")
+    if args.device:
+        os.environ["FINDING_DEVICE"] = args.device
     return args
 
 

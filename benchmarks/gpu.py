@@ -1,4 +1,4 @@
-"""Measurements and checks on a GPU in less than eight minutes: ``python benchmarks/gpu.py``.
+"""Measurements and checks on a GPU in less than fifteen minutes: ``python benchmarks/gpu.py``.
 
 Each part runs in a process of its own within a time limit, and its rows are written at once to
 ``benchmarks/gpu/{device}.json`` and, as tables, to ``benchmarks/gpu/{device}.md``: what was measured before a limit or
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from _history import commit, processor
 
-TOTAL = 470.0
+TOTAL = 840.0
 """Seconds for all parts together."""
 HERE = Path(__file__).parent
 INTERPRETER = "TRITON_INTERPRET"
@@ -57,11 +57,15 @@ SECTIONS = {
     "moments": Section("Moments against reading the bytes once", 30, KERNELS, "moments", device=False),
     "calls": Section("The host's time for a call, and launches", 15, KERNELS, "calls"),
     "sweep": Section("Chunks, lanes and warps", 45, KERNELS, "sweep", device=False),
-    "waits": Section("Waits for the device in a sampled step", 20, TRAINING, "waits"),
-    "graphs": Section("Training steps in a CUDA graph", 20, TRAINING, "graphs"),
+    "waits": Section("Waits for the device in a sampled step", 60, TRAINING, "waits"),
+    "graphs": Section("Training steps in a CUDA graph", 30, TRAINING, "graphs"),
     "compiled": Section('`compiled: "record"` with `reduce-overhead`', 45, TRAINING, "compiled"),
     **{setting.replace(" ", "-"): Section(setting, 20, TRAINING, "overhead") for setting in SETTINGS},
     "unsampled": Section("unsampled", 25, TRAINING, "overhead"),
+    "sentinel": Section("sentinel", 40, TRAINING, "overhead"),
+    "sentinel-tiny": Section("sentinel, tiny model", 40, TRAINING, "overhead"),
+    "faults": Section("Public faults, trained on the device", 100, TRAINING, "faults"),
+    "training": Section("Tests of training, on the device", 60, TRAINING, "tests"),
     **{f"large-{n}": Section(setting, 20, TRAINING, "overhead") for n, setting in enumerate(LARGE)},
 }
 assert sum(section.limit for section in SECTIONS.values()) <= TOTAL

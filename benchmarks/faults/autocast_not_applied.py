@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from case import Case, Run, watch
-from common import GPT, main, text, text_loss, update
+from common import DEVICE, GPT, main, text, text_loss, update
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +21,7 @@ class Plain(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply in float32."""
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(DEVICE, enabled=False):
             return functional.linear(x.float(), self.weight, self.bias)
 
 
@@ -33,7 +33,7 @@ def train(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     monitor = watch(model, optimizer)
     for step in range(run.steps):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             loss = text_loss(model, text(run.seed, step))
         update(optimizer, loss)
         monitor.log(loss=loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from case import Case, Run, watch
-from common import GPT, main, text, text_loss, update
+from common import DEVICE, GPT, main, text, text_loss, update
 
 CASE = Case(
     sources=(
@@ -25,7 +25,7 @@ def train(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.0)
     monitor = watch(model, optimizer)
     for step in range(run.steps):
-        with torch.autocast("cpu", torch.bfloat16, enabled=not run.faulty):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=not run.faulty):
             loss = text_loss(model, text(run.seed, step))
         update(optimizer, loss)
         monitor.log(loss=loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from case import Case, Run, watch
-from common import GPT, main, text, text_loss
+from common import DEVICE, GPT, main, text, text_loss
 from torch import nn
 
 CASE = Case(
@@ -21,11 +21,11 @@ def train(run: Run) -> None:
     """Train one twin."""
     model = GPT()
     optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=10_000)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=65536.0, growth_interval=10_000)
     monitor = watch(model, optimizer)
     for step in range(run.steps):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             loss = text_loss(model, text(run.seed, step))
         scaler.scale(loss).backward()
         if not run.faulty:

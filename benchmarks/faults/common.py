@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,11 @@ import torch.distributed as dist
 from case import Case, Run, arguments
 from torch import Tensor, nn
 from torch.nn import functional
+
+DEVICE = os.environ.get("FINDING_DEVICE", "cpu")
+"""Device on which all tensors are made."""
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 
 VOCABULARY, LENGTH = 64, 32
 CLASSES, SIDE = 10, 12
@@ -135,8 +141,8 @@ class CNN(nn.Module):
         return self.fc(self.drop(x.mean((2, 3))))
 
 
-_FOLLOWERS = torch.randint(0, VOCABULARY, (VOCABULARY, 4), generator=torch.Generator().manual_seed(11))
-_PICTURES = torch.randn(CLASSES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+_FOLLOWERS = torch.randint(0, VOCABULARY, (VOCABULARY, 4), generator=torch.Generator(DEVICE).manual_seed(11))
+_PICTURES = torch.randn(CLASSES, 3, SIDE, SIDE, generator=torch.Generator(DEVICE).manual_seed(5))
 
 
 def generator(*numbers: int) -> torch.Generator:
@@ -144,7 +150,7 @@ def generator(*numbers: int) -> torch.Generator:
     seed = 0
     for number in numbers:
         seed = 1_000_003 * seed + number + 1
-    return torch.Generator().manual_seed(seed % (1 << 62))
+    return torch.Generator(DEVICE).manual_seed(seed % (1 << 62))
 
 
 def text(seed: int, step: int, rank: int = 0, batch: int = 8, length: int = LENGTH + 1) -> Tensor:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import torch
 from case import NOT_FINITE, ONSET, Case, Run, watch
-from common import generator, main
+from common import DEVICE, generator, main
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,14 +35,14 @@ def train(run: Run) -> None:
     parts = {"fc1": nn.Linear(32, 64), "act1": nn.GELU(), "gain": gain, "fc2": nn.Linear(64, 64), "act2": nn.GELU()}
     model = nn.Sequential(OrderedDict(parts | {"fc3": nn.Linear(64, 10)}))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=50)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=50)
     monitor = watch(model, optimizer)
     rule = torch.randn(32, 10, generator=generator(run.seed))
     for step in range(run.steps):
         gain.factor = 1e6 if run.faulty and step >= ONSET else 1.0
         inputs = torch.randn(32, 32, generator=generator(run.seed, step))
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(DEVICE, torch.float16):
             loss = functional.cross_entropy(model(inputs).float(), (inputs @ rule).argmax(1))
         scaler.scale(loss).backward()
         scaler.step(optimizer)

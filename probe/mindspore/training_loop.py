@@ -35,6 +35,7 @@ except ImportError:  # before 2.5
 
 groups, rates = optimizer_rates.groups, optimizer_rates.rates
 Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
+Clipped = Callable[[float, Callable[[float], float]], None]
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
 
@@ -49,9 +50,7 @@ class _Backwards:
 class _Norms:
     """Listener to total norms, and to the clipping by them."""
 
-    def __init__(
-        self, measured: Callable[[Sequence[Any]], None], clipped: Callable[[float], None], faults: FaultCounter
-    ) -> None:
+    def __init__(self, measured: Callable[[Sequence[Any]], None], clipped: Clipped, faults: FaultCounter) -> None:
         self.measured, self.clipped, self.faults = measured, clipped, faults
 
 
@@ -226,11 +225,10 @@ def uses(root: Any, names: Mapping[int, str]) -> Mapping[str, ParameterUse]:  # 
     return {}
 
 
-def on_total_norm(
-    measured: Callable[[Sequence[Any]], None], clipped: Callable[[float], None], faults: FaultCounter
-) -> Remove:
+def on_total_norm(measured: Callable[[Sequence[Any]], None], clipped: Clipped, faults: FaultCounter) -> Remove:
     """Call ``measured`` with the gradients whose total norm ``ops.clip_by_global_norm`` is about to compute, and
-    ``clipped`` with the factor by which they are then multiplied, NaN if only a device knows it."""
+    ``clipped`` with that norm, NaN if only a device knows it, and a function from it to the factor by which they are
+    then multiplied."""
     return _norms.listen(_Norms(measured, clipped, faults))
 
 
@@ -256,8 +254,8 @@ def _measure(listener: _Norms, values: Sequence[Any], clip: Any) -> None:
         listener.measured(values)
         rows = tensors.moments(values, ("sum", "sumsq"), 0.0)
         limit = tensors.number(clip.clip_norm)
-        known = isinstance(rows, np.ndarray) and limit is not None
-        listener.clipped(limit / max(math.sqrt(rows[:, 1].sum()), limit) if known and limit is not None else math.nan)
+        norm = math.sqrt(rows[:, 1].sum()) if isinstance(rows, np.ndarray) else math.nan
+        listener.clipped(norm, lambda norm: math.nan if limit is None else limit / max(norm, limit))
     finally:
         _measured = None
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from probe.pytorch.host_copies import wait_for
+
 
 def capturing() -> bool:
     """Return whether a CUDA graph is captured in the current stream; False before CUDA is used, since torch raises
@@ -24,5 +26,5 @@ def mark() -> Any:
 
 def between(begin: Any, end: Any) -> float:
     """Return the seconds from mark to mark."""
-    end.synchronize()
+    wait_for(end)
     return float(begin.elapsed_time(end)) / 1e3

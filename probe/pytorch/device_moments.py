@@ -1,4 +1,4 @@
-"""Moments of tensors on a device, computed without waiting for it and copied to the host together."""
+"""Moments of tensors on a device, computed without waiting for it."""
 
 from __future__ import annotations
 
@@ -133,38 +133,3 @@ _COLUMNS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "infs": lambda x, _: torch.isinf(x).sum(),
     "below": lambda x, eps: (x.abs() < eps).sum(),
 }
-
-
-def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Start one copy of all blocks on each device; return a function that waits for them and returns all rows."""
-    arriving: dict[torch.device, Callable[[], Array]] = {}
-    for device in {block.device for block in blocks if isinstance(block, torch.Tensor)}:
-        arriving[device] = _copy(torch.cat([b for b in blocks if isinstance(b, torch.Tensor) and b.device == device]))
-
-    def wait() -> Array:
-        if not arriving:
-            return np.concatenate(blocks) if len(blocks) > 1 else np.asarray(blocks[0] if blocks else np.empty((0, 0)))
-        here = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arriving.items()}
-        return np.concatenate([next(here[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks])
-
-    return wait
-
-
-def _ends(blocks: Sequence[Any], device: torch.device) -> npt.NDArray[np.int64]:
-    return np.cumsum([len(b) for b in blocks if isinstance(b, torch.Tensor) and b.device == device])
-
-
-def _copy(rows: torch.Tensor) -> Callable[[], Array]:
-    if rows.device.type != "cuda":
-        copied = rows.to("cpu")
-        return copied.numpy
-    pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    pinned.copy_(rows, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(rows.device))
-
-    def wait() -> Array:
-        done.synchronize()
-        return pinned.numpy()
-
-    return wait

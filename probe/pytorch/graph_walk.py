@@ -27,8 +27,8 @@ from probe.core.checks.parameter_use import ParameterUse
 from probe.core.checks.value_graph import CERTAIN, Operation, State, StepValue, beginning
 from probe.pytorch import host_moments, operation_kinds
 from probe.pytorch.dtensor import distinct
+from probe.pytorch.modes import unseen
 from probe.pytorch.saved_tensors import readable, saved
-from probe.pytorch.tensors import unseen
 
 SECONDS = 0.2
 """Time that a walk may take."""

@@ -17,7 +17,7 @@ from probe.core.backend.input_gradient import EdgeSum
 from probe.core.backend.protocols import Guard, OutOfReach
 from probe.pytorch import compiled
 from probe.pytorch.dtensor import add
-from probe.pytorch.tensors import unseen
+from probe.pytorch.modes import unseen
 
 
 class Inputs(NamedTuple):

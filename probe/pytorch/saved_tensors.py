@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 
 from probe.pytorch.dtensor import PLAIN
-from probe.pytorch.tensors import unseen
+from probe.pytorch.modes import unseen
 
 RAW, SAVED = "_raw_saved_", "_saved_"
 _FUNCTION: Any = torch._C._FunctionBase

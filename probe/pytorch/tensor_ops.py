@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from probe.core.backend import numpy_ops
-from probe.pytorch.tensors import unseen
+from probe.pytorch.modes import unseen
 
 ON_HOST, ON_DEVICE = 1 << 20, 1 << 24
 """Elements of a block: the number that the cache of a processor core holds, and the number that keeps a device busy."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils import _pytree as registry
-from torch.utils._python_dispatch import _disable_current_modes
 
 from probe.core.backend import pytree
 from probe.core.backend.protocols import Adam
 from probe.core.records import Coverage
-from probe.pytorch import device_moments, host_moments
+from probe.pytorch import device_moments, host_copies, host_moments
 from probe.pytorch.dtensor import coverage, local
+from probe.pytorch.modes import unseen
 
 Array = npt.NDArray[np.float64]
 
-_NOTHING = nullcontext()
-plain, to_host = host_moments.plain, device_moments.to_host
+plain, to_host = host_moments.plain, host_copies.to_host
 HELD_ELEMENTS = 4096
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 
@@ -126,8 +124,3 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
     """Return the stored elements."""
     return local(tensor).detach()
-
-
-def unseen() -> AbstractContextManager[object]:
-    """Return a context that hides operators from the user's dispatch modes (selective checkpointing, FLOP counters)."""
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING

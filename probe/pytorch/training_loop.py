@@ -31,6 +31,7 @@ from probe.pytorch.own_gradients import GradientSums
 first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
 own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
+Clipped = Callable[[float | torch.Tensor, Callable[[float], float]], None]
 _ENGINE = "_engine_run_backward"
 """Function of torch 2.7 to 2.13 where ``backward`` and ``grad`` enter the engine."""
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -57,7 +58,7 @@ class _Norms:
     """Listener to total norms, and to the clipping by them."""
 
     def __init__(
-        self, measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+        self, measured: Callable[[Sequence[torch.Tensor]], None], clipped: Clipped, faults: FaultCounter
     ) -> None:
         self.measured, self.clipped, self.faults = measured, clipped, faults
 
@@ -69,11 +70,9 @@ def on_backward(began: Began, ended: Callable[[], None], faults: FaultCounter) -
     return _backwards.listen(_Backwards(began, ended, faults))
 
 
-def on_total_norm(
-    measured: Callable[[Sequence[torch.Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
-) -> Remove:
-    """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the factor by
-    which gradients are then multiplied, NaN if only a device knows it."""
+def on_total_norm(measured: Callable[[Sequence[torch.Tensor]], None], clipped: Clipped, faults: FaultCounter) -> Remove:
+    """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with that norm, a
+    tensor where only a device knows it, and a function from it to the factor by which gradients are then multiplied."""
     return _norms.listen(_Norms(measured, clipped, faults))
 
 
@@ -183,10 +182,16 @@ def _around_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     return clip_grads
 
 
-def _clipping(clipped: Callable[[float], None], limit: Any, total: Any) -> None:
-    number = tensors.number(total) if issubclass(type(total), torch.Tensor) else float(total)
-    factor = math.nan if number is None else float(limit) / (number + 1e-6)
-    clipped(1.0 if factor > 1 else factor)
+def _clipping(clipped: Clipped, limit: Any, total: Any) -> None:
+    most, number = _on_host(limit), _on_host(total)
+    is_elsewhere = issubclass(type(total), torch.Tensor) and local(total).device.type != "cpu"
+    clipped(total if is_elsewhere else number, functools.partial(_factor, most))
+
+
+def _factor(limit: float, total: float) -> float:
+    """Return the factor of ``clip_grads_with_norm_`` (torch 2.13)."""
+    factor = limit / (total + 1e-6)
+    return 1.0 if factor > 1 else factor
 
 
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:
@@ -404,15 +409,18 @@ def _on_host(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:
-    """Return the number of steps in the state of the first of ``parameters`` that has any; None if none is counted."""
+def counted(optimizer: Any, parameters: Sequence[Any]) -> int | torch.Tensor | None:
+    """Return the number of steps in the state of the first of ``parameters``, the tensor itself where only a device
+    knows it (``fused`` and ``capturable`` optimizers); None if none is counted."""
     state = getattr(optimizer, "state", None)
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not parameters:
         return None
-    for parameter in parameters[:1]:
-        steps = _on_host(state.get(parameter, {}).get("step"))
-        return None if math.isnan(steps) else int(steps)
-    return None
+    held = state.get(parameters[0], {}).get("step")
+    steps = _on_host(held)
+    if not math.isnan(steps):
+        return int(steps)
+    is_elsewhere = tensors.is_tensor(held) and held.numel() == 1 and held.device.type != "cpu"
+    return held if is_elsewhere else None
 
 
 def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -112,12 +112,12 @@ def _on_device(tensors: Sequence[torch.Tensor], chunk: int) -> AddressTable:
     """Return the table of ``tensors``: the one of an earlier call with equal addresses, as parameters have, or a copy
     of a new one. A stream has its own, so that none is read before it is copied."""
     device, width = tensors[0].device, tensors[0].element_size()
-    counts = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
-    starts = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+    addresses, sizes = [tensor.data_ptr() for tensor in tensors], [tensor.numel() for tensor in tensors]
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (device, stream, chunk, width, starts.tobytes(), counts.tobytes())
+    key = (device, stream, chunk, width, *addresses, *sizes)
     if (known := _tables.get(key)) is not None:
         return known
+    starts, counts = np.array(addresses, dtype=np.int64), np.array(sizes, dtype=np.int64)
     table, chunks = _table(starts, counts, width, chunk)
     host = torch.from_numpy(table)
     copied = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)

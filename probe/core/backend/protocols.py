@@ -539,10 +539,14 @@ class TrainingLoop(Protocol):
         gradient passed in) and the identities of the inputs that were asked for; ``ended`` after it."""
 
     def on_total_norm(
-        self, measured: Callable[[Sequence[Tensor]], None], clipped: Callable[[float], None], faults: FaultCounter
+        self,
+        measured: Callable[[Sequence[Tensor]], None],
+        clipped: Callable[[float | Tensor, Callable[[float], float]], None],
+        faults: FaultCounter,
     ) -> Remove:
-        """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with the
-        factor by which gradients are then multiplied, NaN if only a device knows it."""
+        """Call ``measured`` with the gradients whose total norm is about to be computed, and ``clipped`` with that
+        norm, a tensor where only a device knows it and NaN where nothing does, and with a function from the norm to
+        the factor by which gradients are then multiplied."""
 
     def on_cut(self, cut: Callable[[], None], faults: FaultCounter) -> Remove:
         """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
@@ -628,8 +632,9 @@ class TrainingLoop(Protocol):
     def rates(self, optimizer: Optimizer) -> tuple[float, ...]:
         """Return the learning rate of each group; NaN where only a device knows it."""
 
-    def counted(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> int | None:
-        """Return the number of steps in the optimizer's state; None if none is counted."""
+    def counted(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> int | Tensor | None:
+        """Return the number of steps in the optimizer's state, as a tensor where only a device knows it; None if none
+        is counted."""
 
     def ties(self, model: Module) -> tuple[tuple[str, ...], ...]:
         """Return the names that stand for one parameter, for each parameter with several."""

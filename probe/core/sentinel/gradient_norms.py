@@ -90,10 +90,26 @@ class GradientNorms:
             places += rest
             is_scaled += [True] * len(rest)
         self._forget_returned(watched, bool(rest))
-        if scale is not None:
-            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
         mask = None if scale is None else np.asarray(is_scaled, np.bool_)
-        return unscaled_norms(self._tensors.to_host(blocks), places, mask, len(held))
+        return unscaled_norms(self._to_host(watched, blocks, len(places), scale), places, mask, len(held))
+
+    def _to_host(
+        self, watched: OptimizerMemory, blocks: list[Block], number: int, scale: Tensor | None
+    ) -> Callable[[], Array]:
+        """Start one copy of the rows of gradients, then of other numbers that only a device knows, then of a scale;
+        return a function that waits for the first and the last.
+
+        Args:
+            number: number of rows of gradients.
+        """
+        others = watched.numbers.blocks
+        more = [] if scale is None else [self._tensors.moments([scale], NORMS, 0.0, None)]
+        wait = self._tensors.to_host([*blocks, *others, *more])
+        if not others:
+            return wait
+        end = number + len(others)
+        watched.numbers.arrive(lambda: wait()[number:end])
+        return lambda: np.delete(wait(), slice(number, end), axis=0)
 
     def elsewhere(self, watched: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> Gradients:
         """Return the gradients that an engine keeps, of a shard those of this rank's part."""
@@ -110,10 +126,9 @@ class GradientNorms:
         if not places:
             return Gradients(there, watched.none, watched.none, None)
         blocks = [self._tensors.moments(parts, NORMS, 0.0, None)]
-        if scale is not None:
-            blocks.append(self._tensors.moments([scale], NORMS, 0.0, None))
         mask = None if scale is None else np.ones(len(places), np.bool_)
-        read = unscaled_norms(self._tensors.to_host(blocks), places, mask, len(watched.parameters))
+        wait = self._to_host(watched, blocks, len(places), scale)
+        read = unscaled_norms(wait, places, mask, len(watched.parameters))
         return Gradients(there, watched.none, watched.none, read)
 
     def _origins(self, held: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.backend.protocols import Block, Parameter, Tensor, TrainingLoop
+from probe.core.backend.protocols import Block, Parameter, Tensor, Tensors, TrainingLoop
 from probe.core.checks.update_facts import Array, Mask
+from probe.core.sentinel.device_numbers import DeviceNumbers, Factor
 from probe.core.sentinel.gradient_marks import GradientMarks
 from probe.core.sentinel.rota import Rota
 
@@ -72,7 +73,8 @@ class MeasuredGradients(NamedTuple):
 class OptimizerMemory:
     """Memory of one optimizer since its last update."""
 
-    def __init__(self, loop: TrainingLoop) -> None:
+    def __init__(self, loop: TrainingLoop, tensors: Tensors) -> None:
+        self._tensors = tensors
         self.parameters: Sequence[Parameter] = ()
         self.is_ready = False
         """True if all that follows from the parameters is known."""
@@ -126,8 +128,11 @@ class OptimizerMemory:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
-        self.late = self.clipped_late = False
-        """True if the total norm was computed of gradients that were applied before; true if they were then clipped."""
+        self.late, self.late_clips = False, list[Factor]()
+        """True if the total norm was computed of gradients that were applied before; the factors by which they were
+        then clipped."""
+        self.numbers = DeviceNumbers(self._tensors)
+        """Numbers that only a device knows."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.own_sums: Callable[[], Array] | None = None
@@ -141,7 +146,7 @@ class OptimizerMemory:
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
         self.measured: list[MeasuredGradients] = []
-        self.clips: list[tuple[Sequence[int], float]] = []
+        self.clips: list[tuple[Sequence[int], Factor]] = []
         """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:

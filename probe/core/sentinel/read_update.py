@@ -11,6 +11,7 @@ import numpy as np
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts
 from probe.core.records import Outcome
+from probe.core.sentinel.device_numbers import Factor, known
 from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rota import RotaReading
 
@@ -31,10 +32,14 @@ class ReadUpdate(NamedTuple):
     own_sums: Callable[[], Array] | None = None
     """Function that waits for the sum of each gradient over what the backwards have returned; None if just that is
     applied, or if gradients stay with parameters."""
-    clips: Sequence[tuple[Sequence[int], float]] = ()
+    clips: Sequence[tuple[Sequence[int], Factor]] = ()
     """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
     measured: Sequence[Sequence[int]] = ()
     """Positions of gradients whose norms were taken before they were clipped."""
+    late_clips: Sequence[Factor] = ()
+    """Factors by which gradients that the last update had applied were clipped after it, before any backward."""
+    steps: Callable[[], int] | int | None = None
+    """Steps that the optimizer's state has counted before this update, or a function that waits for them."""
     own: TakenGradients | None = None
     """Gradients of this rank before any reduction; None if none are looked at."""
 
@@ -57,6 +62,8 @@ class ReadUpdate(NamedTuple):
             own_sums=None if self.own_sums is None else self.own_sums(),
             clip=clip,
             clips=clips,
+            clipped_late=any(known(factor) < 1 for factor in self.late_clips),
+            state_steps=self.steps() if callable(self.steps) else self.steps,
         )
         return JudgedUpdate(facts, gradients)
 
@@ -68,11 +75,12 @@ class ReadUpdate(NamedTuple):
         1 and None if none was clipped."""
         if not self.clips:
             return 1.0, None
-        every, factor = self.clips[0]
-        if len(self.clips) == 1 and len(every) == number and [*self.measured] == [every]:
+        clipped = [(positions, known(factor)) for positions, factor in self.clips]
+        every, factor = clipped[0]
+        if len(clipped) == 1 and len(every) == number and [*self.measured] == [every]:
             return factor, np.full(number, factor)
         factors: dict[int, float] = {}
-        for positions, factor in self.clips:
+        for positions, factor in clipped:
             for position in positions:
                 factors[position] = factors.get(position, 1.0) * factor
         clips = np.ones(number)

@@ -18,6 +18,7 @@ from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
 from probe.core.faults import Faults
 from probe.core.records import Outcome
+from probe.core.sentinel.device_numbers import Factor
 from probe.core.sentinel.gradient_marks import GradientMarks
 from probe.core.sentinel.gradient_norms import GradientNorms
 from probe.core.sentinel.loss_roots import LossRoots
@@ -38,6 +39,8 @@ class _Update(NamedTuple):
     measured: Sequence[Sequence[int]]
     shown: bool
     """False if its gradients cannot be seen, so that nothing shows what it has applied."""
+    steps: Callable[[], int] | int | None
+    """Steps that the optimizer's state has counted before it, or a function that waits for them."""
 
 
 class Sentinel:
@@ -175,14 +178,21 @@ class Sentinel:
                 self._clipping.append((watched, positions))
                 self._norms.measure(watched, optimizer, held, positions)
 
-    def clipped(self, factor: float) -> None:
-        """Note the factor by which the gradients are clipped whose total norm was computed last."""
+    def clipped(self, total: float | Tensor, factor: Callable[[float], float]) -> None:
+        """Note the factor by which the gradients are clipped whose total norm was computed last.
+
+        Args:
+            total: that norm; a tensor if only a device knows it.
+            factor: returns the factor that belongs to a total norm.
+        """
         clipping, self._clipping = self._clipping, []
         for watched, positions in clipping:
+            used: Factor = factor(total) if isinstance(total, float) else watched.numbers.factor(total, factor)
             if watched.late:
-                watched.clipped_late, watched.late = watched.clipped_late or factor < 1, False
+                watched.late = False
+                watched.late_clips.append(used)
             else:
-                watched.clips.append((positions, factor))
+                watched.clips.append((positions, used))
 
     # Updates.
 
@@ -202,6 +212,7 @@ class Sentinel:
             self._optimizers.look()
             watched = self._optimizers.of(optimizer)
         backwards, elsewhere = watched.of_thread(), self._loop.keeps_elsewhere(optimizer)
+        steps = self._steps(watched, optimizer)
         if elsewhere:
             gradients = self._norms.elsewhere(watched, optimizer, scale)
         else:
@@ -211,7 +222,7 @@ class Sentinel:
         facts = self._facts(number, optimizer, watched, gradients, len(backwards), rewritten)
         measured = [one.positions for one in watched.measured]
         shown = elsewhere or self._loop.shows_gradients(optimizer)
-        self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, shown)
+        self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, shown, steps)
 
     def _facts(
         self,
@@ -243,7 +254,7 @@ class Sentinel:
             shared=self._optimizers.shared(),
             replaced=self._watch.parameters.replaced,
             trainable=watched.trainable(self._loop.requires(watched.parameters)) if shown else watched.none,
-            state_steps=self._loop.counted(optimizer, watched.parameters),
+            state_steps=None,
             ties=self._optimizers.tied(),
             uses=self.roots.survey.uses,
             sizes=watched.sizes,
@@ -254,8 +265,15 @@ class Sentinel:
             rewritten=rewritten,
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
-            clipped_late=watched.clipped_late,
         )
+
+    def _steps(self, watched: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:
+        """Return the steps that the optimizer's state has counted, or a function that waits for them."""
+        steps = self._loop.counted(optimizer, watched.parameters)
+        if steps is None or isinstance(steps, int):
+            return steps
+        wait = watched.numbers.add(steps)
+        return lambda: int(wait())
 
     def unseen(self, optimizer: Optimizer) -> None:
         """Pass on the losses of an update that has ended, and in which no hook runs."""
@@ -265,7 +283,8 @@ class Sentinel:
         watched = self._optimizers.of(optimizer)
         backwards, absent = watched.backwards, Gradients(watched.none, watched.none, watched.none, None)
         facts = self._facts(number, optimizer, watched, absent, len(backwards), seen=False)
-        ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=watched.clips)
+        steps = self._steps(watched, optimizer)
+        ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=watched.clips, steps=steps)
         self._end(watched, ended)
 
     def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
@@ -287,10 +306,13 @@ class Sentinel:
             watched.own_sums,
             watched.clips,
             update.measured,
+            watched.late_clips,
+            update.steps,
         )
         self._end(watched, ended)
 
     def _end(self, watched: OptimizerMemory, ended: ReadUpdate) -> None:
+        watched.numbers.send()
         self._cut, self.roots.beginning = False, None
         self._optimizers.forget_present()
         watched.clear()

@@ -83,7 +83,7 @@ class WatchedOptimizers:
         """Return what is remembered of an optimizer, with its parameters of now."""
         watched = self._watched.get(id(optimizer))
         if watched is None:
-            watched = self._watched[id(optimizer)] = OptimizerMemory(self._loop)
+            watched = self._watched[id(optimizer)] = OptimizerMemory(self._loop, self._watch.run.framework.tensors)
         owned = self._watch.run.framework.hooks.owned(optimizer)
         every, parameters = self._watch.parameters.every, watched.parameters
         are_same = len(owned) == len(parameters) and all(map(is_, owned, parameters)) and watched.is_ready

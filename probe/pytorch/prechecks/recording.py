@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,8 @@ class TrialRecorder:
         ]
         return math.hypot(*map(norm_of, gradients))
 
-    def _total_norm(self, factor: float) -> None:
-        self._clipped |= factor != 1.0
+    def _total_norm(self, total: float | torch.Tensor, factor: Callable[[float], float]) -> None:
+        self._clipped |= factor(float(total)) != 1.0
 
     def _updating(self, optimizer: Any, *_: object) -> None:
         if self._is_elsewhere:
