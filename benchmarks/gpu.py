@@ -48,7 +48,7 @@ class Section(NamedTuple):
 
 KERNELS, TRAINING = "_gpu_kernels", "_gpu_training"
 SETTINGS = ("weight gradients", "parameters", "optimizer state", "activations", "everything")
-LARGE = tuple(f"{setting}, large model" for setting in SETTINGS[:2])
+LARGE = tuple(f"{setting}, large model" for setting in ("sentinel", *SETTINGS[:2]))
 SECTIONS = {
     "versions": Section("Versions", 10, KERNELS, "versions", device=False),
     "code": Section("The kernels as machine code", 40, KERNELS, "code", device=False, compiles=True),

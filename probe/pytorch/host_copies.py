@@ -33,6 +33,7 @@ class _Buffer:
     def __init__(self, size: int) -> None:
         # the program may have chosen another default device
         self.numbers = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=True)
+        self.array = self.numbers.numpy()
         self.done = torch.cuda.Event()
 
 
@@ -87,7 +88,7 @@ class _Arrival:
             if (buffer := self._buffer) is not None:
                 wait_for(buffer.done)
                 number = int(np.prod(self._shape))
-                self._rows = buffer.numbers[:number].numpy().reshape(self._shape).copy()
+                self._rows = buffer.array[:number].reshape(self._shape).copy()
                 self._buffer = None
                 if len(self._kept) < MOST_KEPT:
                     self._kept.append(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.required import require
 
 torch = require("torch")
 
-from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
+from probe.pytorch import TrainerMon, host_copies  # noqa: E402 - only where torch is
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 SENTINEL: dict[str, Any] = {"format": "csv", "sentinel": {"enable": True}, "step_interval": 1000}
@@ -54,12 +55,23 @@ def busy() -> None:
         numbers = numbers @ numbers.T * 1e-4
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["fused", "plain"])
 @pytest.mark.parametrize("config", [SENTINEL, EVERYTHING], ids=["sentinel", "everything"])
-def test_nothing_waits_for_the_device(config: dict[str, Any], fused: bool) -> None:
-    """With clips, in steps that are sampled and in others; torch would raise."""
+def test_nothing_waits_for_the_device(config: dict[str, Any], kind: str, monkeypatch: Any) -> None:
+    """With clips, in steps that are sampled and in others. Torch raises at its own waits, and copies are waited for on
+    another thread."""
+    waiting, original = set[int](), host_copies.wait_for
+
+    def wait_for(event: Any) -> None:
+        waiting.add(threading.get_ident())
+        original(event)
+
+    monkeypatch.setattr(host_copies, "wait_for", wait_for)
     model, x = net(), torch.randn(16, 8)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=fused)
+    if kind == "fused":
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     monitor = TrainerMon(config)
     monitor.set_monitor(model, 1, optimizer)
     for _ in range(3):
@@ -71,8 +83,11 @@ def test_nothing_waits_for_the_device(config: dict[str, Any], fused: bool) -> No
             step(model, optimizer, x, 0.1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    seen = {*waiting}
     monitor.stop()
     assert monitor.faults == {}
+    assert waiting
+    assert threading.get_ident() not in seen
 
 
 @pytest.mark.parametrize("config", [SENTINEL, EVERYTHING], ids=["sentinel", "everything"])
@@ -102,7 +117,7 @@ def test_a_graph_is_captured_while_numbers_are_on_their_way(config: dict[str, An
         weights.append([parameter.detach().cpu() for parameter in model.parameters()])
         if monitor is not None:
             monitor.stop()
-            assert monitor.faults == {}
+            assert {*monitor.faults} <= {"hooks called while a CUDA graph was captured"}
     assert all(map(torch.equal, *weights))
 
 
