@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from tests.required import require
 
 torch = require("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import probe  # noqa: E402
 from probe.pytorch import TrainerMon, host_copies  # noqa: E402 - only where torch is
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -164,6 +168,31 @@ def test_reading_is_no_part_of_transformations_and_modes(tmp_path: Path, monkeyp
     monitor.stop()
     assert monitor.faults == {}
     assert found(tmp_path) == []
+
+
+def test_a_dispatch_mode_sees_no_operator_of_ours() -> None:
+    """Each that it sees is called by the program."""
+    ours: set[tuple[str, str]] = set()
+    package = str(Path(probe.__file__).parent)
+
+    class Callers(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            frames = [frame for frame in traceback.extract_stack() if "torch" not in Path(frame.filename).parts]
+            place = frames[-2]  # the last is this one
+            if place.filename.startswith(package) and "original(" not in str(place.line):  # a replaced function's own
+                ours.add((str(function), f"{place.filename}:{place.lineno}"))
+            return function(*args, **(kwargs or {}))
+
+    model, x = net(), torch.randn(16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Callers():
+        monitor = TrainerMon(EVERYTHING)
+        monitor.set_monitor(model, 1, optimizer)
+        for _ in range(3):
+            step(model, optimizer, x, 0.1)
+        monitor.stop()
+    assert monitor.faults == {}
+    assert ours == set()
 
 
 def test_the_loss_is_the_value_that_the_backward_began_with() -> None:
