@@ -40,6 +40,16 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -
     return rows
 
 
+def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> torch.Tensor | None:
+    """Return :func:`moments` of tensors of one dtype that the kernels read where they are; they need not be detached.
+    Return None for others, for histograms and without Triton."""
+    if not tensors or not tensors[0].is_cuda or HISTOGRAM in columns or (kernels := _kernels()) is None:
+        return None
+    limit = _limit(eps, tensors[0].device) if "below" in columns else None
+    found: torch.Tensor | None = kernels.in_place(tensors, columns, limit)
+    return found
+
+
 def histogram(tensor: torch.Tensor) -> torch.Tensor:
     """Return the ``BINS`` counts of one tensor: see :mod:`probe.core.histogram`."""
     stored, times = distinct(tensor)

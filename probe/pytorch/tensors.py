@@ -91,6 +91,8 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
     if is_known and (block := host_moments.in_one_pass(held, columns, eps)) is not None:
         return block
     with torch._C.DisableTorchFunction(), unseen():
+        if is_known and (rows := device_moments.in_place(held, columns, eps)) is not None:
+            return rows
         plain = [tensor.detach() for tensor in held]
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))

@@ -3,8 +3,10 @@ one small tensor. The kernels are those of :mod:`probe.pytorch.triton_kernels`."
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ import triton.language as tl
 
 from probe.core.moments import MOMENTS
 from probe.pytorch import triton_kernels as kernels
+from probe.pytorch.dtensor import PLAIN
 
 Integers = npt.NDArray[np.int64]
 
@@ -30,6 +33,7 @@ POINTERS = {
     torch.float64: tl.float64,
 }
 """Dtypes that the kernels read directly; others are converted first."""
+_NOTHING = nullcontext()
 _FLAGS = {name: 1 << place for place, name in enumerate(MOMENTS)}
 
 
@@ -52,25 +56,69 @@ def takes(tensor: torch.Tensor) -> bool:
     return tensor.dtype in POINTERS and tensor.layout is torch.strided and tensor.is_contiguous()
 
 
+class _Plan(NamedTuple):
+    """What the kernels compute for some columns."""
+
+    wanted: int
+    """Flags of the columns."""
+    ordered: tuple[str, ...]
+    """The columns in the order in which the kernels leave them."""
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(columns: tuple[str, ...]) -> _Plan:
+    return _Plan(sum(_FLAGS[name] for name in set(columns)), tuple(name for name in MOMENTS if name in columns))
+
+
+def in_place(
+    tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return :func:`moments` of tensors of one dtype on one CUDA device that the kernels read where they are; they need
+    not be detached, and each is looked at once. None for others."""
+    if not tensors or tensors[0].dtype not in POINTERS or not PLAIN.issuperset(map(type, tensors)):
+        return None
+    dtype, number, addresses, sizes = tensors[0].dtype, tensors[0].get_device(), list[int](), list[int]()
+    for tensor in tensors:
+        if tensor.dtype is not dtype or tensor.get_device() != number or tensor.layout is not torch.strided:
+            return None
+        if not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        sizes.append(tensor.numel())
+        addresses.append(tensor.data_ptr())
+    return None if 0 in sizes or 0 in addresses else _reduced(tensors, addresses, sizes, columns, eps)
+
+
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: torch.Tensor | None) -> torch.Tensor:
     """Return ``len(tensors) x len(columns)`` float64 on the device of the tensors, which all have one dtype.
 
     Args:
         eps: 0-d float64 on that device; may be None where ``below`` is not among the columns.
     """
+    addresses, sizes = [tensor.data_ptr() for tensor in tensors], [tensor.numel() for tensor in tensors]
+    return _reduced(tensors, addresses, sizes, tuple(columns), eps)
+
+
+def _reduced(
+    tensors: Sequence[torch.Tensor],
+    addresses: Sequence[int],
+    sizes: Sequence[int],
+    columns: tuple[str, ...],
+    eps: torch.Tensor | None,
+) -> torch.Tensor:
     device, dtype = tensors[0].device, tensors[0].dtype
-    wanted = sum(_FLAGS[name] for name in set(columns))
+    wanted, ordered = _plan(columns)
     wide = dtype == torch.float64 or "m2" in columns
-    ordered = [name for name in MOMENTS if name in columns]
     result = torch.empty((len(tensors), len(ordered)), dtype=torch.float64, device=device)
     limit = result if eps is None else eps
-    chunk = chunk_of(sum(tensor.numel() for tensor in tensors))
-    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
+    chunk = chunk_of(sum(sizes))
+    is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if is_elsewhere else _NOTHING:
         if len(tensors) == 1:
             _one(tensors[0], chunk, limit, result, wanted, wide)
         else:
-            _several(tensors, chunk, limit, result, wanted, wide)
-    if list(columns) == ordered:
+            table = _on_device(device, tensors[0].element_size(), addresses, sizes, chunk)
+            _several(table, len(tensors), POINTERS[dtype], limit, result, wanted, wide)
+    if columns == ordered:
         return result
     return torch.stack([result[:, ordered.index(name)] for name in columns], dim=1)
 
@@ -98,21 +146,20 @@ def _one(tensor: torch.Tensor, chunk: int, eps: torch.Tensor, result: torch.Tens
 
 
 def _several(
-    tensors: Sequence[torch.Tensor], chunk: int, eps: torch.Tensor, result: torch.Tensor, wanted: int, wide: bool
+    table: AddressTable, number: int, dtype: Any, eps: torch.Tensor, result: torch.Tensor, wanted: int, wide: bool
 ) -> None:
     """Reduce tensors that a table on the device names."""
-    work, chunks, aligned = _on_device(tensors, chunk)
+    work, chunks, aligned = table
     partial = torch.empty((chunks, kernels.PARTIAL.value), dtype=torch.float64, device=result.device)
-    dtype = POINTERS[tensors[0].dtype]
     kernels.reduce[(chunks,)](work, eps, partial, dtype, wanted, wide, aligned, BLOCK, num_warps=WARPS)
-    kernels.merge[(len(tensors),)](work[2 * chunks :], partial, result, wanted, result.shape[1], 128, num_warps=4)
+    kernels.merge[(number,)](work[2 * chunks :], partial, result, wanted, result.shape[1], 128, num_warps=4)
 
 
-def _on_device(tensors: Sequence[torch.Tensor], chunk: int) -> AddressTable:
-    """Return the table of ``tensors``: the one of an earlier call with equal addresses, as parameters have, or a copy
-    of a new one. A stream has its own, so that none is read before it is copied."""
-    device, width = tensors[0].device, tensors[0].element_size()
-    addresses, sizes = [tensor.data_ptr() for tensor in tensors], [tensor.numel() for tensor in tensors]
+def _on_device(
+    device: torch.device, width: int, addresses: Sequence[int], sizes: Sequence[int], chunk: int
+) -> AddressTable:
+    """Return the table of tensors at these addresses: that of an earlier call with equal ones, as parameters have, or a
+    copy of a new one. A stream has its own, so that none is read before it is copied."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream, chunk, width, *addresses, *sizes)
     if (known := _tables.get(key)) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from probe.core.histogram import HISTOGRAM
 from probe.pytorch import device_moments, tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,4 +40,6 @@ def kernels(given: Sequence[Any], columns: Sequence[str], eps: float) -> Any:
     from probe.pytorch import triton_moments
 
     there = [tensor.to(DEVICE) for tensor in given]
-    return tensors.to_host([device_moments.by_kernels(triton_moments, there, columns, eps)])()
+    limit = torch.full((), eps, dtype=torch.float64, device=DEVICE)
+    rows = None if HISTOGRAM in columns else triton_moments.in_place(there, tuple(columns), limit)
+    return tensors.to_host([device_moments.by_kernels(triton_moments, there, columns, eps) if rows is None else rows])()
