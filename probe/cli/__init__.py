@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from probe import __version__
@@ -73,17 +75,48 @@ def _translate_help(command: Any) -> None:
         _translate_help(inner)
 
 
+def _help_of(verb: str) -> str:
+    """Return the help of a verb from its source: the docstring of a function, or what ``typer.Typer`` gets."""
+    module, _, attribute = VERBS[verb].rpartition(".")[2].partition(":")
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node) or ""
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == attribute
+            and isinstance(node.value, ast.Call)
+        ):
+            return str(next(ast.literal_eval(word.value) for word in node.value.keywords if word.arg == "help"))
+    raise LookupError(VERBS[verb])
+
+
 class _LazyVerbs(TyperGroup):
-    """Group that imports a verb when it is run, and all verbs to list them or to suggest the nearest one."""
+    """Group that imports a verb when it is run; a list of all verbs, and a misspelt one, import none."""
+
+    _lists = False
+    """True while the help is written."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        for verb in [cmd_name] if cmd_name in VERBS else VERBS:
-            if verb not in self.commands:
-                self.commands[verb] = _load(verb)
+        if cmd_name not in VERBS:  # Typer suggests the nearest of these
+            self.commands = {verb: TyperCommand(verb) for verb in VERBS} | self.commands
+        elif self._lists:
+            command = TyperCommand(cmd_name, help=_help_of(cmd_name))
+            _translate_help(command)
+            return command
+        elif cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._lists = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._lists = False
 
 
 app = typer.Typer(cls=_LazyVerbs, no_args_is_help=True, pretty_exceptions_enable=False)

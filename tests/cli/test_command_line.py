@@ -45,3 +45,30 @@ def test_the_list_of_verbs_says_a_sentence_of_each() -> None:
         first = str(command.help).partition("\n\n")[0]
         assert first.endswith("."), verb
         assert "\n" not in first, verb
+
+
+LISTED = """
+import sys
+from probe.cli import main
+sys.argv = ["probe", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(*[name for name in sys.modules if name.startswith("probe.cli.")])
+"""
+
+
+def test_help_and_a_misspelt_verb_import_no_verb() -> None:
+    """Both are there at once; the list has each verb's own first sentence, the error the nearest verb."""
+    listed = subprocess.run([sys.executable, "-c", LISTED, "--help"], capture_output=True, text=True, check=True)
+    *_, imported = listed.stdout.split("\n")[:-1]
+    assert imported == ""
+    wrong = subprocess.run([sys.executable, "-c", LISTED, "anomolies"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "\n")
+    assert "Did you mean 'anomalies'?" in wrong.stderr
+    words = " ".join(listed.stdout.replace("│", " ").split())
+    group = get_command(app)
+    for verb in VERBS:
+        text = group.get_command(group.make_context("probe", [verb]), verb).help
+        first = " ".join(str(text).partition("\n\n")[0].replace("`", "").split())
+        assert f"{verb} {first}" in words.replace("`", ""), verb
