@@ -97,7 +97,7 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 
 test: $(VENV)/.ready $(NUMPY2)/.ready browser servers compilers
 	@status=0; set -x; \
-	$(VENV)/bin/python $(PYTEST) $(ARGS) || status=$$?; \
+	$(VENV)/bin/python $(PYTEST) --junit-xml=$(VENV)/times.xml $(ARGS) || status=$$?; \
 	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
 	{ set +x; } 2>/dev/null; exit $$status
 
