@@ -57,7 +57,7 @@ def takes(tensor: torch.Tensor) -> bool:
 
 
 class _Plan(NamedTuple):
-    """What the kernels compute for some columns."""
+    """Work of the kernels for some columns."""
 
     wanted: int
     """Flags of the columns."""
