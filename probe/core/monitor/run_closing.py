@@ -76,4 +76,4 @@ class RunClosing:
 
     def _summary(self, ended: bool) -> WatchSummary | None:
         state = self._state()
-        return None if state is None else self.account.summary(*state(), sum(self._faults.counts.values()), ended)
+        return None if state is None else self.account.summary(*state(), self._faults.counts, ended)

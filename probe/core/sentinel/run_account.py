@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
+from probe.core.instrumentation.context import CAPTURED
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
@@ -37,6 +38,7 @@ SIGNALS_OF = {
 }
 """Rows, by the switch of the configuration that records them."""
 UNJUDGED = " (recorded, and judged by no rule)"
+IN_GRAPHS = "anything in a CUDA graph, nor the replays of one"
 WEIGHTS_PHASE, FORWARD_PHASE = SIGNALS["param_origin"].phase, SIGNALS["actv"].phase
 
 
@@ -152,13 +154,13 @@ class RunAccount:
         """True if a critical or a warning was found."""
         return any(finding.grade != "note" for finding in [*self._findings])
 
-    def summary(self, step: int, directory: str | None, faults: int, ended: bool) -> WatchSummary:
+    def summary(self, step: int, directory: str | None, faults: Mapping[str, int], ended: bool) -> WatchSummary:
         """Return the summary at this moment.
 
         Args:
             step: number of the step in progress.
             directory: directory of the files; None if nothing is written.
-            faults: failures and losses inside probe.
+            faults: number of failures and losses inside probe, by place.
             ended: whether the run has ended.
         """
         steps = max(0, step - self._first)
@@ -175,10 +177,10 @@ class RunAccount:
             why=self._why() if recorded < steps else "",
             loss=self._loss,
             findings=tuple(self._findings),
-            looked=self._looked_at(steps, recorded),
+            looked=self._looked_at(steps, recorded, CAPTURED in faults),
             preflight=self.preflight(),
             directory=directory or "",
-            faults=faults,
+            faults=sum(number for place, number in faults.items() if place != CAPTURED),
             ended=ended,
             deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
         )
@@ -214,7 +216,7 @@ class RunAccount:
                 placed.append(CheckFinding(kind, grade, named.where, steps.step, since, text, {}))
         return placed
 
-    def _looked_at(self, steps: int, recorded: int) -> Looked:
+    def _looked_at(self, steps: int, recorded: int, captured: bool) -> Looked:
         span = "" if recorded == steps else f" in {recorded} of {steps} steps"
         rows = {name for switch, name in SIGNALS_OF.items() if recorded and getattr(self._settings, switch)}
         judged = rows if self._settings.alert.rules else set()
@@ -225,7 +227,7 @@ class RunAccount:
             at.append("the logged loss" if logged else "the loss")
         else:
             not_at.append(f"the loss{UNJUDGED if logged else ''}")
-        return Looked((*at, *self._looked), tuple(not_at))
+        return Looked((*at, *self._looked), (*not_at, *([IN_GRAPHS] if captured else ())))
 
     def _why(self) -> str:
         """Return the reason for which some steps were not recorded."""

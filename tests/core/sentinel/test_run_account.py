@@ -26,7 +26,7 @@ def account(**settings: Any) -> RunAccount:
 
 
 def summary(of: RunAccount, step: int = 30) -> WatchSummary:
-    return of.summary(step, "out/rank0", 0, True)
+    return of.summary(step, "out/rank0", {}, True)
 
 
 def rows(step: int, *findings: Finding) -> Snapshot:
@@ -47,6 +47,14 @@ def test_rows_that_no_rule_judges_were_not_looked_at() -> None:
     assert looked.at == ()
     assert looked.not_at[0] == "gradients (recorded, and judged by no rule)"
     assert report_of([summary(unjudged)]).verdict.line().startswith("nothing was looked at; not looked at: gradients")
+
+
+def test_a_captured_graph_was_not_looked_at() -> None:
+    """Hooks that a capture calls are no failures; these are counted without them."""
+    faults = {"hooks called while a CUDA graph was captured": 21, "rule AnomalyNan": 2}
+    captured = account().summary(30, "out/rank0", faults, True)
+    assert (captured.faults, captured.looked.not_at[-1]) == (2, "anything in a CUDA graph, nor the replays of one")
+    assert "CUDA" not in str(account().summary(30, "out/rank0", {}, True))
 
 
 def test_a_loss_that_was_not_seen_was_not_looked_at() -> None:
