@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
 from probe import __version__
 
@@ -143,10 +143,11 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
+        from probe.cli.usage import reason_of
         from probe.core.language import joined
         from probe.core.messages import complain
 
-        complain(joined("\n", getattr(error, "problems", [str(error)])))
+        complain(joined("\n", getattr(error, "problems", [reason_of(error)])))
         raise typer.Exit(2) from None
 
 
@@ -157,7 +158,7 @@ def main() -> None:
     activate()
     interrupted = _Interrupts()
     try:
-        app(prog_name="probe")
+        _run()
     except (KeyboardInterrupt, RuntimeError):  # DuckDB makes a RuntimeError of what a signal handler raises
         if not interrupted.seen:
             raise
@@ -168,6 +169,22 @@ def main() -> None:
 
     complain(message("interrupted"))
     raise SystemExit(INTERRUPTED)
+
+
+def _run() -> None:
+    """Run a command, and end the process with its exit code; 2 after wrong use."""
+    try:
+        code = get_command(app).main(prog_name="probe", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ != "NoArgsIsHelpError":  # that one has printed the help
+            from probe.cli.usage import usage_error
+            from probe.core.messages import complain
+
+            complain(usage_error(error))
+        code = getattr(error, "exit_code", 2)
+    raise SystemExit(code if isinstance(code, int) else 0)
 
 
 class _Interrupts:

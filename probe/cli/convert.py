@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from probe.cli import refusing
 from probe.cli.engines import EngineName, chosen_engine
 from probe.cli.places import run_argument
+from probe.cli.usage import reason_of
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.analysis.convert.select import Observer
@@ -83,7 +84,9 @@ def csv2db(
         where = output_dirpath or monitor_path
         complain(
             message(
-                "{where}: the database cannot be written: {error}; convert again to go on", where=where, error=error
+                "{where}: the database cannot be written: {error}; convert again to go on",
+                where=where,
+                error=reason_of(error),
             )
         )
         raise typer.Exit(1) from None

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
+from probe.cli.usage import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, printable
 from probe.core.storage.pack import Observer, PackedReport
@@ -56,7 +57,7 @@ def pack(
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:
-        complain(message("{out}: not all is packed: {error}", out=out, error=error))
+        complain(message("{out}: not all is packed: {error}", out=out, error=reason_of(error)))
         raise typer.Exit(1) from None
     typer.echo(printable(done.summary))
     for line in done.problems.lines():

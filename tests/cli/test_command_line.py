@@ -64,7 +64,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
     *_, imported = listed.stdout.split("\n")[:-1]
     assert imported == ""
     wrong = subprocess.run([sys.executable, "-c", LISTED, "anomolies"], capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stdout) == (2, "\n")
+    assert (wrong.returncode, wrong.stdout) == (2, "probe.cli.usage\n")
     assert "Did you mean 'anomalies'?" in wrong.stderr
     words = " ".join(listed.stdout.replace("│", " ").split())
     group = get_command(app)
@@ -72,3 +72,39 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         text = group.get_command(group.make_context("probe", [verb]), verb).help
         first = " ".join(str(text).partition("\n\n")[0].replace("`", "").split())
         assert f"{verb} {first}" in words.replace("`", ""), verb
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["anomalies"], ["probe anomalies: expected DIRECTORY: ", "`probe anomalies monitor_output`"]),
+        (
+            ["compare", "a"],
+            ["probe compare: expected B: ", "`probe compare monitor_output/first monitor_output/second`"],
+        ),
+        (["pack", "runs"], ["probe pack: expected --out: ", "`probe pack monitor_output --out packed`"]),
+        (["config", "check"], ["probe config check: expected FILE: ", "`probe config check monitor.json`"]),
+        (["anomalies", "--jsn", "."], ["no such option: --jsn", "--json"]),
+        (["serve", "--port", "99999"], ["'--port'", "65535", "--port: The port"]),
+        (["anomolies"], ["'anomolies'", "'anomalies'"]),
+    ],
+)
+def test_wrong_use_is_answered_like_any_other_error(arguments: list[str], texts: list[str]) -> None:
+    """What was expected and what it is for, an example, and where more is written; exit code 2."""
+    command = [sys.executable, "-m", "probe", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("probe: error: ")
+    assert all(line.startswith("probe:   ") for line in others)
+    assert " --help` describes" in others[-1]
+    assert [text for text in texts if text not in done.stderr] == []
+
+
+def test_without_arguments_the_help_is_printed() -> None:
+    """Of the command and of groups of verbs."""
+    for words in ([], ["config"]):
+        command = [sys.executable, "-m", "probe", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (2, "")
+        assert "Usage: probe" in done.stdout
