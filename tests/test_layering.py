@@ -109,6 +109,18 @@ THREADS = {
 }
 """Modules that start threads, with the reason for which those of all but the first are no workers."""
 
+ORGANS = {
+    "uvicorn.Config": {"probe.services.web.serving"},
+    "uvicorn.Server": {"probe.services.web.serving"},
+    "stat.S_IROTH": {"probe.services.web.tokens"},
+    "hmac.compare_digest": {"probe.services.web.tokens", "probe.core.distributed.secret"},
+}
+"""Names that one module uses: of codes between ranks, and of what a server is sent."""
+SERVERS = {
+    "probe.services.exporter.app", "probe.services.remediation.app", "probe.services.server.app", "probe.view.app"
+}  # fmt: skip
+"""Modules with the endpoints of a server."""
+
 WATCHED_IMPORT = """
 import importlib, json, sys
 
@@ -349,6 +361,27 @@ def test_threads_are_started_by_the_worker_alone() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS
     }
     assert starting == set(THREADS)
+
+
+def test_each_organ_is_in_one_module() -> None:
+    """Servers are configured, and secrets read and compared, in one place, whatever needs it."""
+    uses: dict[str, set[str]] = {organ: set() for organ in ORGANS}
+    for name, path in modules_of("probe").items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and (organ := ast.unparse(node)) in uses:
+                uses[organ].add(name)
+    assert uses == ORGANS
+
+
+def test_each_server_is_behind_the_one_gate() -> None:
+    """Each application is made where it is put behind the gate; nothing else checks tokens, hosts or cookies."""
+    calls = {
+        name: {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        for name, path in modules_of("probe").items()
+    }
+    assert {name for name, made in calls.items() if "Starlette" in made} == SERVERS
+    assert {name for name, made in calls.items() if "Gate" in made} == SERVERS
+    assert {name for name, made in calls.items() if "TokenCheck" in made} == {"probe.services.web.gate"}
 
 
 def test_no_modules_import_each_other() -> None:
