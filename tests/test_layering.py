@@ -46,7 +46,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
     frozenset(
-        {"histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}
+        {
+            *("histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process"),
+            *("times", "http_client"),
+        }
     ),
     frozenset({"worker"}),
     frozenset({"moments", "hindsight"}),
@@ -98,7 +101,6 @@ STARTS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "run_sync
 """Functions that start a thread."""
 THREADS = {
     "probe.core.worker": "the one class with a thread and a queue",
-    "probe.core.alerting.channels.exchange": "shuts sockets down at a deadline, under the thread that waits for them",
     "probe.core.analysis.convert.workers": "in a child process, whose parent's end it waits for to end it at once",
     "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
     "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
@@ -113,6 +115,8 @@ ORGANS = {
     "uvicorn.Config": {"probe.services.web.serving"},
     "uvicorn.Server": {"probe.services.web.serving"},
     "stat.S_IROTH": {"probe.services.web.tokens"},
+    "httpcore.ConnectionPool": {"probe.core.http_client"},
+    "httpx.create_ssl_context": {"probe.core.http_client"},
     "hmac.compare_digest": {"probe.services.web.tokens", "probe.core.distributed.secret"},
 }
 """Names that one module uses: of codes between ranks, and of what a server is sent."""
