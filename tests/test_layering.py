@@ -48,10 +48,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             *("histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process"),
-            *("times", "http_client"),
+            *("times", "process_identity"),
         }
     ),
-    frozenset({"worker"}),
+    frozenset({"worker", "http_client"}),
     frozenset({"moments", "hindsight"}),
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
@@ -111,6 +111,11 @@ THREADS = {
 }
 """Modules that start threads, with the reason for which those of all but the first are no workers."""
 
+SPELLED_ONCE = {
+    "/proc/{pid}/stat": {"probe.core.process_identity", "probe.launch.parent.program"},
+    "/proc/sys/kernel/random/boot_id": {"probe.core.process_identity"},
+}
+"""Files of the system that one module parses, besides the parent of a training, which imports nothing of core."""
 ORGANS = {
     "uvicorn.Config": {"probe.services.web.serving"},
     "uvicorn.Server": {"probe.services.web.serving"},
@@ -375,6 +380,10 @@ def test_each_organ_is_in_one_module() -> None:
             if isinstance(node, ast.Attribute) and (organ := ast.unparse(node)) in uses:
                 uses[organ].add(name)
     assert uses == ORGANS
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules_of("probe").items()}
+    parsers = {file: {name for name, text in texts.items() if f'"{file}"' in text} for file in SPELLED_ONCE}
+    assert parsers == SPELLED_ONCE
+    assert not [name for name, text in texts.items() if '"/proc/self/stat"' in text]
 
 
 def test_each_server_is_behind_the_one_gate() -> None:
