@@ -179,11 +179,11 @@ class DeadlineClient:
 def _proxy_for(address: str) -> str | None:
     """Return the address of the proxy that the environment names for the server at ``address``, unless ``NO_PROXY``
     names that server."""
-    from urllib.request import getproxies_environment, proxy_bypass_environment
+    from urllib.request import getproxies, proxy_bypass
 
-    parts, proxies = urlsplit(address), getproxies_environment()
+    parts, proxies = urlsplit(address), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass_environment(parts.hostname or "", proxies):
+    if not proxy or proxy_bypass(parts.hostname or ""):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
