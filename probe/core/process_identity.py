@@ -14,7 +14,7 @@ class ProcessState(NamedTuple):
     started: int = -1
     """Time of its start in clock ticks since boot."""
     status: int = 0
-    """Of one that has ended, status as ``wait`` returns it; 0 without permission."""
+    """Status of one that has ended, as ``wait`` returns it; 0 without permission."""
 
     @property
     def alive(self) -> bool:
