@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from probe.core.output.metrics.catalogue import LAST_STEP, NUMBERS, STEP, Series
 from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader
+from probe.core.process_identity import process_state
 from probe.core.run_state.progress import Progress
-from probe.core.run_state.progress_file import started
 from probe.services.exporter.json_numbers import JsonNumbers
 from probe.services.exporter.node_page import NodePage
 from probe.services.exporter.ranks import NodeRanks
@@ -46,7 +46,7 @@ class SimulatedNode:
         ]
         self._files, self._marks = [], []
         for rank in range(number * RANKS, (number + 1) * RANKS):
-            facts = MetricsHeader(pid, started(pid), "benchmark", rank, nodes * RANKS, f"node{number}")
+            facts = MetricsHeader(pid, process_state(pid).started, "benchmark", rank, nodes * RANKS, f"node{number}")
             self._files.append(MetricsFile(folder / f"rank{rank}-{pid}{SUFFIX}", facts))
             self._marks.append(Progress(folder, rank, nodes * RANKS, "benchmark"))
         self._generator = np.random.default_rng(number)

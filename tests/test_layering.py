@@ -46,9 +46,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language"}),
     frozenset(
-        {"histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process", "times"}
+        {
+            *("histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process"),
+            *("times", "process_identity"),
+        }
     ),
-    frozenset({"worker"}),
+    frozenset({"worker", "http_client"}),
     frozenset({"moments", "hindsight"}),
     frozenset({"records"}),
     frozenset({"naming", "backend", "checks"}),
@@ -98,7 +101,6 @@ STARTS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "run_sync
 """Functions that start a thread."""
 THREADS = {
     "probe.core.worker": "the one class with a thread and a queue",
-    "probe.core.alerting.channels.exchange": "shuts sockets down at a deadline, under the thread that waits for them",
     "probe.core.analysis.convert.workers": "in a child process, whose parent's end it waits for to end it at once",
     "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
     "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
@@ -108,6 +110,26 @@ THREADS = {
     "probe.view.app": "a request that reads files, beside the event loop that answers it",
 }
 """Modules that start threads, with the reason for which those of all but the first are no workers."""
+
+SPELLED_ONCE = {
+    "/proc/{pid}/stat": {"probe.core.process_identity", "probe.launch.parent.program"},
+    "/proc/sys/kernel/random/boot_id": {"probe.core.process_identity"},
+}
+"""Files of the system that one module parses, besides the parent of a training, which imports nothing of core."""
+ORGANS = {
+    "uvicorn.Config": {"probe.services.web.serving"},
+    "uvicorn.Server": {"probe.services.web.serving"},
+    "stat.S_IROTH": {"probe.services.web.tokens"},
+    "httpcore.ConnectionPool": {"probe.core.http_client"},
+    "httpx.create_ssl_context": {"probe.core.http_client"},
+    "hmac.compare_digest": {"probe.services.web.tokens", "probe.core.distributed.secret"},
+    "rich.progress.Progress": {"probe.cli.progress_bar"},
+}
+"""Names of libraries that one module uses or imports; of two, one is for codes between ranks."""
+SERVERS = {
+    "probe.services.exporter.app", "probe.services.remediation.app", "probe.services.server.app", "probe.view.app"
+}  # fmt: skip
+"""Modules with the endpoints of a server."""
 
 WATCHED_IMPORT = """
 import importlib, json, sys
@@ -349,6 +371,32 @@ def test_threads_are_started_by_the_worker_alone() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS
     }
     assert starting == set(THREADS)
+
+
+def test_each_organ_is_in_one_module() -> None:
+    """Servers are configured, and secrets read and compared, in one place, whatever needs it."""
+    uses: dict[str, set[str]] = {organ: set() for organ in ORGANS}
+    for name, path in modules_of("probe").items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for organ in (used | set(imports_of_module(name, path))) & uses.keys():
+            uses[organ].add(name)
+    assert uses == ORGANS
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules_of("probe").items()}
+    parsers = {file: {name for name, text in texts.items() if f'"{file}"' in text} for file in SPELLED_ONCE}
+    assert parsers == SPELLED_ONCE
+    assert not [name for name, text in texts.items() if '"/proc/self/stat"' in text]
+
+
+def test_each_server_is_behind_the_one_gate() -> None:
+    """Each application is made where it is put behind the gate; nothing else checks tokens, hosts or cookies."""
+    calls = {
+        name: {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        for name, path in modules_of("probe").items()
+    }
+    assert {name for name, made in calls.items() if "Starlette" in made} == SERVERS
+    assert {name for name, made in calls.items() if "Gate" in made} == SERVERS
+    assert {name for name, made in calls.items() if "TokenCheck" in made} == {"probe.services.web.gate"}
 
 
 def test_no_modules_import_each_other() -> None:

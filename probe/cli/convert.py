@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
 from probe.cli.engines import EngineName, chosen_engine
 from probe.cli.places import run_argument
+from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
-from probe.core.analysis.convert.select import Observer
 from probe.core.language import message
 from probe.core.messages import complain, printable
 from probe.core.storage.problems import Problems
@@ -37,17 +33,6 @@ OutputFolder = Annotated[
 def _listed(names: str | None) -> list[str] | None:
     """Names in a list separated by commas."""
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
-
-
-@contextmanager
-def _progress(unit: str) -> Iterator[Observer]:
-    """Progress bar on standard error, shown only in a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    console = Console(stderr=True)
-    hidden = not console.is_terminal  # it would leave an empty line
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("converting", total=None)
-        yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
 def _ended(summary: str, problems: Problems) -> None:
@@ -75,7 +60,7 @@ def csv2db(
     """
     kinds = _listed(data_type_list)
     try:
-        with refusing(ValueError, ImportError), _progress("files") as observe:
+        with refusing(ValueError, ImportError), counting_bar("converting", "files") as observe:
             config = CSV2DBConfig(
                 monitor_path, time_start, time_end, process_num, kinds, step_partition, output_dirpath
             )
@@ -114,6 +99,6 @@ def csv2tb(
         with refusing(ValueError, ImportError), chosen_engine(engine, process_num, "converting") as chosen:
             done = curves.convert(*interval, engine=chosen)
     else:
-        with refusing(ValueError, ImportError), _progress("folders") as observe:
+        with refusing(ValueError, ImportError), counting_bar("converting", "folders") as observe:
             done = curves.convert(*interval, observe)
     _ended(done.summary, done.problems)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
+from probe.cli.progress_bar import progress_bar
 from probe.core.analysis.engines import ADDRESS, PieceEngine, PiecesDone, engine_of
 from probe.core.analysis.pieces import Piece, reading_cost
 from probe.core.messages import plural
@@ -53,13 +53,10 @@ def chosen_engine(spec: str | None, jobs: int | None, what: str = "reading") -> 
         ValueError: if there is no such engine, or its cluster cannot be used.
         ImportError: if Ray is asked for and not installed.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[about]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, about="")
+    with progress_bar(what, TextColumn("{task.fields[about]}"), TimeElapsedColumn(), about="") as update:
 
         def show(done: PiecesDone) -> None:
-            bar.update(task, completed=done.done, total=done.total or None, about=progress_text(done))
+            update(completed=done.done, total=done.total or None, about=progress_text(done))
 
         with engine_of(spec, jobs, show) as engine:
             yield engine

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from probe.core.messages import complain, printable
+from probe.cli import refusing
+from probe.core.messages import printable
 
 
 def exporter(
@@ -42,21 +42,16 @@ def exporter(
     from probe.services.exporter.serving import TOKEN_VARIABLE, ExporterOptions, serve_until_ended
     from probe.services.web.hosts import is_loopback
     from probe.services.web.listening import ServerError
-    from probe.services.web.tokens import secret_in
+    from probe.services.web.tokens import token_in
 
     def started(address: str) -> None:
         typer.echo(f"probe: listening at {printable(address)}/metrics")
         if token is None and not is_loopback(host):
             typer.echo("probe: no token: everyone who can connect from the network can read the metrics", err=True)
 
-    try:
-        token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
-        if token_file is not None:
-            token = secret_in(token_file, "--token-file")
+    with refusing(ServerError, ValueError, ImportError, OSError):
+        token = token_in(token_file, "--token-file", TOKEN_VARIABLE)
         options = ExporterOptions(
             host, port, token, progress or (), json_file or (), gpu, device_command, interval, deadline
         )
         serve_until_ended(options, started)
-    except (ServerError, ValueError, ImportError, OSError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None

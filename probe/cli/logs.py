@@ -175,17 +175,16 @@ def _progress(shown: bool, places: list[str], left_out: tuple[int, int] | None) 
     if not shown:
         yield int
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from probe.cli.progress_bar import progress_bar
     from probe.services.logs.log_scan import total_size
     from probe.services.logs.sources import files_of
 
     total = total_size([path for place in places for path in files_of(place, left_out)[0]])
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("parsing", total=total)
-        yield lambda number: progress.advance(task, number)
+    columns = DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with progress_bar("parsing", *columns, total=total) as update:
+        yield lambda number: update(advance=number)
 
 
 def _warn(text: str) -> None:

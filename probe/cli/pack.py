@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
+from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, printable
-from probe.core.storage.pack import Observer, PackedReport
+from probe.core.storage.pack import PackedReport
 
 MOST_PROCESSES = 128
-
-
-@contextmanager
-def _progress() -> Iterator[Observer]:
-    """Progress bar on standard error, shown only in a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("packing", total=None)
-        yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
 def pack(
@@ -51,7 +38,7 @@ def pack(
 
     each = partial(in_order, processes=jobs)
     try:
-        with refusing(ValueError, ImportError), _progress() as observe:
+        with refusing(ValueError, ImportError), counting_bar("packing", "files") as observe:
             if follow:
                 done = pack_followed(directory, out, partial(_wait, every), each, observe)
             else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from probe.cli import refusing
 from probe.core.messages import complain, plural, printable
 
 
@@ -29,17 +30,15 @@ def remediate(
     from probe.services.server.store import StoreError
     from probe.services.web.listening import ServerError
 
-    try:
-        options = load(config, listen, database)
+    with refusing(ServerError, StoreError, ValueError, ImportError, OSError):
+        try:
+            options = load(config, listen, database)
+        except ConfigError as error:
+            complain(str(error))
+            raise typer.Exit(2) from None
         live = [action.name for action in options.actions if not action.dry_run]
         rehearsed = [action.name for action in options.actions if action.dry_run]
         typer.echo(f"probe: {len(live)} {plural(len(live), 'action')} live: {printable(', '.join(live) or 'none')}")
         typer.echo(f"probe: {len(rehearsed)} rehearsed: {printable(', '.join(rehearsed) or 'none')}")
         if not check:
             serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
-    except ConfigError as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
-    except (ServerError, StoreError, ValueError, ImportError, OSError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from probe.core.language import joined, message
+from probe.cli import refusing
+from probe.core.language import message
 from probe.core.messages import complain, printable
-
-if TYPE_CHECKING:
-    from probe.core.config.schema import Settings
 
 DAY = 86_400.0
 
@@ -38,37 +35,20 @@ def serve(
     Without a token the server listens on this machine alone. SIGTERM and Ctrl-C end it with everything committed. Exit
     code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
     """
-    from probe.core.config.errors import ConfigError
+    from probe.core.config.load import load
     from probe.services.server.serving import TOKEN_VARIABLE, ServerOptions, serve_until_ended
     from probe.services.server.store import StoreError
     from probe.services.web.listening import ServerError
+    from probe.services.web.tokens import secret_in, token_in
 
-    try:
-        token = _secret(token_file, "--token-file") or os.environ.get(TOKEN_VARIABLE, "").strip() or None
-        address = _secret(dead_man_file, "--dead-man-file") or dead_man
-        settings = None if config is None else _settings(config)
+    with refusing(ServerError, StoreError, ValueError, ImportError, OSError):
+        token = token_in(token_file, "--token-file", TOKEN_VARIABLE)
+        address = dead_man if dead_man_file is None else secret_in(dead_man_file, "--dead-man-file")
+        settings = None if config is None else load(config)
         options = ServerOptions(
             host, port, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
         )
         committed = serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
-    except ConfigError as error:
-        complain(joined("\n", error.problems))
-        raise typer.Exit(2) from None
-    except (ServerError, StoreError, ValueError, ImportError, OSError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
     if not committed:
         complain(message("{database}: not everything was committed", database=database))
         raise typer.Exit(1)
-
-
-def _settings(config: Path) -> Settings:
-    from probe.core.config.load import load
-
-    return load(config)
-
-
-def _secret(file: Path | None, option: str) -> str | None:
-    from probe.services.web.tokens import secret_in
-
-    return None if file is None else secret_in(file, option)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 
 class TrainingStopped(SystemExit):
     """Request to end training, raised in the same step on every rank if the configuration asks for it
@@ -23,6 +26,24 @@ class TrainingStopped(SystemExit):
 def missing(purpose: str, package: str, extra: str) -> str:
     """Message that ``purpose`` needs ``package``, which ``extra`` of `setup.py` installs, and how to install it."""
     return f'{purpose} needs {package}, of the extra "{extra}". In the clone of probe: {install(extra)}'
+
+
+@contextmanager
+def needed(purpose: str, extra: str, others: Mapping[str, str] = {}) -> Iterator[None]:
+    """Name the package that ``purpose`` needs if an import in the block fails.
+
+    Args:
+        extra: the extra of `setup.py` that has it.
+        others: the extras of packages that another one has.
+
+    Raises:
+        ImportError: with the command that installs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or extra).partition(".")[0]
+        raise ImportError(missing(purpose, package, others.get(package, extra))) from None
 
 
 def install(extra: str) -> str:

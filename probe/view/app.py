@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import number_text
 from probe.core.storage.layout import MICRO_STEP
-from probe.services.web.answers import PAGE_HEADERS, failures, json_answer
+from probe.services.web.answers import failures, json_answer
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
@@ -471,4 +471,4 @@ def application(endpoints: ViewEndpoints, token: str, cookie: str, is_host: Call
         Exception: _internal,
     }
     inner = Starlette(routes=endpoints.routes(), exception_handlers=handlers)
-    return Gate(inner, [reads_only, same_site(is_host), token_cookie(token, cookie)], PAGE_HEADERS)
+    return Gate(inner, [reads_only, same_site(is_host), token_cookie(token, cookie)])

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.errors import missing
+from probe.core.errors import needed
 from probe.core.language import message
 from probe.core.storage.confinement import confine
 from probe.core.storage.location import MARK, located
@@ -44,17 +44,13 @@ def view_until_ended(options: ViewOptions, started: Callable[[str], None]) -> No
         ImportError: if a package is missing.
         ValueError: if a place cannot be used.
     """
-    try:
+    with needed("probe view", "services", {"duckdb": "analysis"}):
         import duckdb  # noqa: F401 - found missing before anything is opened
 
         from probe.services.web.serving import ServingLimits, WebServer
         from probe.view.app import ViewEndpoints, application
         from probe.view.events import ChangeLog
         from probe.view.run_list import RunList
-    except ImportError as error:
-        package = (error.name or "starlette").partition(".")[0]
-        extra = "analysis" if package == "duckdb" else "services"
-        raise ImportError(missing("probe view", package, extra)) from None
     places = checked(options.places)
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))

@@ -58,16 +58,6 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     assert "dead man's address" in refused("--dead-man", "nowhere", "--database", tmp_path / "a.sqlite")
 
 
-@pytest.mark.parametrize("option", ["--token-file", "--dead-man-file"])
-def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path, option: str) -> None:
-    """As by the other servers, with the command that mends it and nothing of the secret."""
-    file = secret(tmp_path / "open", TOKEN.encode())
-    file.chmod(0o644)
-    line = refused(option, file, "--database", tmp_path / "a.sqlite")
-    assert f"{option} {file}: every user of this machine can read it; run: chmod 600 {file}" in line
-    assert TOKEN not in line
-
-
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     """With what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -18,16 +18,16 @@ import numpy as np
 
 from probe.core.output.metrics.catalogue import Series
 from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader
+from probe.core.process_identity import process_state
 from probe.core.run_state.progress import Progress
-from probe.core.run_state.progress_file import started
 from tests.services.server_process import ROOT
 
 
 def header(job: str, rank: int, **changes: Any) -> MetricsHeader:
     """The facts about this process as a rank."""
     pid = os.getpid()
-    host = os.uname().nodename
-    return MetricsHeader(pid=pid, started=started(pid), job=job, rank=rank, ranks=8, host=host)._replace(**changes)
+    host, started = os.uname().nodename, process_state(pid).started
+    return MetricsHeader(pid=pid, started=started, job=job, rank=rank, ranks=8, host=host)._replace(**changes)
 
 
 def written(folder: Path, job: str, rank: int, values: dict[tuple[str, ...], float], **changes: Any) -> MetricsFile:

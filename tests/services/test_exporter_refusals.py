@@ -57,14 +57,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
         assert TOKEN not in started.errors.read_text()
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, "Basic YTpi"])
-def test_a_wrong_token_reads_nothing(guarded: Exported, header: str) -> None:
-    """Status 401; health needs none and has no data of a run."""
-    status, _, text = guarded.request("/metrics", {"Authorization": header})
-    assert (status, TOKEN in text) == (401, False)
-    assert guarded.request("/health", {"Authorization": header})[0] == 200
-
-
 def test_the_token_reads_numbers_of_json_files(guarded: Exported) -> None:
     """As the names that older exporters use; a file that is not there is no error."""
     folder = guarded.errors.parent
@@ -85,12 +77,8 @@ def test_other_paths_are_not_there(guarded: Exported, path: str) -> None:
     assert guarded.errors.read_text() == ""
 
 
-def test_without_a_token_only_names_of_this_machine_are_answered(tmp_path: Path) -> None:
-    """A page of another site cannot read the numbers under a name of its own; an open one says so when it starts."""
-    with exporting(tmp_path / "errors", "--no-gpu") as local:
-        assert local.request("/metrics", {"Host": "evil.example"})[0] == 403
-        assert local.request("/metrics")[0] == 200
-        assert "no token" not in local.errors.read_text()
+def test_an_exporter_without_a_token_that_others_reach_says_so(tmp_path: Path) -> None:
+    """When it starts; it answers under any name."""
     with exporting(tmp_path / "errors", "--no-gpu", "--host", "0.0.0.0") as everyone:
         assert everyone.request("/metrics", {"Host": "node7"})[0] == 200
         assert "everyone who can connect from the network can read the metrics" in everyone.errors.read_text()
@@ -105,13 +93,10 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> None:
     """Each names the option, the expected value and the way out; no message has a token."""
-    open_token, short = tmp_path / "open", tmp_path / "short"
-    open_token.write_text(TOKEN)
-    open_token.chmod(0o644)
+    short = tmp_path / "short"
     short.write_text("short-secret")
     short.chmod(0o600)
     refused = [
-        (("--token-file", str(open_token)), "every user of this machine can read it; run: chmod 600"),
         (("--token-file", str(tmp_path / "none")), "cannot be read: No such file"),
         (("--token-file", str(short)), "token: expected at least 16 printable ASCII characters"),
         (("--progress", str(short)), "expected a directory"),
@@ -127,7 +112,6 @@ def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> Non
         text = " ".join(done.output.split())
         assert expected in text
         assert "short-secret" not in text
-        assert TOKEN not in text
 
 
 def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path: Path) -> None:

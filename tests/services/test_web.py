@@ -1,16 +1,20 @@
-"""Connections of servers that clients hold: each has a deadline, and none keeps another client out."""
+"""Servers of this package, which are one: the same deadlines, refusals and headers, and no client keeps another out."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from tests.required import require
 from tests.services.server_process import PATIENCE, listening
 
@@ -77,10 +81,10 @@ def connected(address: str, data: bytes) -> socket.socket:
     return connection
 
 
-def status(address: str, path: str, headers: dict[str, str] | None = None) -> int:
+def status(address: str, path: str) -> int:
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE)
     try:
-        connection.request("GET", path, headers=headers or {})
+        connection.request("GET", path)
         return connection.getresponse().status
     finally:
         connection.close()
@@ -166,39 +170,246 @@ def test_a_slow_reader_gets_all_of_an_answer(hurried: str) -> None:
     assert number > ANSWER_BYTES
 
 
-SERVERS = {
-    "exporter": ("exporter --port 0 --no-gpu", "/metrics"),
-    "serve": ("serve --port 0 --database {folder}/server.sqlite", "/v1/board"),
-    "remediate": ("remediate --config {folder}/remediation.json", "/history"),
-    "view": ("view {folder}/runs --no-browser", "/"),
+TOKEN = "a-token-of-24-characters"
+MEBIBYTE = 1 << 20
+
+
+class ServerKind(NamedTuple):
+    """One of the servers of this package."""
+
+    options: str
+    path: str
+    """Path with data."""
+    receiver: str = ""
+    """Path that takes bodies, if there is one."""
+    most: int = 0
+    """Bytes of a body at most."""
+
+
+KINDS = {
+    "exporter": ServerKind("exporter --port 0 --no-gpu", "/metrics"),
+    "serve": ServerKind("serve --port 0 --database {folder}/server.sqlite", "/v1/board", "/v1/heartbeats", MEBIBYTE),
+    "remediate": ServerKind("remediate --config {folder}/remediation.json", "/history", "/webhook", 4 * MEBIBYTE),
+    "view": ServerKind("view {folder}/runs --no-browser", "/api/runs"),
 }
-PRELUDE = """
+RECEIVERS = [name for name, kind in KINDS.items() if kind.receiver]
+PRELUDE = f"""
 import sys
 from probe.services.server import serving as server
-from probe.services.web import serving
-server.MOST_CONNECTIONS = 32
-serving.ServingLimits.__new__.__defaults__ = (32, *serving.ServingLimits.__new__.__defaults__[1:])
+from probe.services.web import body, connections, serving
+body.BODY_SECONDS, connections.HEADER_SECONDS, connections.REST_SECONDS = map(float, sys.argv.pop(1).split(","))
+server.MOST_CONNECTIONS = {4 * PLACES}
+serving.ServingLimits.__new__.__defaults__ = ({4 * PLACES}, *serving.ServingLimits.__new__.__defaults__[1:])
 from probe.cli import main
 main()
 """
 
 
-@pytest.mark.parametrize("server", SERVERS)
-def test_half_sent_requests_silence_no_server(tmp_path: Path, server: str) -> None:
-    """All of them run in the same room: at once, not only after a deadline."""
-    options, path = SERVERS[server]
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "remediation.json").write_text(
-        f'{{"listen": "127.0.0.1:0", "database": "{tmp_path}/history.sqlite", "actions": {{"r": {{"alerts": ["A"], '
-        '"do": "command_training", "args": {"commands": [{"command": "rollback_checkpoint"}]}}}}'
-    )
-    script = tmp_path / "server.py"
+class Service(NamedTuple):
+    """A running server."""
+
+    kind: ServerKind
+    base: str
+    """Its address."""
+    credentials: dict[str, str]
+    """Headers of a client that may read."""
+    errors: Path
+    """What it writes to standard error."""
+
+    def exchange(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Status, headers and content of the answer; a body that is no ``bytes`` is sent in chunks."""
+        connection = http.client.HTTPConnection(urlsplit(self.base).netloc, timeout=PATIENCE)
+        sent = {**self.credentials, **({} if body is None else {"Content-Type": "application/json"}), **headers}
+        try:
+            connection.request(method, path, body, sent, encode_chunked=not isinstance(body, bytes | None))
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def status(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}) -> int:
+        """Status of the answer."""
+        return self.exchange(method, path, body, headers)[0]
+
+
+def remediation(folder: Path, **more: str) -> Path:
+    """A configuration of remediation with one action."""
+    path = folder / "remediation.json"
+    arguments = {"commands": [{"command": "rollback_checkpoint"}]}
+    action = {"alerts": ["A"], "do": "command_training", "args": arguments}
+    database = str(folder / "history.sqlite")
+    path.write_text(json.dumps({"listen": "127.0.0.1:0", "database": database, "actions": {"r": action}, **more}))
+    return path
+
+
+def token_file(folder: Path, mode: int) -> Path:
+    """A file with the token."""
+    path = folder / "token"
+    path.write_text(TOKEN + "\n")
+    path.chmod(mode)
+    return path
+
+
+@contextmanager
+def started(
+    name: str, folder: Path, *, token: bool = False, seconds: tuple[float, float, float] = (1e6, 1e6, 1e6)
+) -> Iterator[Service]:
+    """A server of this package with few places, and deadlines for bodies, headers and the rest of a request."""
+    kind, more = KINDS[name], [str(token_file(folder, 0o600))] if token else []
+    (folder / "runs").mkdir()
+    remediation(folder, **({"token_file": more[0]} if more else {}))
+    script = folder / "server.py"
     script.write_text(PRELUDE)
-    arguments = [str(script), *options.format(folder=tmp_path).split()]
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with listening(arguments, MODULES, tmp_path / "errors", environment) as (_, address), ExitStack() as stack:
-        base, _, token = address.removesuffix("/metrics").partition("/?token=")
-        cookie = {"Cookie": f"probe-view-{urlsplit(base).port}={token}"}
-        for _ in range(64):
-            stack.enter_context(connected(base, STALLS["half the headers"]))
-        assert status(base, path, cookie) == 200
+    arguments = [str(script), ",".join(map(str, seconds)), *kind.options.format(folder=folder).split()]
+    arguments += ["--token-file", *more] if token and "--port" in arguments else []
+    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+    with listening(arguments, MODULES, folder / "errors", environment) as (_, address):
+        base, _, secret = address.removesuffix("/metrics").partition("/?token=")
+        credentials = {"Authorization": f"Bearer {TOKEN}"} if token else {}
+        credentials |= {"Cookie": f'theme={{"dark": 1}}; probe-view-{urlsplit(base).port}={secret}'} if secret else {}
+        yield Service(kind, base, credentials, folder / "errors")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Each server, without a token where it can do without."""
+    with started(request.param, tmp_path_factory.mktemp("service")) as running:
+        yield running
+        assert "internal error" not in running.errors.read_text()
+
+
+@pytest.fixture(scope="module", params=["exporter", "serve", "remediate"])
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Each server for programs, with a token."""
+    with started(request.param, tmp_path_factory.mktemp("guarded"), token=True) as running:
+        yield running
+        assert TOKEN not in running.errors.read_text()
+
+
+def test_half_sent_requests_silence_no_server(service: Service) -> None:
+    """All of them run in the same room: at once, not only after a deadline."""
+    with ExitStack() as stack:
+        for _ in range(8 * PLACES):
+            stack.enter_context(connected(service.base, STALLS["half the headers"]))
+        assert service.status("GET", service.kind.path) == 200
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_headers_that_come_slowly_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    """Each server ends the connection, by the same deadline, before it asks for any token."""
+    with started(name, tmp_path, seconds=(1e6, 0.1, 1e6)) as running:
+        for stall in ("nothing sent", "half the headers"):
+            with connected(running.base, STALLS[stall]) as connection:
+                assert received(connection) == 0
+
+
+@pytest.mark.parametrize("name", RECEIVERS)
+def test_a_body_that_comes_slowly_is_refused(tmp_path: Path, name: str) -> None:
+    """Status 408, by the same deadline."""
+    head = f"POST {KINDS[name].receiver} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with (
+        started(name, tmp_path, seconds=(0.1, 1e6, 1e6)) as running,
+        connected(running.base, f"{head}Content-Length: 100\r\n\r\n{{".encode()) as connection,
+    ):
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_above_the_limit_is_refused(service: Service) -> None:
+    """By its declared length at once, by its real one if it has none; a body of just the limit is read. Servers that
+    take no bodies refuse the method."""
+    path, most = service.kind.receiver or service.kind.path, service.kind.most
+    pieces = (b" " * MEBIBYTE for _ in range(most // MEBIBYTE + 1))
+    statuses = [service.status("POST", path, body) for body in (b" " * (most + 1), pieces, b" " * most)]
+    assert statuses == ([413, 413, 400] if most else [405, 405, 405])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Content-Type": "text/plain"}, {"Content-Type": ""}, {"Content-Encoding": "gzip"},
+     {"Content-Type": "application/x-www-form-urlencoded"}],
+)  # fmt: skip
+def test_only_json_is_read(service: Service, headers: dict[str, str]) -> None:
+    """A browser sends anything else to another site unasked."""
+    path = service.kind.receiver or service.kind.path
+    assert service.status("POST", path, b"{}", headers) == (415 if service.kind.receiver else 405)
+    json_type = {"Content-Type": "application/json; charset=utf-8"}
+    assert service.status("POST", path, b"{", json_type) == (400 if service.kind.receiver else 405)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:80"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+        ({"Host": "localhost:1", "Origin": "https://localhost:1"}, 403),
+    ],
+)
+def test_another_host_or_site_is_refused(service: Service, headers: dict[str, str], status: int) -> None:
+    """Names of hosts may resolve to this machine, and pages of other sites send requests to it."""
+    assert service.status("GET", service.kind.path, headers=headers) == status
+    if status == 403 and service.kind.receiver:
+        assert service.status("POST", service.kind.receiver, b"{}", headers) == 403
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, "Basic YTpi"])
+def test_a_wrong_token_reads_and_stores_nothing(guarded: Service, header: str) -> None:
+    """Status 401, before a path or a body is looked at; health alone needs none and has no data."""
+    wrong = {"Authorization": header}
+    for path in (guarded.kind.path, "/metrics", "/nowhere"):
+        status, _, content = guarded.exchange("GET", path, headers=wrong)
+        assert (status, TOKEN.encode() in content) == (401, False)
+    if guarded.kind.receiver:
+        assert guarded.status("POST", guarded.kind.receiver, b"{", wrong) == 401
+    assert guarded.status("GET", "/health", headers=wrong) == 200
+    assert guarded.status("GET", guarded.kind.path) == 200
+
+
+def test_every_answer_has_the_same_headers(service: Service) -> None:
+    """Data, errors and refusals alike; nothing of it is stored, and no script of another place runs."""
+    evil = {"Host": "evil.example"}
+    for path, more in ((service.kind.path, {}), ("/nothing", {}), (service.kind.path, evil)):
+        _, headers, _ = service.exchange("GET", path, headers=more)
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+        assert "Server" not in headers
+
+
+def test_refusals_are_json(service: Service) -> None:
+    """Wrong paths, methods and addresses have a status and an error."""
+    long = f"{service.kind.path}?filter={'x' * 20_000}"
+    for method, path, status in (("GET", "/nowhere", 404), ("DELETE", service.kind.path, 405), ("GET", long, 414)):
+        found, _, content = service.exchange(method, path)
+        assert (found, list(json.loads(content))) == (status, ["error"])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("serve --token-file {file}", "--token-file {file}"),
+        ("serve --dead-man-file {file}", "--dead-man-file {file}"),
+        ("exporter --token-file {file}", "--token-file {file}"),
+        ("remediate --config {folder}/remediation.json", "token_file"),
+        ("remediate --config {folder}/remediation.json", "tls.key"),
+    ],
+)
+def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path, command: str, option: str) -> None:
+    """By each server in the same words, with the command that mends it and nothing of the secret."""
+    file = token_file(tmp_path, 0o644)
+    tls: Any = {"tls": {"certificate": str(file), "key": str(file)}}
+    remediation(tmp_path, **(tls if option == "tls.key" else {"token_file": str(file)}))
+    done = CliRunner().invoke(app, command.format(file=file, folder=tmp_path).split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    sentence = f"{option.format(file=file)}: every user of this machine can read it; run: chmod 600 {file}"
+    assert sentence in done.stderr
+    assert TOKEN not in done.stderr

@@ -68,26 +68,12 @@ def test_without_the_cookie_nothing_is_answered(path: str, server: ViewServer) -
         assert client.get(f"{server.base}/api/runs?token={token}").status_code == 403
 
 
-@pytest.mark.parametrize("host", ["attacker.example", "attacker.example:{port}", "127.0.0.1.attacker.example", ""])
-def test_another_host_name_is_refused(host: str, server: ViewServer) -> None:
-    """A name that resolves to this machine is no name of it."""
-    port = str(urlsplit(server.base).port)
-    assert status(server, "/api/runs", {"Host": host.replace("{port}", port)}) == 403
-
-
 def test_names_of_this_machine_are_taken(server: ViewServer) -> None:
     """Also with another port, as through a tunnel."""
     port = urlsplit(server.base).port
     cookie = {"Cookie": f"probe-view-{port}={server.address.rpartition('=')[2]}"}
     for host in (f"localhost:{port}", "localhost:1", f"127.0.0.1:{port}", f"[::1]:{port}"):
         assert httpx.get(f"{server.base}/api/runs", headers={**cookie, "Host": host}).status_code == 200
-
-
-@pytest.mark.parametrize("origin", ["http://attacker.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"])
-def test_requests_of_pages_of_other_sites_are_refused(origin: str, server: ViewServer) -> None:
-    """Even if they had the cookie."""
-    assert status(server, "/api/runs", {"Origin": origin}) == 403
-    assert status(server, "/api/runs", {"Origin": server.base}) == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
@@ -156,9 +142,3 @@ def test_the_page_has_texts_in_two_languages(server: ViewServer) -> None:
     english, chinese = (server.get("/api/messages", lang=language) for language in ("en", "zh"))
     assert english.keys() == chinese.keys()
     assert "expected one of en, zh" in server.get("/api/messages", 400, lang="../secret")["error"]
-
-
-def test_an_address_that_is_too_long_is_refused(server: ViewServer) -> None:
-    """And the server lives on."""
-    assert status(server, f"/api/runs?filter={'x' * 20_000}") == 414
-    assert status(server, "/api/runs") == 200

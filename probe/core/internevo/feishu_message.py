@@ -54,7 +54,7 @@ def send_feishu_msg_with_webhook(webhook: str | None, title: str, message: str) 
         content = shortened(redact(writable(message)), MOST_TEXT)
         subject = clipped(" ".join(redact(writable(title)).split()), MOST_TITLE)
         received = _channel(webhook).deliver(subject, [content], SECONDS)
-        return FeishuResponse(received.status, received.content.decode("utf-8", "replace"))
+        return FeishuResponse(received.status, received.body.decode("utf-8", "replace"))
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
         _log.warning("the message was not sent to Feishu: %s", describe_error(error))
         return None

@@ -12,7 +12,7 @@ from functools import partial
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels.address import AddressError, is_url
-from probe.core.alerting.channels.exchange import require_httpx
+from probe.core.alerting.channels.exchange import require_client
 from probe.core.alerting.redaction import register_address
 from probe.core.config import schema
 from probe.core.door import attempt
@@ -54,7 +54,7 @@ def checked_webhook(address: str, argument: str) -> str:
         raise ValueError(f"{expected}, got a text of {len(address)} characters")
     register_address(found)
     try:
-        require_httpx("feishu")
+        require_client("feishu")
     except AddressError as error:
         raise ImportError(error.problems[0][1]) from None
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from probe.core.backend.protocols import Groups
 from probe.core.faults import Faults
 from probe.core.launch import WATCHED
-from probe.core.output.metrics.hub import started_ticks
+from probe.core.process_identity import process_state
 from probe.core.run_state.progress import node_folder
 
 PURPOSE = "numbers of a program"
@@ -39,7 +39,7 @@ class ProgramNumber:
         self.number = 0
         """0 with a launcher and without ``probe run``."""
         self._file: int | None = None
-        self._process = f"{os.getpid()} {started_ticks()}"
+        self._process = f"{os.getpid()} {process_state('self').started}"
         alone = groups.world_size() == 1 and not any(environ.get(name, "1") not in ("", "1") for name in WORLDS)
         if not alone or not environ.get(WATCHED):
             return
@@ -110,7 +110,7 @@ def folder_of(root: Path, environ: Mapping[str, str]) -> Path:
 
 def process_start() -> float:
     """Return the time at which this process started, in seconds since the epoch."""
-    ticks = started_ticks()
+    ticks = process_state("self").started
     if ticks < 0 or not hasattr(time, "CLOCK_BOOTTIME"):
         return _IMPORTED
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")

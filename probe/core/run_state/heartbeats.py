@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from probe.core.door import attempt, succeeds
 from probe.core.faults import Faults
+from probe.core.http_client import Answer, DeadlineClient, Unanswered, checked_address
 from probe.core.messages import writable
-from probe.core.run_state.deadline_client import Answer, DeadlineClient, Unanswered, checked_address
 from probe.core.run_state.heartbeat_messages import (
     ENDED,
     KINDS,
@@ -106,7 +106,7 @@ class Heartbeats:
     ) -> None:
         self._address = checked_address(address, "address of the heartbeat server")
         self._headers = {"Content-Type": "application/json", **_authorization(token)}
-        self._client = DeadlineClient("Sending heartbeats", self._address.startswith("https"))
+        self._client = DeadlineClient("Sending heartbeats", self._address)
         run = unique_name()
         name, launch = writable(job)[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
         self._origin = Origin(name, max(rank, 0), max(world_size, 1), run, launch)
@@ -257,8 +257,8 @@ class Heartbeats:
             self._stored(parcel)
         elif answer.status in (400, 413, 422):
             self._refused(parcel, answer.status)
-        elif answer.status in (429, 503) and (asked := _retry_after(answer)) is not None:
-            self._failed(f"the server asks for a pause: status {answer.status}", asked)
+        elif answer.status in (429, 503) and (asked := answer.retry_after(LONGEST_RETRY_AFTER)) is not None:
+            self._failed(f"the server asks for a pause: status {answer.status}", asked or self._backoff())
         elif 400 <= answer.status < 500 and answer.status not in (408, 425, 429):
             self._failed(f"the server takes no messages: status {answer.status}", REFUSED_WAIT)
         else:
@@ -347,12 +347,3 @@ def _confirmed(answer: Answer, number: int) -> bool:
         return bool(found["stored"] + found["known"] == number)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
-
-
-def _retry_after(answer: Answer) -> float | None:
-    """Return the seconds that the server asks for; None if it asks for none."""
-    try:
-        seconds = float(answer.headers.get("retry-after", ""))
-    except ValueError:
-        return None
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if not math.isnan(seconds) else None

@@ -20,6 +20,7 @@ from time import monotonic_ns
 
 from probe.core.launch import launch_names
 from probe.core.messages import writable
+from probe.core.process_identity import process_state
 from probe.core.run_state.progress_file import (
     BUCKETS,
     ENDED,
@@ -47,7 +48,6 @@ from probe.core.run_state.progress_file import (
     ProgressRow,
     bucket_of,
     check,
-    started,
 )
 from probe.core.run_state.stack_signal import StackSignal
 from probe.core.storage.shared_folders import digest, private, shared_folder
@@ -252,7 +252,7 @@ class Progress:
 def _header(rank: int, ranks: int, job: str, number: int) -> ProgressHeader:
     return ProgressHeader(
         pid=os.getpid(),
-        started=started(os.getpid()),
+        started=process_state("self").started,
         rank=rank,
         ranks=ranks,
         job=job[:200],

@@ -92,15 +92,6 @@ def longest_in(bucket: int) -> float:
     return ((bucket + 1) if group == 0 else (5 + part) << (group - 1)) * (1 << UNIT_BITS) / 1e9
 
 
-def started(pid: int) -> int:
-    """Time at which a process started, in clock ticks since boot; -1 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
-    except OSError:
-        return -1
-    return int(text.rpartition(")")[2].split()[19])
-
-
 class ProgressReader:
     """Reader of the file of one rank.
 

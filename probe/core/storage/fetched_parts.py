@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOSPC
-from pathlib import Path
 from typing import NamedTuple
+
+from probe.core.process_identity import boot
 
 try:
     import fcntl
@@ -217,10 +218,7 @@ def _machine() -> str:
     """Identifier of this start of the machine; empty where there is none, or no locks."""
     if not hasattr(fcntl, "F_OFD_SETLKW"):
         return ""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return boot()
 
 
 def _identity(descriptor: int) -> Identity:

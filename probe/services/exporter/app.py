@@ -8,11 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from probe.services.exporter.node_page import NodePage
-from probe.services.web.answers import DATA_HEADERS, failures, json_answer
-from probe.services.web.gate import Check, Gate, bearer, local_host
-
-PUBLIC = ("/health",)
-"""Paths without data: no token is needed."""
+from probe.services.web.answers import failures, json_answer
+from probe.services.web.gate import Gate, admission
 
 
 def application(page: NodePage, token: str | None, *, local: bool) -> Gate:
@@ -26,13 +23,11 @@ def application(page: NodePage, token: str | None, *, local: bool) -> Gate:
 
     async def metrics(request: Request) -> Response:
         content, kind = await page.text(request.headers.get("accept", ""))
-        return Response(content, headers={**DATA_HEADERS, "Content-Type": kind})
+        return Response(content, headers={"Content-Type": kind})
 
     async def health(_: Request) -> Response:
         return json_answer(200, {"status": "ok", "hung": page.hung})
 
-    checks: list[Check] = [local_host] if local else []
-    if token is not None:
-        checks = [bearer(token, "exporter", PUBLIC)]
     routes = [Route("/metrics", metrics), Route("/health", health)]
-    return Gate(Starlette(routes=routes, exception_handlers=failures()), checks)
+    inner = Starlette(routes=routes, exception_handlers=failures())
+    return Gate(inner, admission(token, "exporter", to_all=not local))

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from probe.core.process_identity import process_state
+
 SEARCH_SECONDS = 30.0
 """Time between two searches for the same process among those of containers."""
 INDEX_SECONDS = 1.0
@@ -49,17 +51,8 @@ class RankProcesses:
 
 
 def _is_alive(pid: int, started: int) -> bool:
-    state, begin = _state(pid)
-    return begin == started and state not in "ZX"
-
-
-def _state(pid: int) -> tuple[str, int]:
-    """State and start of a process; ``X`` and -1 if there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return "X", -1
+    found = process_state(pid)
+    return found.started == started and found.alive
 
 
 def _inner_processes() -> Iterator[tuple[Process, int]]:
@@ -73,4 +66,4 @@ def _inner_processes() -> Iterator[tuple[Process, int]]:
             continue
         inner = status.partition("\nNSpid:")[2].partition("\n")[0].split()
         if len(inner) > 1:
-            yield (int(inner[-1]), _state(int(place.name))[1]), int(place.name)
+            yield (int(inner[-1]), process_state(int(place.name)).started), int(place.name)

@@ -11,10 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from probe.core.errors import missing
+from probe.core.errors import needed
 from probe.services.web.hosts import is_loopback
 from probe.services.web.listening import ServerError, bound
-from probe.services.web.tokens import check_token
 
 if TYPE_CHECKING:
     from probe.services.exporter.reading_process import ReadingProcess
@@ -60,7 +59,7 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
         ServerError: if the exporter cannot start.
         ImportError: if a package is missing.
     """
-    try:
+    with needed("probe exporter", "services"):
         import psutil  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - the process of the readings needs it
 
         from probe.services.exporter.app import application
@@ -69,9 +68,6 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
         from probe.services.exporter.rank_files import UsualFolders
         from probe.services.exporter.ranks import NodeRanks
         from probe.services.web.serving import ServingLimits, WebServer
-    except ImportError as error:
-        package = (error.name or "starlette").partition(".")[0]
-        raise ImportError(missing("probe exporter", package, "services")) from None
     check(options)
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
@@ -93,8 +89,6 @@ def check(options: ExporterOptions) -> None:
     Raises:
         ServerError: naming the first that cannot be used.
     """
-    if options.token is not None:
-        check_token(options.token)
     for name, seconds in (("--interval", options.interval), ("--deadline", options.deadline)):
         if not 0 < seconds < math.inf:
             raise ServerError(f"{name}: expected a positive number of seconds, got {seconds:g}")

@@ -14,7 +14,7 @@ from probe.services.remediation.metrics import CONTENT_TYPE, exposition
 from probe.services.remediation.service import RemediationService
 from probe.services.web.answers import failures, json_answer
 from probe.services.web.body import BodyReader
-from probe.services.web.gate import Check, Gate, bearer, local_host
+from probe.services.web.gate import Gate, admission
 
 _log = logging.getLogger("probe.remediation")
 
@@ -22,8 +22,6 @@ MOST_BYTES = 4 << 20
 """Most bytes of a body."""
 MOST_READING = 32 << 20
 """Most bytes of all bodies that are read at one time."""
-PUBLIC = ("/health",)
-"""Paths without data: no token is needed."""
 
 
 def application(service: RemediationService) -> Gate:
@@ -40,16 +38,9 @@ def application(service: RemediationService) -> Gate:
         service.counts["requests", str(status)] += 1
 
     inner = Starlette(routes=routes, exception_handlers=failures(_log))
-    return Gate(inner, _checks(service), answered=count)
-
-
-def _checks(service: RemediationService) -> list[Check]:
-    """Return the check of the token; without one and without certificates of clients, that of the host."""
-    options = service.options
-    if options.token is not None:
-        return [bearer(options.token, "service", PUBLIC)]
-    tls = options.settings.tls
-    return [] if tls is not None and tls.client_ca is not None else [local_host]
+    tls = service.options.settings.tls
+    by_certificate = tls is not None and tls.client_ca is not None
+    return Gate(inner, admission(service.options.token, "service", to_all=by_certificate), count)
 
 
 class WebhookEndpoints:
@@ -64,8 +55,7 @@ class WebhookEndpoints:
         data = await self._bodies.read(request)
         if isinstance(data, Response):
             return data
-        reply = await run_in_threadpool(self._service.receive, data)
-        return json_answer(reply.status, reply.body, retry_after=reply.retry_after)
+        return (await run_in_threadpool(self._service.receive, data)).answer()
 
     async def history(self, _: Request) -> Response:
         """Return the last entries."""

@@ -9,11 +9,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.alerting.redaction import redact
 from probe.core.messages import printable
+from probe.core.process_identity import boot, process_state
 from probe.services.remediation.planned_action import Execution, FailedActionError, InterruptedActionError
 
 MOST_OUTPUT = 1_000
@@ -104,13 +104,8 @@ def _read(descriptor: int) -> bytes | None:
 def identity_of(pid: int) -> str:
     """Return a text that names the process for all time: its number, the boot and its start within it; empty if it has
     ended or the system has no such information."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # The second field is the name in parentheses, which may contain any character.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return f"{pid} {boot} {int(fields[19])}"
-    except (OSError, ValueError, IndexError):
-        return ""
+    this_boot, started = boot(), process_state(pid).started
+    return f"{pid} {this_boot} {started}" if this_boot and started >= 0 else ""
 
 
 def kill_left_over(identity: str) -> bool:

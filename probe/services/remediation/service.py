@@ -28,6 +28,7 @@ from probe.services.remediation.store import (
 )
 from probe.services.remediation.webhook import MalformedWebhookError, parsed
 from probe.services.remediation.workers import ActionWorkers, QueuedAction
+from probe.services.web.answers import Reply
 
 _log = logging.getLogger("probe.remediation")
 
@@ -35,14 +36,6 @@ SHOWN = 100
 """Entries that ``/history`` returns."""
 RETRY_SECONDS = 5
 """Seconds after which a sender may try again."""
-
-
-class WebhookReply(NamedTuple):
-    """Answer to a webhook."""
-
-    status: int
-    body: dict[str, Any]
-    retry_after: int | None = None
 
 
 class _Admitted(NamedTuple):
@@ -73,7 +66,7 @@ class RemediationService:
         self._interrupt_left_over()
         self.workers = ActionWorkers(self.store, self._limits.workers, self._report)
 
-    def receive(self, data: bytes) -> WebhookReply:
+    def receive(self, data: bytes) -> Reply:
         """Admit the alerts of a request. Actions are carried out later, on other threads.
 
         Raises:
@@ -82,7 +75,7 @@ class RemediationService:
         try:
             alerts = parsed(data)
         except MalformedWebhookError as error:
-            return WebhookReply(400, {"error": str(error)})
+            return Reply(400, {"error": str(error)})
         self.last_webhook = time.time()
         for alert in (each for each in alerts if not each.firing):
             self._count("alerts", "resolved")
@@ -98,8 +91,8 @@ class RemediationService:
         body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.known}
         if admitted.left_out:
             problem = f"the queue had no room for {admitted.left_out} of the actions; send the request again"
-            return WebhookReply(503, {**body, "error": problem}, RETRY_SECONDS)
-        return WebhookReply(202 if admitted.queued else 200, body)
+            return Reply(503, {**body, "error": problem}, RETRY_SECONDS)
+        return Reply(202 if admitted.queued else 200, body)
 
     def works(self) -> bool:
         """Return whether the history can be written and the workers live."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from probe.core.errors import missing
+from probe.core.errors import needed
 from probe.core.messages import printable
 from probe.services.web.listening import ServerError, bound
 
@@ -27,13 +27,10 @@ def serve_until_ended(options: ServiceOptions, started: Callable[[str], None]) -
         StoreError: if the database cannot be used.
         ImportError: if a package is missing.
     """
-    try:
+    with needed("probe remediate", "services"):
         from probe.services.remediation.app import application
         from probe.services.remediation.service import RemediationService
         from probe.services.web.serving import ServingLimits, WebServer
-    except ImportError as error:
-        package = (error.name or "starlette").partition(".")[0]
-        raise ImportError(missing("probe remediate", package, "services")) from None
     with ExitStack() as stack:
         stack.enter_context(_log_lines())
         listening = stack.enter_context(_listening(options))

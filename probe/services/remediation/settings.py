@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from probe.core.alerting.redaction import register
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.config.parse import read
 from probe.core.language import message
@@ -30,7 +29,7 @@ from probe.services.remediation.schema import (
 )
 from probe.services.web.hosts import is_loopback
 from probe.services.web.listening import ServerError
-from probe.services.web.tokens import check_token, secret_in
+from probe.services.web.tokens import check_private, token_in
 
 _log = logging.getLogger("probe.remediation")
 
@@ -141,10 +140,7 @@ def _token(file: str | None, complain: Complain) -> str | None:
     if file is None:
         return None
     try:
-        token = secret_in(Path(file).expanduser(), "token_file")
-        register(token)
-        check_token(token)
-        return token
+        return token_in(Path(file).expanduser(), "token_file")
     except ServerError as error:
         complain(("token_file",), str(error).removeprefix(f"token_file {file}: ").removeprefix("token: "))
         return None
@@ -155,8 +151,9 @@ def _tls(tls: TlsSettings, complain: Complain) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     key = Path(tls.key).expanduser()
     try:
-        if key.stat().st_mode & stat.S_IROTH:
-            complain(("tls", "key"), f"every user of this machine can read {key}; run: chmod 600 {key}")
+        check_private(key, "tls.key")
+    except ServerError as error:
+        complain(("tls", "key"), str(error).removeprefix(f"tls.key {key}: "))
     except OSError as error:
         complain(("tls", "key"), f'expected a file that can be read, got "{key}": {error.strerror}')
         return None

@@ -17,9 +17,9 @@ from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS
 from probe.services.server import page
 from probe.services.server.metrics import CONTENT_TYPE, exposition
 from probe.services.server.service import HeartbeatService
-from probe.services.web.answers import PAGE_HEADERS, failures, json_answer
+from probe.services.web.answers import failures, json_answer
 from probe.services.web.body import BodyReader
-from probe.services.web.gate import Gate, bearer, local_host
+from probe.services.web.gate import HEALTH, Gate, admission
 
 MOST_READING = 64 << 20
 """Most bytes of all bodies that are read at one time."""
@@ -28,7 +28,7 @@ MOST_ROWS = 1_000
 MOST_READERS = 4
 """Most requests that read messages at one time."""
 EVENTS_SHOWN = 100
-PUBLIC = ("/", "/health", "/static/page.js", "/static/page.css")
+PUBLIC = (*HEALTH, "/", "/static/page.js", "/static/page.css")
 """Paths without data of a run: no token is needed."""
 
 
@@ -58,7 +58,7 @@ def application(service: HeartbeatService, token: str | None) -> Gate:
         service.counts["requests", str(status)] += 1
 
     inner = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures())
-    return Gate(inner, [local_host if token is None else bearer(token, "server", PUBLIC)], answered=count)
+    return Gate(inner, admission(token, "server", PUBLIC), count)
 
 
 class Endpoints:
@@ -74,8 +74,7 @@ class Endpoints:
         data = await self._bodies.read(request)
         if isinstance(data, Response):
             return data
-        reply = await self._service.receive(data, request.url.path)
-        return json_answer(reply.status, reply.body, retry_after=reply.retry_after)
+        return (await self._service.receive(data, request.url.path)).answer()
 
     async def board(self, _: Request) -> Response:
         """Return all jobs."""
@@ -121,7 +120,7 @@ class Endpoints:
 
     async def page(self, _: Request) -> Response:
         """Return the page."""
-        return Response(page.text("page.html"), headers={**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"})
+        return Response(page.text("page.html"), headers={"Content-Type": "text/html; charset=utf-8"})
 
     async def static(self, request: Request) -> Response:
         """Return a file of the page."""
@@ -129,4 +128,4 @@ class Endpoints:
         if name not in page.FILES:
             return json_answer(404, {"error": "no such file"})
         kind = f"{page.FILES[name]}; charset=utf-8"
-        return Response(page.text(name), headers={**PAGE_HEADERS, "Content-Type": kind})
+        return Response(page.text(name), headers={"Content-Type": kind})

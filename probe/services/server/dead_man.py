@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from probe.core.faults import Faults
-from probe.core.run_state.deadline_client import DeadlineClient, Unanswered, checked_address
+from probe.core.http_client import DeadlineClient, Unanswered, checked_address
 from probe.core.worker import Worker
 
 _log = logging.getLogger("probe.server")
@@ -28,7 +28,7 @@ class DeadManSwitch:
 
     def __init__(self, address: str, works: Callable[[float], bool], every_seconds: float = EVERY_SECONDS) -> None:
         self._address = checked_address(address, "dead man's address")
-        self._client = DeadlineClient("The dead man's switch", address.startswith("https"))
+        self._client = DeadlineClient("The dead man's switch", self._address)
         self._works, self._every_seconds = works, every_seconds
         self._worker: Worker | None = None
 

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
@@ -18,6 +17,7 @@ from probe.core.run_state.rules import RunRule
 from probe.services.server.board import RunBoard
 from probe.services.server.judge import RunJudge
 from probe.services.server.store import HeartbeatStore, Outcome, Receipt
+from probe.services.web.answers import Reply
 
 _log = logging.getLogger("probe.server")
 
@@ -31,15 +31,6 @@ PULSE_LIMIT = 5.0
 
 MOST_WARNED = 100
 """Most senders of wrong times that are logged; the times of all are counted."""
-
-
-class Reply(NamedTuple):
-    """Answer to a request."""
-
-    status: int
-    body: dict[str, Any]
-    retry_after: int | None = None
-    """Seconds after which the same request may succeed."""
 
 
 class HeartbeatService:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels import AlertSender
-from probe.core.errors import missing
+from probe.core.errors import needed
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from probe.core.run_state.judges import rule_makers
@@ -18,7 +18,6 @@ from probe.core.run_state.rules import RunRule
 from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
 from probe.services.web.hosts import is_loopback
 from probe.services.web.listening import ServerError, bound
-from probe.services.web.tokens import check_token
 
 if TYPE_CHECKING:
     from probe.core.config.schema import Settings
@@ -64,14 +63,15 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         ImportError: if a package is missing.
         ValueError: if an option cannot be used.
     """
-    try:
+    with needed("probe serve", "services"):
         from probe.services.server.app import application
         from probe.services.server.service import HeartbeatService
         from probe.services.web.serving import ServingLimits, WebServer
-    except ImportError as error:
-        package = (error.name or "starlette").partition(".")[0]
-        raise ImportError(missing("probe serve", package, "services")) from None
-    _check_token(options, is_loopback(options.host))
+    if options.token is None and not is_loopback(options.host):
+        raise ServerError(
+            f"--host {options.host}: expected a token, since other machines can connect; write one to a file for "
+            f"--token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
+        )
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
@@ -122,14 +122,3 @@ class SilentSender:
 def rules_of(settings: Settings | None) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of a run that ``settings`` choose."""
     return [] if settings is None else rule_makers(settings)
-
-
-def _check_token(options: ServerOptions, loopback: bool) -> None:
-    """Check that nobody else's messages can come in."""
-    if options.token is None and not loopback:
-        raise ServerError(
-            f"--host {options.host}: expected a token, since other machines can connect; write one to a file for "
-            f"--token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
-        )
-    if options.token is not None:
-        check_token(options.token)

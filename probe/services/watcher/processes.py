@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.process_identity import process_state
+
 _INFO = struct.Struct("<QQ11Ii")
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 """``PIDFD_GET_INFO`` of Linux 6.13; the exit code since 6.15."""
@@ -48,7 +50,7 @@ class RankProcess:
         self._handle = -1
         with suppress(OSError, AttributeError):
             self._handle = os.pidfd_open(pid)
-        if self._handle >= 0 and self._fields()[1] != started:
+        if self._handle >= 0 and process_state(pid).started != started:
             self.close()
         self._memory = MemoryEvents(pid)
         self._memory.look()
@@ -65,13 +67,13 @@ class RankProcess:
             ready.register(self._handle, select.POLLIN)
             if ready.poll(0):
                 return False
-        state, started, _ = self._fields()
+        found = process_state(self.pid)
         self._memory.look()
-        return started == self._started and state not in "ZX"
+        return found.started == self._started and found.alive
 
     def state(self) -> str:
         """Clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
-        return _STATES.get(self._fields()[0], "")
+        return _STATES.get(process_state(self.pid).state, "")
 
     def death(self) -> Death:
         """Return the cause of the loss, as far as it can be known: only a parent is sure to get it."""
@@ -94,19 +96,10 @@ class RankProcess:
             os.close(self._handle)
             self._handle = -1
 
-    def _fields(self) -> tuple[str, int, int]:
-        """State, start and, of a zombie, status; ``X`` and -1 if there is no such process."""
-        try:
-            text = Path(f"/proc/{self.pid}/stat").read_text("utf-8", errors="replace")
-        except OSError:
-            return "X", -1, 0
-        fields = text.rpartition(")")[2].split()
-        return fields[0], int(fields[19]), int(fields[49])
-
     def _status(self) -> int | None:
         """Status as ``wait`` would return it, before the parent has fetched it, or afterwards on Linux 6.15."""
         for _ in range(2):
-            state, started, status = self._fields()
+            state, started, status = process_state(self.pid)
             if started == self._started and state == "Z":
                 return status
             buffer = bytearray(_INFO.pack(_EXIT, *[0] * 13))

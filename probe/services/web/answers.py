@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,21 +13,32 @@ from starlette.responses import Response
 
 from probe.core.alerting.redaction import describe_error
 
-POLICY = (
+_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Permissions of a page: its own files and its server alone."""
-PAGE_HEADERS = {
-    "Content-Security-Policy": POLICY,
+HEADERS = {
+    "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Headers of pages, and of answers that do not name another one of these."""
-DATA_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""Headers of answers with data."""
+"""Headers that a gate adds to each answer that does not have them."""
 Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class Reply(NamedTuple):
+    """Answer to a request, before HTTP."""
+
+    status: int
+    body: object
+    retry_after: int | None = None
+    """Seconds after which the same request may succeed."""
+
+    def answer(self) -> Response:
+        """Return it in JSON."""
+        return json_answer(self.status, self.body, retry_after=self.retry_after)
 
 
 def json_answer(status: int, body: object, *, retry_after: int | None = None, close: bool = False) -> Response:
@@ -39,7 +50,7 @@ def json_answer(status: int, body: object, *, retry_after: int | None = None, cl
             sender gets the answer and not a broken connection.
     """
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
-    response = Response(text, status, headers=DATA_HEADERS, media_type="application/json")
+    response = Response(text, status, media_type="application/json")
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)
     if close:
@@ -47,9 +58,11 @@ def json_answer(status: int, body: object, *, retry_after: int | None = None, cl
     return response
 
 
-def text_answer(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a line of plain text; an empty one for no text."""
-    return Response(f"{text}\n" if text else "", status, headers, media_type="text/plain")
+def refusal(status: int, sentence: str, headers: Mapping[str, str] = {}) -> Response:
+    """Return the answer to a request that is refused."""
+    response = json_answer(status, {"error": sentence})
+    response.headers.update(headers)
+    return response
 
 
 def failures(log: logging.Logger | None = None) -> dict[Any, Handler]:
@@ -69,4 +82,4 @@ def failures(log: logging.Logger | None = None) -> dict[Any, Handler]:
 
 async def _failure(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return json_answer(error.status_code, {"error": error.detail})
+    return refusal(error.status_code, error.detail)

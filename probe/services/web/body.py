@@ -6,7 +6,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from probe.services.web.answers import json_answer
+from probe.services.web.answers import json_answer, refusal
 
 BODY_SECONDS = 10.0
 """Longest time in seconds in which a body arrives."""
@@ -61,13 +61,13 @@ class BodyReader:
         """Return the refusal of a request whose body is not worth reading. Its type matters, since a browser asks
         before it sends JSON to another site."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return json_answer(415, {"error": "expected Content-Type: application/json"})
+            return refusal(415, "expected Content-Type: application/json")
         if "content-encoding" in request.headers:
-            return json_answer(415, {"error": "expected no Content-Encoding"})
+            return refusal(415, "expected no Content-Encoding")
         declared = request.headers.get("content-length", "0")
         if not declared.isdecimal() or len(declared) > 18 or int(declared) > self._most:
             return self._too_large()
         return None
 
     def _too_large(self) -> Response:
-        return json_answer(413, {"error": f"expected a body of at most {self._most} bytes{self._advice}"})
+        return refusal(413, f"expected a body of at most {self._most} bytes{self._advice}")

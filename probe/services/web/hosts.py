@@ -40,7 +40,7 @@ def is_own_name(header: str) -> bool:
     return True
 
 
-def is_same_origin(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request comes from a page of this server, or from no page."""
+def is_same_origin(headers: Mapping[bytes, bytes], scheme: str) -> bool:
+    """Return whether a request by ``scheme`` comes from a page of this server, or from no page."""
     origin = headers.get(b"origin")
-    return origin is None or origin.lower() == b"http://" + headers.get(b"host", b"").lower()
+    return origin is None or origin.lower() == scheme.encode() + b"://" + headers.get(b"host", b"").lower()

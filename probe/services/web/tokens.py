@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import stat
 from pathlib import Path
 
+from probe.core.alerting.redaction import register
 from probe.core.language import message
 from probe.services.web.listening import ServerError
 
@@ -14,34 +16,33 @@ FEWEST = 16
 """Least number of characters of a token."""
 
 
-def check_token(token: str) -> None:
-    """Check that ``token`` can be sent in a header and is hard to guess.
+def token_in(file: Path | None, option: str, variable: str | None = None) -> str | None:
+    """Return the token in ``file``, or else in the environment variable; None if it is in neither.
 
     Raises:
-        ServerError: if not.
+        ServerError: as for :func:`secret_in`; or if it cannot be sent in a header or is easy to guess.
     """
-    if len(token) < FEWEST or not token.isascii() or any(letter <= " " for letter in token):
+    token = (os.environ.get(variable or "", "").strip() or None) if file is None else secret_in(file, option)
+    if token is not None and (len(token) < FEWEST or not token.isascii() or any(letter <= " " for letter in token)):
         raise ServerError(
             f"token: expected at least {FEWEST} printable ASCII characters without spaces, got "
             f"{len(token)} characters; make one with: openssl rand -hex 32"
         )
+    register(token or "")
+    return token
 
 
 def secret_in(file: Path, option: str) -> str:
-    """Return the secret in ``file``, which is one line; no message has any of it.
+    """Return the secret in ``file``, which is one line; no message or log has any of it.
 
     Raises:
         ServerError: if it cannot be read, has another form, or if every user of this machine can read it.
     """
     names = {"option": option, "file": file}
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(file.stat().st_mode):
             raise ServerError(message("{option} {file}: expected a regular file", **names))
-        if status.st_mode & stat.S_IROTH:
-            raise ServerError(
-                message("{option} {file}: every user of this machine can read it; run: chmod 600 {file}", **names)
-            )
+        check_private(file, option)
         text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         raise ServerError(message("{option} {file}: expected UTF-8", **names)) from None
@@ -51,7 +52,25 @@ def secret_in(file: Path, option: str) -> str:
         ) from None
     if not text or "\n" in text:
         raise ServerError(message("{option} {file}: expected one line", **names))
+    register(text)
     return text
+
+
+def check_private(file: Path, option: str) -> None:
+    """Check that not every user of this machine can read ``file``.
+
+    Raises:
+        ServerError: if each can.
+        OSError: if there is no such file.
+    """
+    if file.stat().st_mode & stat.S_IROTH:
+        raise ServerError(
+            message(
+                "{option} {file}: every user of this machine can read it; run: chmod 600 {file}",
+                option=option,
+                file=file,
+            )
+        )
 
 
 class TokenCheck:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import socket
+import threading
 import time
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from probe.core.alerting.channels.exchange import NotReceived, retry_after
+from probe.core.alerting.channels.exchange import NotReceived
+from probe.core.http_client import Answer, DeadlineClient
 from tests.core.alerting.receivers import (
     ACCEPTED,
     Receiver,
@@ -82,15 +87,14 @@ def test_other_statuses_than_2xx_are_failures(status: int) -> None:
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    """Bounded by an hour; anything else is ignored."""
-    assert retry_after({"retry-after": "7"}) == 7
-    assert retry_after({"retry-after": "999999999"}) == 3600
-    dated = retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
+    """Bounded; anything else is ignored."""
+    before, after = (formatdate(time.time() + seconds, usegmt=True) for seconds in (-30, 30))
+    texts = ("7", "999999999", before, "soon", "-1", "nan", "")
+    seconds = [Answer(429, {"retry-after": text}, b"").retry_after(3600) for text in texts]
+    assert seconds == [7, 3600, 0, None, None, None, None]
+    dated = Answer(429, {"retry-after": after}, b"").retry_after(3600)
     assert dated is not None
-    assert 28 < dated <= 30
-    assert retry_after({"retry-after": formatdate(time.time() - 30, usegmt=True)}) == 0
-    assert retry_after({"retry-after": "soon"}) is None
-    assert retry_after({}) is None
+    assert 0 < dated <= 30
 
 
 def test_a_receiver_that_sets_a_time_is_not_asked_before(tmp_path: Path) -> None:
@@ -143,3 +147,92 @@ def test_an_address_that_does_not_answer_is_a_warning_at_the_start(caplog: pytes
     (message,) = caplog.messages
     assert message.startswith("alerts: http[0] does not answer: NotReceived: ConnectError")
     assert "0123456789abcdef" not in message
+
+
+def proxy_noting(seen: list[bytes]) -> Callable[[Any], None]:
+    """A proxy that notes the beginning of each request: it opens a tunnel, or answers itself."""
+
+    def behave(connection: socket.socket) -> None:
+        seen.append(connection.recv(65_536))
+        method, target = seen[-1].split(b" ")[:2]
+        if method != b"CONNECT":
+            connection.sendall(HEAD + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
+            return
+        host, _, port = target.decode().partition(":")
+        with socket.create_connection((host, int(port))) as server:
+            connection.sendall(HEAD + b"\r\n")
+            threading.Thread(target=pump, args=(server, connection), daemon=True).start()
+            pump(connection, server)
+
+    return behave
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    """Send all that is received, until one side ends."""
+    try:
+        while data := source.recv(65_536):
+            target.sendall(data)
+    except OSError:
+        pass
+
+
+def test_alerts_go_through_the_proxy_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its password, in a tunnel for HTTPS; not to servers of NO_PROXY."""
+    certificate, trusted = context_of(require("trustme").CA(), tmp_path)
+    seen: list[bytes] = []
+    with (
+        raw_server(proxy_noting(seen)) as url,
+        serving(Receiver(), certificate) as receiver,
+        serving(Receiver()) as near,
+    ):
+        proxy = f"http://user:pass%21@{urlsplit(url).netloc}"
+        for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "NO_PROXY", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        channel("http", url="http://no-such-host.invalid/hook/x").send([alert()], 60)
+        channel("http", url=receiver.url(), ca_file=str(trusted)).send([alert()], 60)
+        monkeypatch.setenv("NO_PROXY", "example.com, localhost")
+        channel("http", url=near.url()).send([alert()], 60)
+    assert [request.split(b"\r\n")[0] for request in seen] == [
+        b"POST http://no-such-host.invalid/hook/x HTTP/1.1",
+        f"CONNECT localhost:{receiver.port} HTTP/1.1".encode(),
+    ]
+    credentials = b"Proxy-Authorization: Basic " + base64.b64encode(b"user:pass!")
+    assert [credentials in request for request in seen] == [True, True]
+    assert (len(receiver.requests), len(near.requests)) == (1, 1)
+
+
+def test_a_proxy_that_drips_ends_an_attempt_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tunnel is a part of the attempt."""
+    with raw_server(dripping(HEAD + b"X: ")) as url:
+        monkeypatch.setenv("https_proxy", url.removesuffix("/hook/0123456789abcdef"))
+        monkeypatch.setenv("no_proxy", "")
+        start = time.monotonic()
+        with pytest.raises(NotReceived, match=r"within 0\.5 s"):
+            channel("http", url="https://no-such-host.invalid/").send([alert()], 0.5)
+        assert 0.4 < time.monotonic() - start < 20
+
+
+def test_heartbeats_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their server is near: the environment's proxy is not asked."""
+    with serving(Receiver()) as receiver:
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        client = DeadlineClient("a test", receiver.url())
+        for _ in range(2):
+            assert client.request("POST", receiver.url(), seconds=60, body=b"{}").body == ACCEPTED[2]
+        client.close()
+    assert len(receiver.requests) == 2
+
+
+def test_a_user_and_a_password_in_an_address_are_sent() -> None:
+    """As basic authentication; the address in the request does not have them."""
+    with serving(Receiver()) as receiver:
+        url = receiver.url("/a%20b").replace("//", "//us%40er:pass:word@")
+        channel("http", url=url).send([alert()], 60)
+    (request,) = receiver.requests
+    assert request.headers["authorization"] == "Basic " + base64.b64encode(b"us@er:pass:word").decode()
+    assert request.headers["host"] == f"localhost:{receiver.port}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.core.process_identity import process_state
 from probe.core.run_state.budget import stretches
 from probe.core.run_state.progress import FOLDER, Progress, progress_folder
 from probe.core.run_state.progress_file import (
@@ -31,7 +32,6 @@ from probe.core.run_state.progress_file import (
     bucket_of,
     check,
     longest_in,
-    started,
 )
 from probe.core.run_state.stack_signal import handles
 
@@ -53,7 +53,7 @@ def test_a_reader_sees_who_writes(progress: Progress) -> None:
     """The header names the process so that a later one with the same id is not taken for it."""
     header = ProgressReader(progress.path).header
     assert (header.pid, header.rank, header.ranks, header.job) == (os.getpid(), 3, 8, "job")
-    assert header.started == started(os.getpid()) > 0
+    assert header.started == process_state(os.getpid()).started > 0
     assert header.thread == threading.get_native_id()
 
 

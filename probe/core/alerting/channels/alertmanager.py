@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
-from probe.core.alerting.channels.exchange import ask, post, require_httpx
+from probe.core.alerting.channels.exchange import ask, post, require_client
 from probe.core.alerting.channels.message import MOST_LABELS, MOST_TEXT, MOST_TITLE, clipped
 from probe.core.fields import Section
 from probe.core.messages import shortened
@@ -39,7 +39,7 @@ class Alertmanager:
     sends: ClassVar[str] = "sends alerts to Prometheus Alertmanager, whose address is the url"
 
     def __init__(self, args: AlertmanagerArgs) -> None:
-        require_httpx("alertmanager")
+        require_client("alertmanager")
         self._server = read_server(args)
 
     def check(self, timeout: float) -> None:

@@ -19,15 +19,15 @@ from typing import ClassVar
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
 from probe.core.alerting.channels.exchange import (
     NotReceived,
-    Received,
     Refusal,
     ask,
     json_object,
-    posted,
-    require_httpx,
+    post,
+    require_client,
 )
 from probe.core.alerting.channels.message import fitting, paragraphs, subject
 from probe.core.fields import Section
+from probe.core.http_client import Answer
 from probe.core.records import Alert
 
 LARGEST = 20_000
@@ -60,7 +60,7 @@ class Feishu:
     sends: ClassVar[str] = "sends messages to a custom bot of Feishu or Lark, whose webhook is the url"
 
     def __init__(self, args: FeishuArgs) -> None:
-        require_httpx("feishu")
+        require_client("feishu")
         self._server, self._rate = read_server(args), MessageRate(RATES)
 
     def check(self, timeout: float) -> None:
@@ -71,7 +71,7 @@ class Feishu:
         """Send ``alerts`` as one message; a code of an error within an answer of status 200 counts as failure."""
         self.deliver(subject(alerts), paragraphs(alerts), timeout)
 
-    def deliver(self, title: str, parts: Sequence[str], timeout: float) -> Received:
+    def deliver(self, title: str, parts: Sequence[str], timeout: float) -> Answer:
         """Send a message of paragraphs, cut to the size that Feishu accepts, and return the answer.
 
         Raises:
@@ -81,8 +81,8 @@ class Feishu:
         self._rate.wait(timeout)
         content = _Content(title, partial(self._signature, int(time.time())))
         fit = fitting(parts, lambda some: len(content.body(some)) <= LARGEST)
-        received = posted(self._server, self._server.url, content.body(fit), end - time.monotonic())
-        answer = json_object(received.content)
+        received = post(self._server, self._server.url, content.body(fit), end - time.monotonic())
+        answer = json_object(received.body)
         code = answer.get("code", answer.get("StatusCode"))
         if code != 0 or isinstance(code, bool):
             advice = f" ({ADVICE[code]})" if isinstance(code, int) and code in ADVICE else ""

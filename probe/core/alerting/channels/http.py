@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
-from probe.core.alerting.channels.exchange import ask, post, require_httpx
+from probe.core.alerting.channels.exchange import ask, post, require_client
 from probe.core.alerting.channels.message import as_json, highest, subject
 from probe.core.fields import Section
 from probe.core.records import Alert
@@ -24,7 +24,7 @@ class Http:
     sends: ClassVar[str] = "sends a JSON object by POST to the url, with the secret as bearer token"
 
     def __init__(self, args: HttpArgs) -> None:
-        require_httpx("http")
+        require_client("http")
         self._server = read_server(args)
 
     def check(self, timeout: float) -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,6 +16,7 @@ from probe.core.faults import Faults
 from probe.core.output.metrics.board import Counts, MetricBoard
 from probe.core.output.metrics.catalogue import Series
 from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader, Values, sweep
+from probe.core.process_identity import process_state
 from probe.core.worker import Worker
 
 WHERE = "metrics"
@@ -184,9 +184,9 @@ class MetricsHub:
         Raises:
             OSError: if it cannot be made.
         """
-        name = self.name
+        name, started = self.name, process_state("self").started
         header = MetricsHeader(
-            os.getpid(), started_ticks(), name.job[:200], name.rank, name.ranks, name.host[:200], gpu_uuids(), most
+            os.getpid(), started, name.job[:200], name.rank, name.ranks, name.host[:200], gpu_uuids(), most
         )
         folder = self._folder()
         sweep(folder)
@@ -222,13 +222,6 @@ class MetricsHub:
         for name, outlet in outlets.items():
             outlet.close(max(LEAST_SECONDS, deadline - time.monotonic()) if seconds > 0 else 0.0)
             self._outlets.pop(name, None)  # only now: a call after an interrupted one closes the others
-
-
-def started_ticks() -> int:
-    """Return the time at which this process started, in clock ticks since boot; -1 if the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19])
-    return -1
 
 
 def gpu_uuids() -> tuple[str, ...]:
