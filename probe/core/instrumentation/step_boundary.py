@@ -113,6 +113,31 @@ class Updates:
         return lambda: float(wait()[0, 0])
 
 
+SEARCH = 3
+"""Evaluations of a closure in one update that show a search; SAM and its like make two, and then move."""
+
+
+class Searches:
+    """Optimizers that search by evaluating a closure several times, such as LBFGS: how far they go is their decision.
+    A line search without success, or a tolerance, ends an update before anything has moved."""
+
+    def __init__(self) -> None:
+        self._optimizers = set[int]()
+        self._evaluations = 1
+        """Evaluations of the closure in the update in progress."""
+
+    def evaluated(self) -> None:
+        """Note that the update in progress evaluates its closure again."""
+        self._evaluations += 1
+
+    def outcome(self, optimizer: Optimizer, outcome: Outcome) -> Outcome:
+        """Return the outcome of an update that has ended: unknown instead of applied if ``optimizer`` searches."""
+        if self._evaluations >= SEARCH:
+            self._optimizers.add(id(optimizer))
+        self._evaluations = 1
+        return "unknown" if outcome == "applied" and id(optimizer) in self._optimizers else outcome
+
+
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
 
 

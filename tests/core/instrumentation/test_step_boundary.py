@@ -9,7 +9,8 @@ import pytest
 
 import probe
 from probe.core.instrumentation.context import Clock
-from probe.core.instrumentation.step_boundary import Turns
+from probe.core.instrumentation.step_boundary import Searches, Turns
+from probe.core.records import Outcome
 
 
 def micro_steps(events: str) -> list[int]:
@@ -123,3 +124,17 @@ def test_nobody_sets_an_attribute_of_a_run() -> None:
                 if owner.split(".")[-1] in ("run", "_run") or owner.split(".")[-2:-1] in (["run"], ["_run"]):
                     wrong.append((path.name, ast.unparse(node)))
     assert [each for each in wrong if ".clock." not in each[1]] == []
+
+
+def test_an_update_that_a_search_may_have_ended_has_no_known_outcome() -> None:
+    """From three evaluations on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
+    searches, line_search, other = Searches(), object(), object()
+
+    def outcome(optimizer: object, evaluations: int, ended: Outcome = "applied") -> str:
+        for _ in range(evaluations - 1):
+            searches.evaluated()
+        return searches.outcome(optimizer, ended)
+
+    assert [outcome(line_search, number) for number in (1, 2, 3, 1)] == ["applied", "applied", "unknown", "unknown"]
+    assert [outcome(other, number) for number in (1, 2, 1)] == ["applied"] * 3
+    assert outcome(line_search, 6, "skipped") == "skipped"
