@@ -27,7 +27,8 @@ FEWEST_ELEMENTS, FAINT = 16, 1e-3
 """Elements of a gradient that is judged, and the part of the median root mean square that it must have."""
 FADED = 0.03
 """Part of its own usual norm, the largest so far, below which a gradient has faded: what then comes to the part that
-had converged, such as a rare reward or class, is a leap."""
+had converged, such as a rare reward or class, is a leap. The first window does not count: norms of the first updates
+are often many times as large as all later ones."""
 PATIENCE = 10
 """Updates in a row without a gradient apart after which the next one is reported."""
 
@@ -62,6 +63,7 @@ class GradientApart(ChangeCheck):
         self._number = 0
         self._usual, self._highest = np.empty(0), np.empty(0)
         """Largest mean of a window, and largest of all, of the logarithms of each parameter's norms."""
+        self._updates = 0
         self._quiet = PATIENCE
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -90,14 +92,14 @@ class GradientApart(ChangeCheck):
                 yield self._finding(update, np.flatnonzero(finite)[apart].tolist(), levels[apart], apart)
             self._quiet = 0 if apart is not None else self._quiet + 1
         self._past[self._number % WINDOW] = levels
-        self._number += 1
+        self._number, self._updates = self._number + 1, self._updates + 1
         if self._number % WINDOW == 0:
             self._remember()
 
     def _remember(self) -> None:
         """Remember how large gradients have been, from a window that is full or ends early."""
         past, finite = self._past[: self._number], self._finite
-        if len(past) >= FEWEST_UPDATES and self._past.shape[1] >= ROWS:
+        if self._updates > WINDOW and len(past) >= FEWEST_UPDATES:
             self._usual[finite] = np.maximum(self._usual[finite], past.mean(axis=0))
             self._highest[finite] = np.maximum(self._highest[finite], past.max(axis=0))
 
