@@ -9,7 +9,6 @@ from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.step_size import step_sizes
 from probe.core.checks.update_facts import is_any
-from probe.core.records import Outcome
 
 UPDATES = 5
 LOOKED = 3
@@ -21,7 +20,6 @@ LEAST_RATE = 1e-4
 LEAST_NORM = 1e-2
 """Share of the largest gradient of updates that moved something below which the training has converged."""
 
-JUDGED: tuple[Outcome, ...] = ("applied", "unknown")
 STOPPED = "the optimizer decides itself how far it goes, and may have ended its search"
 
 
@@ -29,9 +27,8 @@ class NothingMoves(FactCheck):
     """Report that no parameter that was looked at has changed in five applied updates in a row.
 
     Only parameters with a gradient count, at a learning rate that is not at the end of its schedule, and with a
-    gradient that is not one of a minimum: LBFGS and the like stop there by design. If it is not known whether these
-    updates were applied, as of an optimizer that searches and finds nothing better, and earlier ones have moved
-    something, it is a note.
+    gradient that is not one of a minimum: LBFGS and the like stop there by design. Of an optimizer that searches, it is
+    a note once updates have moved something: it has found nothing better.
     """
 
     name = "nothing-moves"
@@ -50,25 +47,21 @@ class NothingMoves(FactCheck):
     def __init__(self) -> None:
         super().__init__()
         self._count, self._since, self._reported = 0, -1, False
-        self._applied = True
-        """True if each of the counted updates was applied for certain."""
         self._looked: set[int] = set()
         self._highest_rate = self._highest_norm = 0.0
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts, norms, total = update.facts, update.norms, update.total
-        if facts.outcome not in JUDGED or facts.values is None or norms is None or not len(facts.values.looked):
+        if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
             return
         rate = max((rate for rate in facts.rates if not isnan(rate)), default=0.0)
         self._highest_rate = max(self._highest_rate, rate)
         if is_any(facts.values.moved):
             self.judged = True
             self._highest_norm = max(self._highest_norm, total)
-            self._count, self._reported, self._applied = 0, False, True
+            self._count, self._reported = 0, False
             self._looked.clear()
-            return
-        if facts.outcome == "unknown" and not self._highest_norm:
             return
         looked = facts.values.looked
         driven = looked[step_sizes(facts, norms)[looked] >= LEAST_STEP]
@@ -77,7 +70,6 @@ class NothingMoves(FactCheck):
         self.judged = True
         self._since = self._since if self._count else facts.step
         self._count += 1
-        self._applied &= facts.outcome == "applied"
         self._looked.update(driven.tolist())
         enough = min(LOOKED, int((norms > 0).sum()))
         if self._count >= UPDATES and len(self._looked) >= enough and not self._reported:
@@ -87,7 +79,7 @@ class NothingMoves(FactCheck):
                 f"none of {number} parameters that were looked at has changed in {self._count} updates in a row, "
                 f"though the learning rate is {rate:.3g} and their gradients are not zero"
             )
-            if not self._applied:
-                text += f"; {STOPPED}"
-            grade: Grade = self.grade if self._applied else "note"
+            stopped = facts.searches and self._highest_norm > 0
+            text += f"; {STOPPED}" if stopped else ""
+            grade: Grade = "note" if stopped else self.grade
             yield self.finding(facts, self._since, text, {"rate": rate, "looked": number, "norm": total}, grade=grade)

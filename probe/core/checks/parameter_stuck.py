@@ -77,7 +77,7 @@ class ParameterStuck(FactCheck):
             return
         self._steady = looked if is_all(moved) else None
         some = is_any(moved)
-        if not some and len(looked) == len(facts.names):  # it has moved no part: see NothingMoves
+        if not some and (facts.searches or len(looked) == len(facts.names)):  # see NothingMoves
             return
         self._still[looked[moved]] = 0
         self._moved[looked[moved]] = True

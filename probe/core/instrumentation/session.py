@@ -298,14 +298,14 @@ class Session:
         if not self._watches(optimizer):
             return
         before, self._working = self._working, True
-        outcome = self._searches.outcome(optimizer, outcome)
+        searches = self._searches.include(optimizer)
         try:
             if self._sentinel is not None:
-                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome)
+                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome, searches)
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
-            if outcome != "applied":
-                self._take_outcome(optimizer, outcome)
+            if outcome != "applied" or searches:
+                self._take_outcome(optimizer, "unknown" if outcome == "applied" else outcome)
             if self._turns.take(optimizer):
                 self._end()
         finally:

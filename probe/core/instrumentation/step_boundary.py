@@ -130,12 +130,12 @@ class Searches:
         """Note that the update in progress evaluates its closure again."""
         self._evaluations += 1
 
-    def outcome(self, optimizer: Optimizer, outcome: Outcome) -> Outcome:
-        """Return the outcome of an update that has ended: unknown instead of applied if ``optimizer`` searches."""
+    def include(self, optimizer: Optimizer) -> bool:
+        """Note that an update has ended; return whether its optimizer searches."""
         if self._evaluations >= SEARCH:
             self._optimizers.add(id(optimizer))
         self._evaluations = 1
-        return "unknown" if outcome == "applied" and id(optimizer) in self._optimizers else outcome
+        return id(optimizer) in self._optimizers
 
 
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
@@ -247,8 +247,8 @@ class UpdateListener(Protocol):
     def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
 
-    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
-        """Receive the outcome of its update."""
+    def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool, /) -> None:
+        """Receive the outcome of its update, and whether it searches: see :class:`Searches`."""
 
     def unseen(self, optimizer: Optimizer, /) -> None:
         """Receive an optimizer that has updated in compiled code, in which no hook runs."""

@@ -310,7 +310,7 @@ def test_gradients_that_move_together_are_not_apart() -> None:
 
 
 def faded(times: float) -> list[JudgedUpdate]:
-    """Updates in which the gradients of two layers fade to a thousandth, and leap once: a multiple of the usual ones."""
+    """Updates in which the gradients of two layers fade to a thousandth, and leap once beyond what they were."""
     training = Training()
     rows = [*training.updates(70)]
     for norm in (*np.geomspace(0.1, 1e-4, 30), *[1e-4] * 32):

@@ -51,12 +51,12 @@ def test_convergence_and_the_end_of_a_schedule_are_none() -> None:
 
 def test_a_search_that_ends_is_a_note() -> None:
     """A line search that finds nothing better moves nothing, at a gradient and a rate as before."""
-    training = Training(state_steps=None, rates=(0.5,), outcome="unknown")
+    training = Training(state_steps=None, rates=(0.5,), searches=True)
     (finding,) = findings("nothing-moves", training.updates(9), training.updates(50, moved=False))
     assert (finding.step, finding.since, finding.grade) == (13, 9, "note")
     assert "may have ended its search" in finding.text
-    scaled = Training(outcome="unknown")
-    assert not findings("nothing-moves", scaled.updates(9, moved=False))
+    lost = Training(searches=True)
+    assert [finding.grade for finding in findings("nothing-moves", lost.updates(9, moved=False))] == ["critical"]
 
 
 def test_parameters_that_never_move_are_named() -> None:
@@ -105,6 +105,9 @@ def test_updates_that_move_nothing_are_not_about_a_part() -> None:
     """All parameters stand still at once, as when an optimizer has ended its search."""
     training = Training()
     assert not findings("parameter-stuck", training.updates(20), training.updates(20, moved=False))
+    part = Training(searches=True)
+    turns = (part.update(moved=False, looked=[NAMES[step % 2]]) for step in range(20))
+    assert not findings("parameter-stuck", part.updates(20), turns)
 
 
 def test_half_precision_that_moved_before_may_stop() -> None:

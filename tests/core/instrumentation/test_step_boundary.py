@@ -10,7 +10,6 @@ import pytest
 import probe
 from probe.core.instrumentation.context import Clock
 from probe.core.instrumentation.step_boundary import Searches, Turns
-from probe.core.records import Outcome
 
 
 def micro_steps(events: str) -> list[int]:
@@ -126,15 +125,14 @@ def test_nobody_sets_an_attribute_of_a_run() -> None:
     assert [each for each in wrong if ".clock." not in each[1]] == []
 
 
-def test_an_update_that_a_search_may_have_ended_has_no_known_outcome() -> None:
-    """From three evaluations on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
+def test_an_optimizer_that_searches_is_known_by_its_evaluations() -> None:
+    """From three in one update on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
     searches, line_search, other = Searches(), object(), object()
 
-    def outcome(optimizer: object, evaluations: int, ended: Outcome = "applied") -> str:
+    def include(optimizer: object, evaluations: int) -> bool:
         for _ in range(evaluations - 1):
             searches.evaluated()
-        return searches.outcome(optimizer, ended)
+        return searches.include(optimizer)
 
-    assert [outcome(line_search, number) for number in (1, 2, 3, 1)] == ["applied", "applied", "unknown", "unknown"]
-    assert [outcome(other, number) for number in (1, 2, 1)] == ["applied"] * 3
-    assert outcome(line_search, 6, "skipped") == "skipped"
+    assert [include(line_search, number) for number in (1, 2, 3, 1)] == [False, False, True, True]
+    assert [include(other, number) for number in (1, 2, 1)] == [False] * 3
