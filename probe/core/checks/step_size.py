@@ -72,7 +72,7 @@ def step_sizes(facts: UpdateFacts, norms: Array, memory: GradientMemory | None =
     rates = np.nan_to_num(rates_of(facts))
     clip = facts.clip if 0 < facts.clip < 1 else 1.0
     if facts.state_steps is None:
-        steps = rates * rms * clip
+        steps: Array = rates * rms * clip
     else:
         steps = np.where(rms >= SMALLEST, rates if memory is None else rates * memory.shares(facts, norms), 0.0)
     steps[rms < ROUNDING * np.median(rms[has])] = 0.0
