@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from tests.required import require
 torch = require("torch")
 
 import torch.distributed as dist  # noqa: E402 - only where torch is
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (  # noqa: E402
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402, N817
 
 STEPS, BROKEN_AT = 6, 3
@@ -132,3 +138,27 @@ def test_parts_are_no_replicas_though_nothing_names_groups(two_ranks: Ranks) -> 
         assert faults == {}
         assert {(name, of) for _, _, name, of in found} == {("norm.weight", rank)}
         assert min(step for step, _, _, _ in found) == 8
+
+
+def apart(warm_up: int) -> tuple[Found, dict[str, int], list[int]]:
+    """Findings of a rank that averages gradients for some steps, and then trains on its own data alone; faults, and
+    its data-parallel group by the manifest."""
+    subgroup, _ = dist.new_subgroups(group_size=1)
+    model = DDP(Net())
+    model.register_comm_hook(PostLocalSGDState(None, subgroup, warm_up), post_localSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"global_stats": True, "alert": {"rules": [{"rule_name": "AnomalyReplica"}]}}
+    monitor = watch(model, optimizer, xy_distribution=False, **settings)
+    for step in range(STEPS):
+        loss_of(model(batch(step, dist.get_rank()))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    found = [(f.step, f.signal, str(f.key.name), f.rank) for f in monitor.findings]
+    manifest = json.loads((Path(monitor.output_directory) / "manifest.json").read_text(encoding="utf-8"))
+    return found, monitor.faults, manifest["groups"]["data_parallel"]
+
+
+def test_ranks_that_train_apart_by_intention_are_no_replicas(two_ranks: Ranks) -> None:
+    """Local SGD: parameters differ between two averages, and files name each rank as a replica of itself alone."""
+    assert two_ranks.run(apart, BROKEN_AT) == [([], {}, [0]), ([], {}, [1])]

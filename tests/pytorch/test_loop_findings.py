@@ -31,10 +31,12 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Foun
     """A function that runs a loop and returns check, step and places of what is more than a note."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
 
-    def run(loop: Loop, model: Any = None, of: Callable[[Any], Any] | None = None) -> Found:
+    def run(
+        loop: Loop, model: Any = None, of: Callable[[Any], Any] | None = None, make: Any = torch.optim.Adam
+    ) -> Found:
         torch.manual_seed(0)
         model = net() if model is None else model
-        optimizer = torch.optim.Adam(model.parameters() if of is None else of(model), 1e-3)
+        optimizer = make(model.parameters() if of is None else of(model), 1e-3)
         monitor = TrainerMon(SETTINGS)
         monitor.set_monitor(model, 1, optimizer)
         loop(model, optimizer)
@@ -95,6 +97,46 @@ def measured_after_the_update(model: Any, optimizer: Any) -> None:
 def test_habits_that_resemble_faults_are_none(loop: Loop, found: Callable[..., Found]) -> None:
     """Gradients that are cleared, and weights that are written, past the framework; norms that are only measured."""
     assert found(loop) == []
+
+
+class Backtracking(torch.optim.Optimizer):  # type: ignore[misc]
+    """Gradient descent by a third of the rate until the loss is less, and back to the beginning if it is not."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        loss, (group,) = closure(), self.param_groups
+        begin = [(parameter, parameter.detach().clone(), parameter.grad.clone()) for parameter in group["params"]]
+        for part in range(4):
+            with torch.no_grad():
+                for parameter, value, gradient in begin:
+                    parameter.copy_(value - group["lr"] / 3**part * gradient)
+            if closure() < loss:
+                return loss
+        with torch.no_grad():
+            for parameter, value, _ in begin:
+                parameter.copy_(value)
+        return loss
+
+
+def searched(model: Any, optimizer: Any) -> None:
+    x = torch.randn(16, 8)
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < ONSET else 1e5
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def test_a_search_that_ends_is_none(found: Callable[..., Found]) -> None:
+    """A line search finds nothing better from some step on, at a gradient as before, and moves nothing."""
+    assert found(searched, make=Backtracking) == []
 
 
 def test_gradients_of_masters_are_new_though_they_seem_untouched(found: Callable[..., Found]) -> None:

@@ -15,6 +15,8 @@ from probe.core.robust import common_movement, medians_of, spreads_of
 
 WINDOW, LEAST = 32, 24
 """Updates that are compared with, at most and at least."""
+FEWEST_UPDATES = 8
+"""Updates of a window from which on it shows how large a gradient usually is."""
 ROWS = 5
 """Gradients of which the common movement is taken, at least."""
 DEVIATIONS, FLOOR = 10.0, 0.25
@@ -23,6 +25,10 @@ AWAY, ABOVE = log(8.0), log(3.0)
 """Least movement against the others, and least rise above all of the window."""
 FEWEST_ELEMENTS, FAINT = 16, 1e-3
 """Elements of a gradient that is judged, and the part of the median root mean square that it must have."""
+FADED = 0.03
+"""Part of its own usual norm, the largest so far, below which a gradient has faded: what then comes to the part that
+had converged, such as a rare reward or class, is a leap. The first window does not count: norms of the first updates
+are often many times as large as all later ones."""
 PATIENCE = 10
 """Updates in a row without a gradient apart after which the next one is reported."""
 
@@ -33,8 +39,8 @@ class GradientApart(ChangeCheck):
     Gradients rise and fall together with the batch and the loss. So the logarithm of each norm is taken relative to its
     median over the latest 32 updates, and the median of these movements over all gradients is taken out. What is left
     must be beyond ten robust standard deviations of its own past and a factor of eight, and the norm three times the
-    largest of the window. Gradients of few elements, and those at rounding level, are left out; other parameters with a
-    gradient begin another past.
+    largest of the window; of a gradient that has faded, three times the largest of the run. Gradients of few elements,
+    and those at rounding level, are left out; other parameters with a gradient begin another past.
     """
 
     name = "gradient-apart"
@@ -55,6 +61,9 @@ class GradientApart(ChangeCheck):
         self._past: Array = np.empty((0, 0))
         """Logarithms of the norms of the latest updates, a row each."""
         self._number = 0
+        self._usual, self._highest = np.empty(0), np.empty(0)
+        """Largest mean of a window, and largest of all, of the logarithms of each parameter's norms."""
+        self._updates = 0
         self._quiet = PATIENCE
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -66,6 +75,9 @@ class GradientApart(ChangeCheck):
         if not update.finite:
             pattern = (facts.gradients.there & np.isfinite(norms) & (norms > 0)).tobytes()
         if pattern != self._there or facts.names is not self._names:
+            self._remember()
+            if facts.names != self._names:
+                self._usual, self._highest = np.full((2, len(facts.names)), -np.inf)
             self._there, self._names = pattern, facts.names
             self._finite, self._number = np.frombuffer(pattern, np.bool_), 0
             self._past = np.zeros((WINDOW, count_of(self._finite)))
@@ -80,7 +92,16 @@ class GradientApart(ChangeCheck):
                 yield self._finding(update, np.flatnonzero(finite)[apart].tolist(), levels[apart], apart)
             self._quiet = 0 if apart is not None else self._quiet + 1
         self._past[self._number % WINDOW] = levels
-        self._number += 1
+        self._number, self._updates = self._number + 1, self._updates + 1
+        if self._number % WINDOW == 0:
+            self._remember()
+
+    def _remember(self) -> None:
+        """Remember how large gradients have been, from a window that is full or ends early."""
+        past, finite = self._past[: self._number], self._finite
+        if self._updates > WINDOW and len(past) >= FEWEST_UPDATES:
+            self._usual[finite] = np.maximum(self._usual[finite], past.mean(axis=0))
+            self._highest[finite] = np.maximum(self._highest[finite], past.max(axis=0))
 
     def _apart(self, levels: Array, sizes: tuple[int, ...], finite: Mask) -> Mask | None:
         """Return the gradients that are apart; None if none is."""
@@ -100,6 +121,7 @@ class GradientApart(ChangeCheck):
             & (levels - past.max(axis=0) > ABOVE)
             & (elements >= FEWEST_ELEMENTS)
             & (squares >= np.median(squares) + log(FAINT))
+            & ((middles >= self._usual[finite] + log(FADED)) | (levels - self._highest[finite] > ABOVE))
         )
         return apart if apart.any() else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.step_size import step_sizes
 from probe.core.checks.update_facts import is_any
@@ -20,12 +20,15 @@ LEAST_RATE = 1e-4
 LEAST_NORM = 1e-2
 """Share of the largest gradient of updates that moved something below which the training has converged."""
 
+STOPPED = "the optimizer decides itself how far it goes, and may have ended its search"
+
 
 class NothingMoves(FactCheck):
     """Report that no parameter that was looked at has changed in five applied updates in a row.
 
     Only parameters with a gradient count, at a learning rate that is not at the end of its schedule, and with a
-    gradient that is not one of a minimum: LBFGS and the like stop there by design.
+    gradient that is not one of a minimum: LBFGS and the like stop there by design. Of an optimizer that searches, it is
+    a note once updates have moved something: it has found nothing better.
     """
 
     name = "nothing-moves"
@@ -76,4 +79,7 @@ class NothingMoves(FactCheck):
                 f"none of {number} parameters that were looked at has changed in {self._count} updates in a row, "
                 f"though the learning rate is {rate:.3g} and their gradients are not zero"
             )
-            yield self.finding(facts, self._since, text, {"rate": rate, "looked": number, "norm": total})
+            stopped = facts.searches and self._highest_norm > 0
+            text += f"; {STOPPED}" if stopped else ""
+            grade: Grade = "note" if stopped else self.grade
+            yield self.finding(facts, self._since, text, {"rate": rate, "looked": number, "norm": total}, grade=grade)

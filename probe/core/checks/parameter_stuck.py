@@ -11,7 +11,7 @@ import numpy.typing as npt
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import listing
-from probe.core.checks.step_size import rates_of, step_sizes
+from probe.core.checks.step_size import GradientMemory, rates_of, step_sizes
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts, is_all, is_any
 
 UPDATES = 5
@@ -25,8 +25,9 @@ LEAST_RATE = 1e-3
 class ParameterStuck(FactCheck):
     """Report parameters that did not move in five updates in which they were looked at, while others moved.
 
-    The update must be large enough to be seen: see :func:`probe.core.checks.step_size.step_sizes`. A parameter of half
-    precision, or of a precision that is not known, counts only if it has never moved.
+    The update must be large enough to be seen: see :func:`probe.core.checks.step_size.step_sizes`; where the gradient
+    has all but vanished beside its own past, as in a part that has converged, it is not. A parameter of half precision,
+    or of a precision that is not known, counts only if it has never moved.
     """
 
     name = "parameter-stuck"
@@ -55,7 +56,7 @@ class ParameterStuck(FactCheck):
         dtypes = [dtype.lower() for dtype in facts.parameter_dtypes] or [""] * number
         self._half = np.array([dtype.endswith("float16") for dtype in dtypes], dtype=np.bool_)
         self._full = np.array([dtype.endswith(("float32", "float64")) for dtype in dtypes], dtype=np.bool_)
-        self._updates = 0
+        self._updates, self._memory = 0, GradientMemory(number)
         self._steady: npt.NDArray[np.int64] | None = None
         """Parameters that were looked at in the last update, if each of them has moved."""
 
@@ -64,7 +65,10 @@ class ParameterStuck(FactCheck):
         facts, norms = update.facts, update.norms
         if facts.names is not self._names and facts.names != self._names:
             self._begin(update)
-        if facts.outcome != "applied" or facts.values is None or norms is None or not len(facts.values.looked):
+        if facts.outcome != "applied" or norms is None:
+            return
+        self._memory.add(facts, norms)
+        if facts.values is None or not len(facts.values.looked):
             return
         self._highest_rate = max(self._highest_rate, *(rate for rate in facts.rates if not isnan(rate)), 0.0)
         looked, moved = facts.values.looked, facts.values.moved
@@ -73,6 +77,8 @@ class ParameterStuck(FactCheck):
             return
         self._steady = looked if is_all(moved) else None
         some = is_any(moved)
+        if not some and (facts.searches or len(looked) == len(facts.names)):  # see NothingMoves
+            return
         self._still[looked[moved]] = 0
         self._moved[looked[moved]] = True
         self._updates += some
@@ -85,7 +91,7 @@ class ParameterStuck(FactCheck):
     def _count(self, facts: UpdateFacts, positions: npt.NDArray[np.int64], norms: Array) -> None:
         """Count an update of parameters that did not move, of those that should have."""
         usual = np.nan_to_num(rates_of(facts)) >= LEAST_RATE * self._highest_rate
-        driven = usual & (step_sizes(facts, norms) >= np.where(self._full, LEAST_STEP, LEAST_HALF_STEP))
+        driven = usual & (step_sizes(facts, norms, self._memory) >= np.where(self._full, LEAST_STEP, LEAST_HALF_STEP))
         still = positions[driven[positions]]
         self._since[still[self._still[still] == 0]] = facts.step
         self._still[still] += 1

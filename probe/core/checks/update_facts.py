@@ -144,5 +144,8 @@ class UpdateFacts(NamedTuple):
     shown: bool = True
     """False if an engine keeps the gradients elsewhere than with the parameters: the norms of this rank's parts are
     known, and not what became of the objects."""
+    searches: bool = False
+    """True if the optimizer evaluates a closure several times in its updates, as a line search does: how far it goes,
+    if anywhere, is its own decision."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""

@@ -190,7 +190,8 @@ class Run:
     tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The same for the tensor-parallel group and parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
-    """The data-parallel group that was passed to ``set_monitor``: ranks that hold the same parameters."""
+    """Ranks that hold the same parameters: the data-parallel group that was passed to ``set_monitor``, or that of the
+    model's wrapper; this rank alone if ranks train apart by intention."""
     directory: Path | None = None
     """The directory of this rank's files; None where nothing is written."""
     asked: bool = True

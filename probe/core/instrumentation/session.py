@@ -24,6 +24,7 @@ from probe.core.instrumentation.step_boundary import (
     FinishedStep,
     ForwardMarks,
     RunListener,
+    Searches,
     StepConsumer,
     StepTimer,
     Turns,
@@ -67,7 +68,7 @@ class Session:
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._timer = StepTimer()
-        self._updates = Updates(run.framework.tensors)
+        self._updates, self._searches = Updates(run.framework.tensors), Searches()
         self._update = UpdateReading()
         """The update of the step that ended last."""
         self._process = os.getpid()
@@ -297,13 +298,14 @@ class Session:
         if not self._watches(optimizer):
             return
         before, self._working = self._working, True
+        searches = self._searches.include(optimizer)
         try:
             if self._sentinel is not None:
-                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome)
+                attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome, searches)
             if self._run.clock.sampled and self._run.after_update.all:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
-            if outcome != "applied":
-                self._take_outcome(optimizer, outcome)
+            if outcome != "applied" or searches:
+                self._take_outcome(optimizer, "unknown" if outcome == "applied" else outcome)
             if self._turns.take(optimizer):
                 self._end()
         finally:
@@ -386,6 +388,8 @@ class Session:
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self._run.clock.searching = on and not self._detached
+        if on:
+            self._searches.evaluated()
 
     @property
     def faults(self) -> Faults:

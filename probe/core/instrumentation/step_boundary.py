@@ -113,6 +113,31 @@ class Updates:
         return lambda: float(wait()[0, 0])
 
 
+SEARCH = 3
+"""Evaluations of a closure in one update that show a search; SAM and its like make two, and then move."""
+
+
+class Searches:
+    """Optimizers that search by evaluating a closure several times, such as LBFGS: how far they go is their decision.
+    A line search without success, or a tolerance, ends an update before anything has moved."""
+
+    def __init__(self) -> None:
+        self._optimizers = set[int]()
+        self._evaluations = 1
+        """Evaluations of the closure in the update in progress."""
+
+    def evaluated(self) -> None:
+        """Note that the update in progress evaluates its closure again."""
+        self._evaluations += 1
+
+    def include(self, optimizer: Optimizer) -> bool:
+        """Note that an update has ended; return whether its optimizer searches."""
+        if self._evaluations >= SEARCH:
+            self._optimizers.add(id(optimizer))
+        self._evaluations = 1
+        return id(optimizer) in self._optimizers
+
+
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
 
 
@@ -222,8 +247,8 @@ class UpdateListener(Protocol):
     def updating(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
 
-    def updated(self, optimizer: Optimizer, outcome: Outcome, /) -> None:
-        """Receive the outcome of its update."""
+    def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool, /) -> None:
+        """Receive the outcome of its update, and whether it searches: see :class:`Searches`."""
 
     def unseen(self, optimizer: Optimizer, /) -> None:
         """Receive an optimizer that has updated in compiled code, in which no hook runs."""

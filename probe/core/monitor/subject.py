@@ -13,6 +13,7 @@ from probe.core.config.lint import without_effect
 from probe.core.config.load import dynamic
 from probe.core.config.schema import Settings
 from probe.core.control.on_anomaly import around, deeper
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation import target_aliases
 from probe.core.instrumentation.context import Clock, Run
@@ -151,10 +152,14 @@ class Subject:
             )
 
     def _replicas(self, chunks: Sequence[tuple[int, Any]], group: Any) -> tuple[int, ...]:
-        """Return the ranks of the data-parallel group that was passed or, without one, that a wrapper shows."""
+        """Return the ranks of the data-parallel group that was passed or, without one, that a wrapper shows; this rank
+        alone if ranks train apart by intention."""
+        models, loop = [model for _, model in chunks], self.framework.loop
+        if loop is not None and attempt(self.faults, "replicas", loop.part_ways, models):
+            return (self.framework.groups.rank(),)
         if group is not None:
             return tuple(ranks_of(self.framework, "dp_group", group))
-        return tuple(self.framework.groups.replicas([model for _, model in chunks]))
+        return tuple(self.framework.groups.replicas(models))
 
     def _repeats(self, name: str, group: Any) -> list[tuple[int, ...]]:
         """Return a list of ``group`` alone if this rank is in it, but not its first; else an empty list."""

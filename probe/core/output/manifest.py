@@ -126,7 +126,7 @@ def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
     groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
     if len(mates) > 1:
         groups.setdefault(PIPELINE, list(mates))
-    if len(run.replicas) > 1:
+    if run.replicas and run.framework.groups.world_size() > 1:  # this rank alone has no copies
         groups.setdefault(DATA, list(run.replicas))
     return groups
 

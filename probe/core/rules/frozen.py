@@ -13,7 +13,7 @@ from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for, numels
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.about import About, has_op
-from probe.core.rules.history import Alignment, Field, History
+from probe.core.rules.history import Alignment, Field, History, Indices
 from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
@@ -33,6 +33,9 @@ DRIVING = 1e-5
 """Size of a gradient, as a part of the median of all parameters' in the step, below which it does not drive: where
 gradients cancel (biases of attention's keys, or before a normalisation), only their rounding is left, which is 1e-7 of
 the terms in float32."""
+FADED, FORGETTING = 1e-3, 0.99
+"""Part of its own largest size below which a gradient does not drive either, as in a part that has converged; and what
+a sampled step leaves of that size."""
 
 
 class FrozenArgs(Section):
@@ -52,7 +55,8 @@ class AnomalyFrozen(About):
     A step is not judged if fewer than half of the parameters with a gradient move, or if they move by less than a
     millionth: a learning rate of 0, as in the first step of a warm-up and the last of a decay, or a skipped step. A
     parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite, nor one
-    whose gradient has a root mean square below a hundred-thousandth of the median of all parameters.
+    whose gradient has a root mean square below a hundred-thousandth of the median of all parameters, or below a
+    thousandth of its own in earlier steps.
 
     If nothing moves at all, the step is judged if its update was applied with a known learning rate above 0, and if
     for half of the parameters the rate times the gradient (at most 1, as Adam's) would be visible: a hundred-thousandth
@@ -86,6 +90,7 @@ class AnomalyFrozen(About):
         self._kinds = [np.array([name in kind for name in self._moments], dtype=bool) for kind in (EXTREMES, SUMS)]
         self._suffices = all(kind.any() for kind in self._kinds)
         fields = {"streak": Field(0, np.int64), "first": Field(np.nan, np.float64, (len(self._moments),))}
+        fields["largest"] = Field(0, np.float64)
         self.history = History((OP,), fields)
         self._latest: dict[str, Batch] = {}
         self._places: dict[str, Alignment] = {name: Alignment() for name in ("param_origin", *GRADIENTS)}
@@ -106,22 +111,31 @@ class AnomalyFrozen(About):
         still: Mask = ((now == then) | lacking).all(axis=1)
         if after.update.outcome == "skipped" or not (gradients := self._gradients(after)):
             return
+        rows = self.history.rows(after)
+        at = np.flatnonzero(rows >= 0)
+        slots = rows[at]
         driven = _driven(gradients) & enough
+        driven[at] &= self._is_usual(slots, np.fmax.reduce(gradients)[at])
         if not (driven & ~still).any():
             driven = _should_move(driven, after, gradients) & enough
         elif not _is_telling(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
             return
         if not driven.any():
             return
-        rows = self.history.rows(after)
-        at = np.flatnonzero(rows >= 0)
-        slots, streak, first = rows[at], self.history.of("streak"), self.history.of("first")
+        streak, first = self.history.of("streak"), self.history.of("first")
         same = (now[at] == first[slots]) | lacking[at] | np.isnan(first[slots])
         stays = (driven & still)[at] & ((streak[slots] == 0) | same.all(axis=1))
         first[slots[streak[slots] == 0]] = now[at[streak[slots] == 0]]
         streak[slots] = np.where(stays, streak[slots] + 1, 0)
         frozen = at[streak[slots] == self._steps]
         yield from self._reporter.findings(after, OP, frozen, np.zeros(len(frozen)), np.full(len(frozen), np.nan))
+
+    def _is_usual(self, slots: Indices, sizes: Array) -> Mask:
+        """Return which gradients are not far smaller than they have been; remember how large they are."""
+        largest = self.history.of("largest")
+        largest[slots] = np.fmax(FORGETTING * largest[slots], sizes)
+        mask: Mask = sizes >= FADED * largest[slots]
+        return mask
 
     def _numbers(self, batch: Batch) -> Array:
         """Collected moments of each row: ``len(batch)`` x moments."""

@@ -287,8 +287,12 @@ class Sentinel:
         ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=watched.clips, steps=steps)
         self._end(watched, ended)
 
-    def updated(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        """Pass the update on, which has ended."""
+    def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool) -> None:
+        """Pass the update on, which has ended.
+
+        Args:
+            searches: see :class:`probe.core.checks.update_facts.UpdateFacts`.
+        """
         update = self._updating.pop(id(optimizer), None)
         if update is None:
             return
@@ -297,7 +301,7 @@ class Sentinel:
         watched.applied.mark(held)
         watched.again = [gradient is not None for gradient in held]
         ended = ReadUpdate(
-            update.facts,
+            update.facts._replace(searches=True) if searches else update.facts,
             outcome if update.shown else "unknown",
             looked,
             update.roots,

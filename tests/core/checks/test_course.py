@@ -309,6 +309,22 @@ def test_gradients_that_move_together_are_not_apart() -> None:
     assert not findings("gradient-apart", rows)
 
 
+def faded(times: float) -> list[JudgedUpdate]:
+    """Updates in which the gradients of two layers fade to a thousandth, and leap once beyond what they were."""
+    training = Training()
+    rows = [*training.updates(70)]
+    for norm in (*np.geomspace(0.1, 1e-4, 30), *[1e-4] * 32):
+        rows.append(training.update(norms={"layers": float(norm)}))
+    return [*rows, training.update(norms={"layers": 0.1 * times})]
+
+
+def test_a_part_that_has_converged_may_come_back() -> None:
+    """A rare reward gives a critic the gradients that it once had; a wrong number goes far beyond these."""
+    assert not findings("gradient-apart", faded(1.0))
+    (finding,) = findings("gradient-apart", faded(100.0))
+    assert (finding.step, finding.where) == (132, ("layers.0", "layers.1"))
+
+
 def test_a_gradient_that_others_join_has_no_past() -> None:
     """After other parameters have got gradients, as by unfreezing, nothing is judged for a while."""
     training = Training()

@@ -49,6 +49,16 @@ def test_convergence_and_the_end_of_a_schedule_are_none() -> None:
     assert not findings("nothing-moves", training.updates(9), training.updates(50, moved=False, rates=(1e-9,)))
 
 
+def test_a_search_that_ends_is_a_note() -> None:
+    """A line search that finds nothing better moves nothing, at a gradient and a rate as before."""
+    training = Training(state_steps=None, rates=(0.5,), searches=True)
+    (finding,) = findings("nothing-moves", training.updates(9), training.updates(50, moved=False))
+    assert (finding.step, finding.since, finding.grade) == (13, 9, "note")
+    assert "may have ended its search" in finding.text
+    lost = Training(searches=True)
+    assert [finding.grade for finding in findings("nothing-moves", lost.updates(9, moved=False))] == ["critical"]
+
+
 def test_parameters_that_never_move_are_named() -> None:
     """Half precision without a master copy: the norms of a model do not move, the rest does."""
     moving = [name for name in NAMES if not name.startswith("layers")]
@@ -81,6 +91,23 @@ def test_parameters_that_should_not_move_are_none(facts: dict[str, object]) -> N
     """A key's bias, a zero-initialised branch, the beginning of a warm-up, and groups whose rate is 0."""
     moving = [name for name in NAMES if name != "layers.0.bias"]
     assert not findings("parameter-stuck", Training(moved=moving, state_steps=None, **facts).updates(30))
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.1, 1), (1e-4, 0)])
+def test_a_part_that_has_converged_may_stop(factor: float, expected: int) -> None:
+    """Adam divides by what gradients have been: one ten-thousandth as large moves nothing, and a tenth does."""
+    training = Training()
+    rows = training.updates(100), training.updates(20, moved=NAMES[:-1], norms=0.1 * factor)
+    assert len(findings("parameter-stuck", *rows)) == expected
+
+
+def test_updates_that_move_nothing_are_not_about_a_part() -> None:
+    """All parameters stand still at once, as when an optimizer has ended its search."""
+    training = Training()
+    assert not findings("parameter-stuck", training.updates(20), training.updates(20, moved=False))
+    part = Training(searches=True)
+    turns = (part.update(moved=False, looked=[NAMES[step % 2]]) for step in range(20))
+    assert not findings("parameter-stuck", part.updates(20), turns)
 
 
 def test_half_precision_that_moved_before_may_stop() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import probe
 from probe.core.instrumentation.context import Clock
-from probe.core.instrumentation.step_boundary import Turns
+from probe.core.instrumentation.step_boundary import Searches, Turns
 
 
 def micro_steps(events: str) -> list[int]:
@@ -123,3 +123,16 @@ def test_nobody_sets_an_attribute_of_a_run() -> None:
                 if owner.split(".")[-1] in ("run", "_run") or owner.split(".")[-2:-1] in (["run"], ["_run"]):
                     wrong.append((path.name, ast.unparse(node)))
     assert [each for each in wrong if ".clock." not in each[1]] == []
+
+
+def test_an_optimizer_that_searches_is_known_by_its_evaluations() -> None:
+    """From three in one update on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
+    searches, line_search, other = Searches(), object(), object()
+
+    def include(optimizer: object, evaluations: int) -> bool:
+        for _ in range(evaluations - 1):
+            searches.evaluated()
+        return searches.include(optimizer)
+
+    assert [include(line_search, number) for number in (1, 2, 3, 1)] == [False, False, True, True]
+    assert [include(other, number) for number in (1, 2, 1)] == [False] * 3

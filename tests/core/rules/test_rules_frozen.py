@@ -199,6 +199,19 @@ def test_nothing_moves_visibly_at_a_tiny_rate():
     assert training.run(20, lambda step, name: 1e-9) == []
 
 
+@pytest.mark.parametrize(("factor", "found"), [(1e-4, []), (1e-2, [(34, "b.weight")])])
+def test_a_part_that_has_converged_is_not_driven(factor, found):
+    """A gradient far smaller than it was moves nothing that shows: a critic whose rewards have ceased."""
+
+    class Converging(Watched):
+        def judged(self, signal, tensors):
+            if signal == "grad_reduced" and self.step >= 30:
+                tensors = tensors | {"b.weight": factor * tensors["b.weight"]}
+            return super().judged(signal, tensors)
+
+    assert Converging(frozen()).run(40, all_but("b.weight", 30)) == found
+
+
 @pytest.mark.parametrize(("factor", "found"), [(1e-7, []), (1e-4, [(4, "b.weight")])])
 def test_gradients_that_cancel_do_not_drive(factor, found):
     """The rounding that is left of a key's bias, or of one before a normalisation, is far below the other gradients."""
