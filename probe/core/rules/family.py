@@ -89,12 +89,13 @@ class _Layout(NamedTuple):
     keys: tuple[Key, ...]
     shapes: tuple[tuple[int, ...], ...]
     halves: Array
-    """Half the logarithm of the number of elements of each row."""
-    judged: Mask
-    """Rows of measurements with elements enough."""
+    """Half the logarithm of the number of elements of each row; NaN of a row that is not judged: one of few elements,
+    or of no measurements, or without room."""
     kinds: Indices
     groups: list[Indices]
     """Places of the rows of each kind."""
+    has_room: bool
+    """True if each row has room in the history."""
 
 
 class Family:
@@ -139,11 +140,10 @@ class Family:
         if batch.step < self._step or self._is_changed(batch):
             self.begin()
         layout, rows = self._layout_of(batch), self.history.rows(batch)
-        norms = batch.op("norm")
-        present = layout.judged & (norms > 0) & (norms < np.inf) & (rows >= 0)
-        levels: Array = np.log(np.where(present, norms, np.nan)) - layout.halves
+        squares = batch.columns["sumsq"]
+        levels: Array = 0.5 * np.log(np.where((squares > 0) & (squares < np.inf), squares, np.nan)) - layout.halves
         scores = self._scores(layout, rows, levels, least, far) if self._held >= LEAST else None
-        self._hold(batch, rows, levels)
+        self._hold(batch.step, *((rows, levels) if layout.has_room else (rows[rows >= 0], levels[rows >= 0])))
         return scores
 
     def _is_changed(self, batch: Batch) -> bool:
@@ -186,16 +186,18 @@ class Family:
         rows_held = rows[rows >= 0]
         self.history.of("kind")[rows_held] = kinds[rows >= 0]
         self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
-        return _Layout(batch.keys, batch.shapes, halves, judged, kinds, groups)
+        halves = np.where(judged & (rows >= 0), halves, np.nan)
+        return _Layout(batch.keys, batch.shapes, halves, kinds, groups, len(rows_held) == len(rows))
 
     def _scores(self, layout: _Layout, rows: Indices, levels: Array, least: float, far: float) -> Scores | None:
         if self._held == LEAST or self._held % RENEWAL == 0:
             self._renew()
         centres = self.history.of("centre")[rows]
         movements = levels - centres
-        farthest = float(np.fmax.reduce(np.abs(movements), initial=0.0))
-        if farthest < far and 2 * farthest + self._offset < least * self._narrowest:  # mostly, and quicker
-            return None
+        highest, lowest = float(np.fmax.reduce(movements, initial=0.0)), float(np.fmin.reduce(movements, initial=0.0))
+        # what rows have in common lies between the two
+        if max(highest, -lowest) < far and highest - lowest + self._offset < least * self._narrowest:
+            return None  # mostly, and quicker
         common = common_movement(movements[:, None], layout.groups)[:, 0]
         residuals = movements - common - self.history.of("offset")[rows]
         spreads = self.history.of("spread")[rows]
@@ -226,13 +228,13 @@ class Family:
         self.history.of("offset")[at] = offsets
         self.history.of("spread")[at] = spreads
 
-    def _hold(self, batch: Batch, rows: Indices, levels: Array) -> None:
+    def _hold(self, step: int, rows: Indices, levels: Array) -> None:
         """Put the levels into the column of this step; rows that are not there have no number in it."""
-        window, has_room = self.history.of("levels"), rows >= 0
-        if batch.step != self._step:  # else another part of the same step
-            self._held, self._step = self._held + 1, batch.step
+        window = self.history.of("levels")
+        if step != self._step:  # else another part of the same step
+            self._held, self._step = self._held + 1, step
             window[:, (self._held - 1) % self._window] = np.nan
-        window[rows[has_room], (self._held - 1) % self._window] = levels[has_room]
+        window[rows, (self._held - 1) % self._window] = levels
 
 
 def _is_far(rate: float, before: float) -> bool:

@@ -67,8 +67,9 @@ class JointJudge:
 
     def judge(self, batch: Batch) -> JointLeap | None:
         """Return the leap that begins with this batch; None if there is none."""
-        scores = self.scores(batch, self._least.get(batch.signal, 0.0))
-        if scores is None:
+        least = self._least.get(batch.signal, 0.0)
+        scores = self.scores(batch, least)
+        if scores is None or scores.largest < least:  # mostly, and quicker
             self._begins(KINDS.get(batch.signal, ""), batch.step, False)
             return None
         excess = self.excess(batch.signal, scores)
