@@ -1,10 +1,10 @@
 """Bit flips in one computation of a training step: how many are harmful, and how many of these are found and placed.
 
-    python benchmarks/bit_flips.py [--world 1] [--every 5] [--twins 10] [--seed 0] [--json FILE]
+    python benchmarks/bit_flips.py [--world 1] [--every 5] [--first 0] [--twins 10] [--seed 0] [--json FILE]
 
 The flips are those of ``_bit_flips.py``, after https://arxiv.org/abs/2604.00726: bits 20 to 30 of float32 in the output
 of a module, the gradient of its input or that of its weight, in one element or a tile, in four layers and at three
-stages of training. ``--every`` takes one of so many.
+stages of training. ``--every`` takes one of so many, from the one of the number ``--first`` on.
 
 *Harmful*: within 20 steps the loss or the norm of the gradients leaves the band of the twins, which differ by rounding
 only, by 5 of their standard deviations, or is not finite. *Found*: a warning from the step of the flip to the tenth
@@ -195,6 +195,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", type=int, default=1, help="data-parallel ranks")
     parser.add_argument("--every", type=int, default=5, help="one of so many flips")
+    parser.add_argument("--first", type=int, default=0, help="number of the first flip")
     parser.add_argument("--twins", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for all results")
@@ -212,7 +213,7 @@ def main() -> int:
         twins = [train(args, STEPS, twin=number) for number in range(1, args.twins + 1)]
         print(f"{len(twins)} twins", flush=True)
         healthy = train(args, STEPS, folder=folder / "healthy") if watched else None
-        for number, flip in list(enumerate(flips(args.world)))[:: args.every]:
+        for number, flip in list(enumerate(flips(args.world)))[args.first :: args.every]:
             steps = min(STEPS, flip.step + WITHIN + 1)
             run = train(args, steps, flip, folder=folder / str(number) if watched else None)
             findings = run.findings if watched else of_ranks(number, args, folder / str(number))
