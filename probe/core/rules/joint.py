@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from probe.core.records import Array, Batch
 from probe.core.robust import COMMON_ROWS, MAD_TO_SIGMA, Indices
-from probe.core.rules.family import FLOORS, GRADIENTS, Family, Scores
+from probe.core.rules.family import FLOORS, GRADIENTS, OUTPUTS, STAYS, Family, Scores
 from probe.core.rules.history import LIMIT
 from probe.core.rules.tails import KINDS, limits
 
@@ -20,9 +20,8 @@ WINDOW = 32
 """Samples that the tails were estimated with: a window is no shorter."""
 QUIET = 10
 """Normal samples after which the next leap is another episode."""
-FAR, STAYS = log(4.0), 3
-"""Movement of all gradients together, as a logarithm, and samples in a row after which it is another stage of
-training."""
+FAR = log(4.0)
+"""Movement of all gradients together, as a logarithm, that is another stage of training if it stays."""
 MOST = 3
 """Rows of an episode that are reported."""
 EDGE = 3
@@ -60,6 +59,8 @@ class JointJudge:
         self._families: dict[str, Family] = {}
         self._least = {name: min(min(limits(name, 1, alone, warnings)) for alone in (True, False)) for name in FLOORS}
         """Least limit of each signal, whatever the number of its rows."""
+        self._odd = -1
+        """Step whose activations are of another size than before."""
         self._far: dict[str, int] = {}
         """Number of samples in a row in which all gradients of a signal have been far from their past."""
         self._normal: dict[str, tuple[int, int]] = {}
@@ -85,15 +86,26 @@ class JointJudge:
         family = self._families.get(batch.signal)
         if family is None:
             family = self._families[batch.signal] = Family(batch.signal, self._window, LIMIT // len(FLOORS))
+        if batch.step == self._odd and batch.signal not in OUTPUTS:
+            return None
         scores = family.judge(batch, least, FAR)
+        self._odd = batch.step if family.is_odd else self._odd
+        if family.is_another_stage:
+            self._begin(family)
         if scores is None or not scores.rows:
             self._far[batch.signal] = 0
             return None
         if batch.signal in GRADIENTS and self._is_another_stage(batch.signal, scores):
-            for history in self._families.values():
-                history.begin()
+            family.begin()
+            self._begin(family)
             return None
         return scores
+
+    def _begin(self, but: Family) -> None:
+        """Begin another history of all signals but one."""
+        for family in self._families.values():
+            if family is not but:
+                family.begin()
 
     def _is_another_stage(self, signal: str, scores: Scores) -> bool:
         """Return whether all gradients have moved far and stay there, as with other data: no row is to blame."""

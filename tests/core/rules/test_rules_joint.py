@@ -235,6 +235,58 @@ def test_another_set_of_rows_begins_another_history():
     assert found_in(rule, range(LEAP, 120), plant, rows=ROWS // 2) == [(LEAP + 40, NAMES[7])]
 
 
+def found_in_steps(batches, steps=120):
+    """Step, signal and row of each finding of a fresh rule."""
+    rule = rule_of(**OFTEN)
+    findings = (finding for step in range(steps) for finding in find([rule], batches(step)))
+    return [(finding.step, finding.signal, finding.key.name) for finding in findings]
+
+
+def test_another_size_of_the_batch_begins_another_history_of_all_signals():
+    """From 64 samples to 4: what leaps is no leap until there is a past again, nor in the first steps of that size."""
+
+    def batches(step):
+        shape = (64, 16) if step < LEAP else (4, 16)
+        norms = leap_of([7], 200.0, (LEAP + 1, LEAP + 15, LEAP + 40))(step, healthy(step, swing=0.1))
+        return [batch_of(step, healthy(step, swing=0.1), signal="actv", shape=shape), batch_of(step, norms)]
+
+    assert found_in_steps(batches) == [(LEAP + 40, "grad_reduced", NAMES[7])]
+
+
+@pytest.mark.parametrize("length", [lambda step: 4 if step % 30 == 29 else 64, lambda step: 8 + 57 * (step % 9)])
+def test_a_size_that_does_not_stay_begins_no_other_history(length):
+    """The last batch of an epoch is smaller, and lengths of texts vary."""
+
+    def batches(step):
+        norms = leap_of([7], 200.0)(step, healthy(step, swing=0.1))
+        shape = (length(step), 16)
+        return [batch_of(step, healthy(step, swing=0.1), signal="actv", shape=shape), batch_of(step, norms)]
+
+    assert found_in_steps(batches) == [(LEAP, "grad_reduced", NAMES[7])]
+
+
+def test_parameters_that_are_unfrozen_begin_another_history_of_all_signals():
+    """Half of the parameters get their first gradient: that they move then is no leap."""
+
+    def batches(step):
+        weights = leap_of([30], 3.0, (LEAP + 5, LEAP + 40))(step, np.ones(ROWS))
+        norms = healthy(step, swing=0.1)[: ROWS if step >= LEAP else ROWS // 2]
+        return [batch_of(step, norms), batch_of(step, weights, signal="param_updated")]
+
+    assert found_in_steps(batches) == [(LEAP + 40, "param_updated", NAMES[30])]
+
+
+def test_layers_that_are_skipped_at_random_begin_no_other_history_of_parameters():
+    """Their gradients come and go, and have been there before."""
+
+    def batches(step):
+        weights = leap_of([30], 3.0)(step, np.ones(ROWS))
+        norms = healthy(step, swing=0.1)[: ROWS - 10 * (step * 7919 % 3)]
+        return [batch_of(step, norms), batch_of(step, weights, signal="param_updated")]
+
+    assert found_in_steps(batches) == [(LEAP, "param_updated", NAMES[30])]
+
+
 def test_a_rollback_begins_another_history():
     """Back at step 30, a rule finds what a fresh one finds, whatever leapt in the steps that are taken back."""
     plant = leap_of([7], 60.0, (45, 62))
