@@ -178,7 +178,7 @@ class Family:
         """Return whether the learning rate or the set of rows is another one."""
         rate, before = batch.update.rate, self._rate
         self._rate = rate if isfinite(rate) else before
-        if isfinite(rate) and isfinite(before) and rate != before and _is_far(rate, before):
+        if isfinite(rate) and isfinite(before) and rate != before and is_far(rate, before):
             return True
         if self._layout is None or batch.keys == self._layout.keys or not self._held:
             return False
@@ -280,7 +280,7 @@ class Family:
         window[rows, (self._held - 1) % self._window] = levels
 
 
-def _is_far(rate: float, before: float) -> bool:
+def is_far(rate: float, before: float) -> bool:
     """Return whether a learning rate is another stage of training."""
     return min(rate, before) <= 0 or abs(log(rate / before)) > CHANGED_RATE
 
