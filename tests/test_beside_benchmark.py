@@ -60,6 +60,18 @@ def test_an_alarm_counts_as_a_finding_of_ours_does(
 
 
 @pytest.mark.torch
+def test_shares_have_intervals_over_families(benchmark: Any) -> None:
+    """Three cases of one report are found and one of another is not: a share of three quarters, from none to all."""
+    module = benchmark.beside
+    known = {name: module.Case((name[0],), "rows", ()) for name in ("a1", "a2", "a3", "b")}
+    votes = {name: [module.Vote(name != "b", 0, "")] for name in known}
+    exported = module.exported(known, {"tool": votes})
+    assert exported["shares"] == {"tool": {"value": 0.75, "low": 0.0, "high": 1.0}}
+    assert exported["votes"] == {"tool": votes}
+    assert "| tool | 3 of 4 (75 %, 0 to 100) | 3 of 4 |" in module.summary(known, {"tool": votes})
+
+
+@pytest.mark.torch
 def test_numbers_of_a_recording(benchmark: Any, tmp_path: Path) -> None:
     """The loss as it was logged; the norm of all gradients from those of the parameters."""
     folder = tmp_path / "files" / "Jan01_00-00-00-rank0-aaaa"
