@@ -12,7 +12,7 @@ from probe.core.records import Array, Batch
 from probe.core.robust import COMMON_ROWS, MAD_TO_SIGMA, Indices
 from probe.core.rules.family import FLOORS, GRADIENTS, OUTPUTS, STAYS, Family, Scores
 from probe.core.rules.history import LIMIT
-from probe.core.rules.tails import KINDS, limits
+from probe.core.rules.tails import KINDS, chances, discoveries, limits
 
 Mask = npt.NDArray[np.bool_]
 
@@ -22,8 +22,8 @@ QUIET = 10
 """Normal samples after which the next leap is another episode."""
 FAR = log(4.0)
 """Movement of all gradients together, as a logarithm, that is another stage of training if it stays."""
-MOST = 3
-"""Rows of an episode that are reported."""
+MOST, FALSE = 3, 0.05
+"""Rows of an episode that are reported; and the part of them that may be healthy."""
 EDGE = 3
 """Rows on each side of a step along the order of execution, at least."""
 CLEAN = 4.0
@@ -135,7 +135,8 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     """Return the rows to name, in the order of execution.
 
     Rows that left the others are detected by their residuals. But if most rows have moved, it is a sound row that has
-    left them: so those are named that have moved against their own past.
+    left them: so those are named that have moved against their own past. Beside rows beyond the limit, those after the
+    first of them are listed whose residuals are rare among so many rows: they choose no episode.
     """
     order = np.argsort(batch.order, kind="stable")
     order = order[~np.isnan(scores.residuals[order])]
@@ -144,12 +145,16 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     if first is not None:
         beside: Indices = order[_beside(movements, first, batch.signal)]
         return beside
-    accused = excess[order] > 1
-    moved = accused & (np.abs(movements) >= 0.5 * np.abs(scores.residuals[order]))
-    if not moved.any():
-        moved = np.abs(movements) >= 0.5 * np.abs(movements).max()
-    first_moved: Indices = order[np.flatnonzero(moved)[:MOST]]
-    return first_moved
+    residuals, spreads = scores.residuals[order], scores.spreads[order]
+    has_moved = np.abs(movements) >= 0.5 * np.abs(residuals)
+    accused = (excess[order] > 1) & has_moved
+    if not accused.any():
+        accused = np.abs(movements) >= 0.5 * np.abs(movements).max()
+    named = np.flatnonzero(accused)[:MOST]
+    rare = discoveries(chances(batch.signal, residuals, spreads, scores.is_alone), FALSE) & has_moved & ~accused
+    rare[: named[0]] = False
+    rows: Indices = order[np.sort([*named, *np.flatnonzero(rare)[: MOST - len(named)]])]
+    return rows
 
 
 def _step_along(movements: Array, spreads: Array) -> int | None:

@@ -11,7 +11,7 @@ from probe.core.records import Batch, Key, Update
 from probe.core.robust import common_movement
 from probe.core.rules import factory
 from probe.core.rules.evaluate import find
-from probe.core.rules.tails import limits
+from probe.core.rules.tails import discoveries, limits
 
 ROWS, LEAP = 40, 50
 """Rows of the model, and the step of the leap."""
@@ -126,6 +126,35 @@ def test_rows_that_come_and_go_need_most_of_the_window(every, expected):
         return norms
 
     assert found_in(rule_of(), range(80), plant) == expected
+
+
+def test_rows_that_are_rare_are_listed_inside_an_episode_and_begin_none():
+    """An activation twice as large is nothing by itself; beside one that is ten times as large, it is listed."""
+
+    def plant(*factors):
+        def planted(step, norms):
+            if step == LEAP:
+                norms[[3, 7, 20]] *= factors
+            return norms
+
+        return planted
+
+    options = {"swing": 0.0, "signal": "actv"}
+    weak = float(np.exp(0.1 * (limits("actv", ROWS, False, 0.2).above + 7.4) / 2))  # between the tail and the limit
+    assert found_in(rule_of(), range(80), plant(weak, 1.0, weak), **options) == []
+    strong = found_in(rule_of(), range(80), plant(weak, 10.0, weak), **options)
+    assert strong == [(LEAP, NAMES[7]), (LEAP, NAMES[20])]  # what came before is no consequence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_discoveries_are_those_of_the_textbook(seed):
+    """The largest k with the k-th smallest chance at most k q / m; then all up to it (Benjamini and Hochberg, 1995)."""
+    random = np.random.default_rng(seed)
+    chances = np.concatenate([random.uniform(size=30), random.uniform(0, 0.01, size=seed % 12)])
+    ordered = sorted(chances.tolist())
+    passing = [k for k in range(1, len(ordered) + 1) if ordered[k - 1] <= k * 0.05 / len(ordered)]
+    expected = {ordered[k] for k in range(max(passing, default=0))}
+    assert {*chances[discoveries(chances, 0.05)].tolist()} == expected
 
 
 def test_a_row_at_rounding_level_is_not_judged():
