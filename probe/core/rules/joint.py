@@ -176,12 +176,13 @@ def _step_along(movements: Array, spreads: Array) -> int | None:
 
 
 def _beside(movements: Array, place: int, signal: str) -> Indices:
-    """Places of the first rows of the side that has moved.
+    """Places of the first rows that have moved of the side that has.
 
     Gradients of parameters may be in the order of the parameters, against that of the backward: there the rows next to
     the step are the first.
     """
-    after = abs(float(np.median(movements[place:]))) >= abs(float(np.median(movements[:place])))
-    if after:
-        return np.arange(place, len(movements))[:MOST]
-    return np.arange(place)[-MOST:] if signal in GRADIENTS else np.arange(place)[:MOST]
+    before, after = (float(np.median(side)) for side in (movements[:place], movements[place:]))
+    is_after = abs(after) >= abs(before)
+    side, middle = (np.arange(place, len(movements)), after) if is_after else (np.arange(place), before)
+    side = side[movements[side] * np.sign(middle) >= 0.5 * abs(middle)]
+    return side[-MOST:] if signal in GRADIENTS and not is_after else side[:MOST]

@@ -110,6 +110,12 @@ def test_a_step_along_the_order_names_its_first_rows(signal, factor):
     assert found == [(LEAP, NAMES[n]) for n in (25, 26, 27)]
 
 
+def test_a_row_that_stays_is_not_named_with_the_side_that_moves():
+    """The input of the model comes before the layer whose input is wrong, and is what it was."""
+    found = found_in(rule_of(**OFTEN), range(80), leap_of(slice(1, 15), 15.0), swing=0.1, signal="actv")
+    assert found == [(LEAP, NAMES[n]) for n in (1, 2, 3)]
+
+
 def test_the_order_of_execution_decides_which_rows_are_first():
     """Gradients of activations come in the order of the backward, the last layer first."""
     order = np.arange(ROWS)[::-1]
