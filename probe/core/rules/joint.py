@@ -185,4 +185,5 @@ def _beside(movements: Array, place: int, signal: str) -> Indices:
     is_after = abs(after) >= abs(before)
     side, middle = (np.arange(place, len(movements)), after) if is_after else (np.arange(place), before)
     side = side[movements[side] * np.sign(middle) >= 0.5 * abs(middle)]
-    return side[-MOST:] if signal in GRADIENTS and not is_after else side[:MOST]
+    nearest: Indices = side[-MOST:] if signal in GRADIENTS and not is_after else side[:MOST]
+    return nearest
