@@ -42,7 +42,7 @@ def numels(shapes: Shapes) -> Array:
     return _numels(tuple(shapes))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _numels(shapes: tuple[tuple[int, ...], ...]) -> Array:
     counts = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
     counts.flags.writeable = False
