@@ -142,6 +142,27 @@ def interval(statistic: Callable[[Array], Array], samples: Array) -> Figure:
     return Figure(float(statistic(samples)), float(low), float(high))
 
 
+def share(votes: Sequence[bool], families: Sequence[str]) -> Figure:
+    """Compute the share of votes that are true, with its bootstrap interval over families.
+
+    Args:
+        families: family of each vote: those of one family are drawn together, as they are no independent evidence.
+    """
+    names = sorted({*families})
+    sums = np.zeros((len(names), 2))
+    for vote, family in zip(votes, families, strict=True):
+        sums[names.index(family)] += vote, 1
+    return interval(lambda s: s[..., 0].sum(axis=-1) / s[..., 1].sum(axis=-1), sums)
+
+
+def shared(votes: Sequence[bool], families: Sequence[str]) -> str:
+    """Text of a share with its interval, as ``17 of 44 (39 %, 25 to 53)``."""
+    if not votes:
+        return "0 of 0"
+    percent = [f"{100 * number:.0f}" for number in share(votes, families)]
+    return f"{sum(votes)} of {len(votes)} ({percent[0]} %, {percent[1]} to {percent[2]})"
+
+
 def difference(seconds: Array, variant: int) -> Any:
     """Median over rounds of the time that a variant took longer than plain, the first."""
     return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)

@@ -11,7 +11,8 @@ runs): the detector of trainscope, which sees the loss alone, and the z-scores j
 A case is found by a tool with a seed if it reports something in the step in which the fault begins to act or at most
 ten steps later, and nothing in the healthy twin with the same seed. The kind that ``finding.py`` asks for is waived:
 these tools have no kinds, or others. ``--ours`` adds a column from a file of ``finding.py --json``, where the kind
-counts. Without ``--seeds`` there is one, so that no majority is taken.
+counts. Without ``--seeds`` there is one, so that no majority is taken. Shares have 95 % bootstrap intervals over
+families, as in ``finding.py``; cases that were not run are not found.
 
 Exit code 1 if nothing could be run.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from _beside_runs import TOOLS, Twin, environment, run_twins
 from _beside_scores import alarms, z_scores
 from _finding import LATEST, counted, most
 from _finding_runs import cases
-from _report import publish, table
+from _report import publish, share, shared, table
 from case import LABELS, Case
 
 Z_SCORES = {"z-score of the loss": "losses", "z-score of the gradient norm": "norms"}
@@ -93,23 +94,45 @@ def summary(known: Mapping[str, Case], results: Mapping[str, Mapping[str, Sequen
     ]
     rows = []
     for column, by_case in results.items():
-        ran = {name: votes for name, votes in by_case.items() if not any(each.reason for each in votes)}
-        hits = {name for name, votes in ran.items() if most([each.found for each in votes])}
+        ran, hits = _ran(by_case), _found_by(by_case)
         late = {name for name, votes in ran.items() if most([each.in_time for each in votes])}
         alarmed = {name for name, votes in ran.items() if any(each.false_alarms for each in votes)}
         parts = [f"{_count(hits, known, label)} of {_count(by_case, known, label)}" for label in labels]
         rows.append(
             [
                 column,
-                f"{len(hits)} of {len(by_case)}",
+                shared(*_votes(hits, by_case, known)),
                 *parts,
-                str(len(late)),
-                f"{len(alarmed)} of {len(ran)}",
+                shared(*_votes(late, by_case, known)),
+                shared(*_votes(alarmed, ran, known)),
                 str(len(by_case) - len(ran)),
             ]
         )
     head = ["tool", "found", *labels, "alarm in time", "twins with an alarm", "not run"]
     return table(head, rows)
+
+
+def _ran(by_case: Mapping[str, Sequence[Vote]]) -> dict[str, Sequence[Vote]]:
+    return {name: votes for name, votes in by_case.items() if not any(each.reason for each in votes)}
+
+
+def _found_by(by_case: Mapping[str, Sequence[Vote]]) -> set[str]:
+    return {name for name, votes in _ran(by_case).items() if most([each.found for each in votes])}
+
+
+def _votes(names: Container[str], cases_of: Iterable[str], known: Mapping[str, Case]) -> tuple[list[bool], list[str]]:
+    """Return for each case whether it is among some, and its family."""
+    return [name in names for name in cases_of], [known[name].family for name in cases_of]
+
+
+def exported(
+    known: Mapping[str, Case], results: Mapping[str, Mapping[str, Sequence[Vote]]]
+) -> dict[str, dict[str, object]]:
+    """Return the votes of all detectors by their columns, and the share that each has found with its interval."""
+    shares = {}
+    for column, by_case in results.items():
+        shares[column] = share(*_votes(_found_by(by_case), by_case, known))._asdict()
+    return {"shares": shares, "votes": {column: dict(by_case) for column, by_case in results.items()}}
 
 
 def _count(names: Any, known: Mapping[str, Case], label: str) -> int:
@@ -191,7 +214,7 @@ def main() -> int:
                 for column, judged in votes_of(known[case], pair[0], pair[1], name).items():
                     results.setdefault(column, {}).setdefault(case, []).append(judged)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        args.json.write_text(json.dumps(exported(known, results), indent=1), encoding="utf-8")
     parts = [f"Seeds {', '.join(map(str, args.seeds))}. {'; '.join(versions)}."]
     parts += [summary(known, results), list_table(results), reasons(results)]
     publish("Beside other tools", filter(None, parts), args.output)

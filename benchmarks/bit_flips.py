@@ -1,15 +1,16 @@
 """Bit flips in one computation of a training step: how many are harmful, and how many of these are found and placed.
 
-    python benchmarks/bit_flips.py [--world 1] [--every 5] [--twins 10] [--seed 0] [--json FILE]
+    python benchmarks/bit_flips.py [--world 1] [--every 5] [--first 0] [--twins 10] [--seed 0] [--json FILE]
 
 The flips are those of ``_bit_flips.py``, after https://arxiv.org/abs/2604.00726: bits 20 to 30 of float32 in the output
 of a module, the gradient of its input or that of its weight, in one element or a tile, in four layers and at three
-stages of training. ``--every`` takes one of so many.
+stages of training. ``--every`` takes one of so many, from the one of the number ``--first`` on.
 
 *Harmful*: within 20 steps the loss or the norm of the gradients leaves the band of the twins, which differ by rounding
 only, by 5 of their standard deviations, or is not finite. *Found*: a warning from the step of the flip to the tenth
-after it. *Layer right*: it names the layer or its neighbour. *Loss and norm alone*: the same criterion with the band of
-the 20 steps before.
+after it, with 95 % bootstrap intervals over sites and bits. *Layer right*: it names the layer or its neighbour. *Loss
+and norm alone*: the same criterion with the band of the 20 steps before. As the band of the twins is narrow, most flips
+that count as harmful move the loss by less than the next batch does: a table has them by that.
 
 With ``--world 4`` one of four data-parallel ranks has the flip. Whether it is harmful is computed in one process, which
 adds up the gradients of the four; what is found, by ``probe run`` with four processes.
@@ -33,7 +34,7 @@ import torch
 from _bit_flips import LAYERS, STEPS, Flip, flips, install
 from _finding import LATEST, counted
 from _finding_runs import HERE
-from _report import publish, table
+from _report import publish, shared, table
 from _watched_training import attach, findings_of
 from common import GPT, generator, text, text_loss
 from torch import nn
@@ -41,6 +42,8 @@ from torch import nn
 WITHIN, SPREADS, FLOOR = 20, 5.0, 1e-6
 """Steps in which harm shows; standard deviations beyond a band; the least of these, relative to the value."""
 PAST = 20
+CHANGES = 0.1, 0.01, 0.001
+"""Relative changes of the loss that part harmful flips into classes."""
 SCRIPT = HERE / "_bit_flips.py"
 
 
@@ -65,6 +68,13 @@ class Result(NamedTuple):
     rank: bool
     """True if the first finding in time is about this rank alone."""
     kinds: list[str]
+    change: float
+    """Largest distance of the loss from the twins' mean, relative to it; infinite if it is not finite."""
+
+    @property
+    def family(self) -> str:
+        """Flips of a site and a bit are alike."""
+        return f"{self.flip.site} {self.flip.bit}"
 
 
 def train(
@@ -133,7 +143,14 @@ def judge(flip: Flip, run: Run, twins: Sequence[Run], findings: Sequence[dict[st
         any(_near(flip, entry["where"] or "") for entry in entries),
         _ranks(entries) == {flip.rank},
         sorted({entry["kind"] for entry in entries}),
+        max(_change(run.losses[step], [twin.losses[step] for twin in twins]) for step in span),
     )
+
+
+def _change(loss: float, twins: Sequence[float]) -> float:
+    """Return the distance of a loss from the mean of the twins', relative to it."""
+    usual = statistics.fmean(twins)
+    return abs(loss - usual) / usual if math.isfinite(loss) else math.inf
 
 
 def _ranks(entries: Sequence[dict[str, Any]]) -> set[int]:
@@ -169,10 +186,27 @@ def summary(results: Sequence[Result], world: int) -> str:
         harmful = [result for result in chosen if result.harmful]
         found = [result for result in harmful if result.found]
         ranks = [str(sum(result.rank for result in found))] if world > 1 else []
-        counts = [len(chosen), len(harmful), len(found), sum(result.layer for result in found)]
-        rows.append([site, *map(str, counts), *ranks, str(sum(result.by_numbers for result in harmful))])
+        counts = [str(len(chosen)), str(len(harmful)), _found_of(harmful), str(sum(result.layer for result in found))]
+        rows.append([site, *counts, *ranks, str(sum(result.by_numbers for result in harmful))])
     head = ["flip in", "flips", "harmful", "of these found", "layer right", *["rank right"] * (world > 1)]
     return table([*head, "loss and norm alone"], rows)
+
+
+def _found_of(harmful: Sequence[Result]) -> str:
+    return shared([result.found for result in harmful], [result.family for result in harmful])
+
+
+def change_table(results: Sequence[Result]) -> str:
+    """Table of the harmful flips by how far they move the loss."""
+    rows = []
+    for least in (*CHANGES, 0.0):
+        chosen = [result for result in results if result.harmful and _class_of(result.change) == least]
+        rows.append([f"{100 * least:g} % or more", _found_of(chosen)])
+    return table(["loss moved by", "harmful flips found"], rows)
+
+
+def _class_of(change: float) -> float:
+    return next((least for least in CHANGES if change >= least), 0.0)
 
 
 def list_table(results: Sequence[Result]) -> str:
@@ -184,7 +218,7 @@ def list_table(results: Sequence[Result]) -> str:
             "yes" if layer else "-",
             "yes" if by_numbers else "-",
         ]
-        for flip, harmful, by_numbers, _, layer, _, kinds in results
+        for flip, harmful, by_numbers, _, layer, _, kinds, _ in results
         if harmful
     ]
     return table(["harmful flip", "found as", "layer right", "loss and norm alone"], rows)
@@ -195,6 +229,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", type=int, default=1, help="data-parallel ranks")
     parser.add_argument("--every", type=int, default=5, help="one of so many flips")
+    parser.add_argument("--first", type=int, default=0, help="number of the first flip")
     parser.add_argument("--twins", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for all results")
@@ -212,7 +247,7 @@ def main() -> int:
         twins = [train(args, STEPS, twin=number) for number in range(1, args.twins + 1)]
         print(f"{len(twins)} twins", flush=True)
         healthy = train(args, STEPS, folder=folder / "healthy") if watched else None
-        for number, flip in list(enumerate(flips(args.world)))[:: args.every]:
+        for number, flip in list(enumerate(flips(args.world)))[args.first :: args.every]:
             steps = min(STEPS, flip.step + WITHIN + 1)
             run = train(args, steps, flip, folder=folder / str(number) if watched else None)
             findings = run.findings if watched else of_ranks(number, args, folder / str(number))
@@ -222,7 +257,7 @@ def main() -> int:
     head = (
         f"{len(results)} flips, {args.world} rank(s), {len(twins)} twins; warnings of the run without a flip: {alarms}."
     )
-    publish("Bit flips", [head, summary(results, args.world), list_table(results)], args.output)
+    publish("Bit flips", [head, summary(results, args.world), change_table(results), list_table(results)], args.output)
     if args.json:
         entries = [result._asdict() | {"flip": result.flip._asdict()} for result in results]
         args.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")

@@ -7,7 +7,8 @@
 A case in ``benchmarks/faults`` has a faulty and a healthy twin. It is found with a seed if ``probe anomalies --json``
 lists a critical finding or a warning of a right kind, in the step in which the fault begins to act or at most ten steps
 later, and neither in the healthy twin with the same seed; it is found if it is with two of three seeds. Notes count
-neither way, nor do findings about the speed of steps.
+neither way, nor do findings about the speed of steps. Shares have 95 % bootstrap intervals over families: cases that
+come from one report are drawn together.
 
 ``--mode run`` is ``probe run`` without a configuration; with ``full``, everything is switched on and each case writes
 the three lines; with ``check``, ``probe check`` runs a few updates, and no fault that acts later is found.
@@ -45,9 +46,11 @@ from _finding_runs import (
     programs_of_case,
     train,
 )
-from _report import publish, table
+from _report import publish, share, shared, table
 from case import LABELS, Case
 
+SHARES = "found", "place", "step"
+"""Votes whose shares are published; those of place and step are of the cases that are found."""
 SHOWN = 3
 """Most findings of a run that a line has."""
 
@@ -144,10 +147,17 @@ def case_table(results: Sequence[CaseResult]) -> str:
         votes = [result.votes for result in results if label in (result.case.label, "all")]
         if votes:
             sums = {name: sum(vote[name] for vote in votes) for name in votes[0]}
-            share = f"{sums['found']} ({100 * sums['found'] / len(votes):.0f} %)"
-            rest = [str(sums[name]) for name in ("place", "step", "false_alarms", "failed")]
-            rows.append([label, str(len(votes)), share, *rest])
+            shares = [shared(*votes_on(name, results, label)) for name in SHARES]
+            rows.append([label, str(len(votes)), *shares, str(sums["false_alarms"]), str(sums["failed"])])
     return table(["label", "cases", "found", "place right", "step right", "with a false alarm", "failed"], rows)
+
+
+def votes_on(name: str, results: Sequence[CaseResult], label: str = "all") -> tuple[list[bool], list[str]]:
+    """Return the votes on ``found``, ``place`` or ``step`` of the cases of a label, the latter two of those that are
+    found, and the family of each."""
+    chosen = [result for result in results if label in (result.case.label, "all")]
+    chosen = [result for result in chosen if name == "found" or result.votes["found"]]
+    return [result.votes[name] for result in chosen], [result.case.family for result in chosen]
 
 
 def list_table(results: Sequence[CaseResult]) -> str:
@@ -178,7 +188,12 @@ def exported(mode: str, results: Sequence[CaseResult], runs: Mapping[str, Outcom
         }
         for result in results
     }
-    return {"mode": mode, "cases": entries, "runs": {key: outcome._asdict() for key, outcome in runs.items()}}
+    shares = {
+        label: {name: share(*votes)._asdict() for name in SHARES if (votes := votes_on(name, results, label))[0]}
+        for label in (*LABELS, "all")
+    }
+    outcomes_of = {key: outcome._asdict() for key, outcome in runs.items()}
+    return {"mode": mode, "shares": shares, "cases": entries, "runs": outcomes_of}
 
 
 def compare(earlier: Path, later: Path) -> None:

@@ -1,6 +1,7 @@
 """Search backwards from an incident: planted onsets that are named, and incidents invented in healthy runs.
 
-    python benchmarks/hindsight.py --recordings FOLDER [FOLDER ...] [--planted FOLDER [--record]] [--seeds 0 1 2]
+    python benchmarks/hindsight.py [--recordings FOLDER [FOLDER ...]] [--planted FOLDER [--record]] [--seeds 0 1 2]
+        [--plants NAME ...]
 
 ``FOLDER`` of ``--recordings`` is what ``benchmarks/finding.py --mode full --keep`` has kept, of which the healthy twins
 and programs are taken. In each, twenty incidents are invented at random steps: nothing may have stood out before. A
@@ -8,13 +9,17 @@ family is a program; the shares of healthy recordings that ship with probe are m
 judged. The shares of all families, as they ship, are printed as a table.
 
 ``--record`` trains the programs of ``benchmarks/_planted.py``, of which a layer begins to go wrong some steps before
-the loss is not finite, into the folder of ``--planted``; without it, what lies there is judged.
+the loss is not finite, into the folder of ``--planted``; without it, what lies there is judged. Where a rule has found
+the row before the loss was not finite, and nothing stood out before that, the row of the rule is the answer.
+
+Exit code 1 if there is nothing to judge.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,10 +28,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from _planted import PLANTS, onset_of
+from _planted import PLANTS, incident_of, onset_of
 from _report import publish, table
 
 from probe.core.analysis.diagnosis.looking_back import RecordedNorms
@@ -73,6 +78,7 @@ class PlantedAnswer(NamedTuple):
     where: str
     step: int
     chance: float
+    """NaN if a rule has found the row."""
 
     @property
     def is_placed(self) -> bool:
@@ -138,10 +144,10 @@ def record(name: str, seed: int, folder: Path) -> None:
     subprocess.run(command, check=True, env=variables, capture_output=True)
 
 
-def planted_answers(root: Path, seeds: Sequence[int]) -> Iterator[PlantedAnswer]:
+def planted_answers(root: Path, seeds: Sequence[int], plants: Sequence[str]) -> Iterator[PlantedAnswer]:
     """Yield what ``probe anomalies`` answers about each planted training that was recorded."""
     for seed in seeds:
-        for name in PLANTS:
+        for name in plants:
             files = root / f"{name}-{seed}" / "files"
             if files.is_dir():
                 command = [sys.executable, "-m", "probe", "anomalies", str(files), "--json"]
@@ -149,11 +155,13 @@ def planted_answers(root: Path, seeds: Sequence[int]) -> Iterator[PlantedAnswer]
                 yield answer_of(name, seed, json.loads(printed))
 
 
-def answer_of(name: str, seed: int, analysis: Mapping[str, Mapping[str, Mapping[str, object]]]) -> PlantedAnswer:
+def answer_of(name: str, seed: int, analysis: Mapping[str, Any]) -> PlantedAnswer:
     """Return the answer about the main incident of an analysis."""
-    onset = analysis["diagnosis"]["onset"]
-    where, step, chance = str(onset["where"]), int(str(onset["step"])), float(str(onset["chance"]))
-    return PlantedAnswer(name, seed, onset_of(seed), where, step, chance)
+    diagnosis: Any = analysis["diagnosis"]
+    onset, first = diagnosis["onset"], diagnosis["first"]
+    if not onset["where"] and first["began"] < incident_of(seed):
+        return PlantedAnswer(name, seed, onset_of(seed), first["name"], first["began"], math.nan)
+    return PlantedAnswer(name, seed, onset_of(seed), onset["where"], onset["step"], onset["chance"])
 
 
 def planted_parts(answers: Sequence[PlantedAnswer]) -> list[str]:
@@ -162,7 +170,8 @@ def planted_parts(answers: Sequence[PlantedAnswer]) -> list[str]:
     off = median(abs(answer.step - answer.planted) for answer in named) if named else float("nan")
     placed = sum(answer.is_placed for answer in named)
     head = (
-        f"{len(answers)} planted onsets: a row named in {len(named)}, "
+        f"{len(answers)} planted onsets: a row named in {len(named)} "
+        f"({sum(math.isnan(answer.chance) for answer in named)} by a rule), "
         f"of these the layer right in {placed}, median distance {off:g} steps."
     )
     lines = [
@@ -182,7 +191,8 @@ def _found(answer: PlantedAnswer) -> list[str]:
     """Return the last cells of the line of an answer."""
     if not answer.where:
         return ["", "", ""]
-    return [str(answer.step), f"{100 * answer.chance:.1f} %", "yes" if answer.is_placed else "no"]
+    chance = "by a rule" if math.isnan(answer.chance) else f"{100 * answer.chance:.1f} %"
+    return [str(answer.step), chance, "yes" if answer.is_placed else "no"]
 
 
 def healthy_parts(ranks: Sequence[HealthyRank]) -> list[str]:
@@ -201,22 +211,36 @@ def healthy_parts(ranks: Sequence[HealthyRank]) -> list[str]:
     ]
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, nargs="*", default=[], help="folders of finding.py --keep")
     parser.add_argument("--planted", type=Path, help="folder of the planted trainings")
     parser.add_argument("--record", action="store_true", help="train them")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--plants", nargs="+", choices=list(PLANTS), default=list(PLANTS), metavar="NAME")
     parser.add_argument("--output", type=Path, help="file for the text, or a directory to put it in")
     args = parser.parse_args()
+    if args.record and not args.planted:
+        parser.error("--record needs --planted FOLDER")
+    return args
+
+
+def main() -> int:
+    args = parsed()
     if args.record:
         for seed in args.seeds:
-            for name in PLANTS:
+            for name in args.plants:
                 record(name, seed, args.planted / f"{name}-{seed}")
-    parts = planted_parts(list(planted_answers(args.planted, args.seeds))) if args.planted else []
+    answers = list(planted_answers(args.planted, args.seeds, args.plants)) if args.planted else []
     ranks = list(healthy_ranks(args.recordings))
-    publish("Looking back from incidents", [*parts, *(healthy_parts(ranks) if ranks else [])], args.output)
+    if not answers and not ranks:
+        print("nothing to judge: no planted training and no healthy recording of enough steps", file=sys.stderr)
+        return 1
+    parts = [*(planted_parts(answers) if answers else []), *(healthy_parts(ranks) if ranks else [])]
+    publish("Looking back from incidents", parts, args.output)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,13 +10,14 @@ a share of the steps exceeds; the scale of the exponential beyond, from the peak
 ``--write`` puts the result into ``probe/core/rules/tail_table.py``.
 
 Then each program is judged by the tails of all others: the table has the episodes that healthy training would have had,
-beside those that were wanted.
+beside those that were wanted. Exit code 1 if nothing was judged; then no table is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import pickle
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -205,12 +206,12 @@ def taken_from(runs: Sequence[Path], jobs: int, keep: Path | None) -> list[Sampl
         return [Sample(*cells) for cells in pickle.loads(keep.read_bytes())]
     with ProcessPoolExecutor(jobs) as pool:
         taken = [sample for some in pool.map(samples, runs) for sample in some]
-    if keep is not None:
+    if keep is not None and taken:
         keep.write_bytes(pickle.dumps([tuple(sample) for sample in taken]))
     return taken
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="recordings that finding.py has kept")
     parser.add_argument("--warnings", type=float, default=WARNINGS, help="warnings in 10,000 steps")
@@ -220,6 +221,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     taken = taken_from(recordings(args.folders), args.jobs, args.keep)
+    if not taken:
+        print("nothing to judge: no healthy recording of enough steps in these folders", file=sys.stderr)
+        return 1
     tails = estimated(taken)
     judged = len({(s.program, s.series[1], s.step) for s in taken})
     programs = len({s.program for s in taken})
@@ -245,6 +249,7 @@ def main() -> None:
         [note, table(header, rows), table(["warnings in 10,000 steps", "wanted", "held out", "in"], rates)],
         args.output,
     )
+    return 0
 
 
 def names(begun: Sequence[Sample]) -> str:
@@ -254,4 +259,4 @@ def names(begun: Sequence[Sample]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +62,26 @@ def test_what_weight_gradients_add_to_memory_is_judged_by_its_interval(monkeypat
     value, low, high, aim = map(float, found.groups()[:4])
     assert low <= value <= high
     assert found[5] == import_module("_report").verdict(aim, low, high)
+
+
+@pytest.mark.parametrize(("number", "hits", "of_each"), [(40, 20, 1), (44, 17, 1), (20, 10, 3)])
+def test_the_interval_of_a_share_is_that_of_the_binomial_distribution(
+    number: int, hits: int, of_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Families that are drawn give binomial numbers of hits, however many cases each of them has."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    report, rate = import_module("_report"), hits / number
+    chances = [math.comb(number, n) * rate**n * (1 - rate) ** (number - n) for n in range(number + 1)]
+    sums = np.cumsum(chances)
+    low, high = (int(np.searchsorted(sums, edge)) / number for edge in (0.025, 0.975))
+    votes = [n < hits for n in range(number) for _ in range(of_each)]
+    families = [f"family {n}" for n in range(number) for _ in range(of_each)]
+    figure = report.share(votes, families)
+    assert figure.value == rate
+    assert (figure.low, figure.high) == pytest.approx((low, high), abs=1.01 / number)  # a hit more or less, by chance
+    text = f"{of_each * hits} of {of_each * number} ({100 * rate:.0f} %, {100 * figure.low:.0f} to "
+    assert report.shared(votes, families) == f"{text}{100 * figure.high:.0f})"
+    assert report.shared([], []) == "0 of 0"
 
 
 def test_a_result_replaces_its_own_section_and_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

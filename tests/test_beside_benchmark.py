@@ -27,9 +27,17 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     import beside
     import bit_flips
     import divergence
+    import hindsight
+    import tails
 
     return SimpleNamespace(
-        recordings=_beside_recordings, scores=_beside_scores, beside=beside, flips=bit_flips, divergence=divergence
+        recordings=_beside_recordings,
+        scores=_beside_scores,
+        beside=beside,
+        flips=bit_flips,
+        divergence=divergence,
+        hindsight=hindsight,
+        tails=tails,
     )
 
 
@@ -57,6 +65,18 @@ def test_an_alarm_counts_as_a_finding_of_ours_does(
     case = benchmark.beside.Case((), "rows", (), start=80)
     assert benchmark.beside.vote(case, faulty, healthy).found is found
     assert not benchmark.beside.vote(case, faulty, healthy, "does not run").found
+
+
+@pytest.mark.torch
+def test_shares_have_intervals_over_families(benchmark: Any) -> None:
+    """Three cases of one report are found and one of another is not: a share of three quarters, from none to all."""
+    module = benchmark.beside
+    known = {name: module.Case((name[0],), "rows", ()) for name in ("a1", "a2", "a3", "b")}
+    votes = {name: [module.Vote(name != "b", 0, "")] for name in known}
+    exported = module.exported(known, {"tool": votes})
+    assert exported["shares"] == {"tool": {"value": 0.75, "low": 0.0, "high": 1.0}}
+    assert exported["votes"] == {"tool": votes}
+    assert "| tool | 3 of 4 (75 %, 0 to 100) | 3 of 4 |" in module.summary(known, {"tool": votes})
 
 
 @pytest.mark.torch
@@ -111,3 +131,35 @@ def test_a_rank_is_right_if_no_other_is_named_with_it(benchmark: Any, ranks: lis
     later = {**names, "kind": "replicas-differ", "rank": 0, "step": 33}
     result = benchmark.flips.judge(flip, run, [run, run], [*findings, later])
     assert (result.found, result.layer, result.rank, result.harmful) == (True, True, right, False)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("onset", "began", "answer"),
+    [
+        (("layers.1.mlp.down.input", 92, 0.01), 95, ("layers.1.mlp.down.input", 92)),
+        (("", -1, 1.0), 90, ("layers.1.mlp.down.weight", 90)),
+        (("", -1, 1.0), 99, ("", -1)),
+    ],
+)
+def test_a_planted_onset_is_named_by_looking_back_or_by_a_rule(
+    benchmark: Any, onset: tuple[str, int, float], began: int, answer: tuple[str, int]
+) -> None:
+    """A rule that finds the row before the loss is not finite leaves nothing to look for; one at that step does not."""
+    first = {"name": "layers.1.mlp.down.weight", "began": began}
+    analysis = {"diagnosis": {"first": first, "onset": dict(zip(("where", "step", "chance"), onset, strict=True))}}
+    judged = benchmark.hindsight.answer_of("gradient", 0, analysis)
+    assert (judged.where, judged.step, judged.is_placed) == (*answer, bool(answer[0]))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("command", [["tails", "--write"], ["hindsight", "--recordings"], ["hindsight", "--planted"]])
+def test_a_benchmark_without_recordings_fails(
+    benchmark: Any, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was judged: no table is printed, and that of the package stays."""
+    module, table = getattr(benchmark, command[0]), tmp_path / "table.py"
+    monkeypatch.setattr(benchmark.tails, "TARGET", table)
+    monkeypatch.setattr("sys.argv", [*command, str(tmp_path)])
+    assert module.main() == 1
+    assert not table.exists()

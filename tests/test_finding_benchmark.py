@@ -115,6 +115,9 @@ def test_both_twins_of_a_case_run(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert done.returncode == 0, done.stdout
     assert result["cases"]["no_zero_grad"]["expected"]["label"] == "loop"
+    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert result["shares"]["all"] == {"found": whole, "place": whole, "step": whole}
+    assert "| loop | 1 | 1 of 1 (100 %, 100 to 100) |" in done.stdout
     assert {key: run["error"] for key, run in result["runs"].items()} == {
         "no_zero_grad-faulty-0": "",
         "no_zero_grad-healthy-0": "",

@@ -48,6 +48,11 @@ class Case:
     full: Mapping[str, Any] = field(default_factory=dict)
     """Keys that the mode ``full`` adds to its configuration, as the guides have them."""
 
+    @property
+    def family(self) -> str:
+        """Report that the case comes from first: cases of one report are no independent evidence."""
+        return self.sources[0]
+
 
 class Run(NamedTuple):
     """Arguments of one run of a case."""

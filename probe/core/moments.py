@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +38,15 @@ EMPTY: dict[str, float] = {
 
 
 def numels(shapes: Shapes) -> Array:
-    """Element counts of ``shapes``."""
-    return np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+    """Element counts of ``shapes``, not to be written."""
+    return _numels(tuple(shapes))
+
+
+@lru_cache(maxsize=8)
+def _numels(shapes: tuple[tuple[int, ...], ...]) -> Array:
+    counts = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+    counts.flags.writeable = False
+    return counts
 
 
 def _mean(total: Array, shapes: Shapes) -> Array:

@@ -29,12 +29,17 @@ SMALL = 64
 """Elements at which the least spread is wider by the root of 2."""
 FEW_SAMPLES = 16
 """Weight of few samples in their spread: half as wide again at 16 of 32."""
-CHANGED_ROWS, CHANGED_RATE = 0.1, log(1.5)
-"""Share of rows that come or go, and factor of the learning rate, with which the family begins another history."""
+CHANGED_ROWS, CHANGED_RATE, CHANGED_SIZE = 0.1, log(1.5), 2.0
+"""Share of rows that come or go, and factor of the learning rate, with which the family begins another history; and
+factor of the sizes of most activations beyond all that are held, which is another size of the batch."""
+STAYS = 3
+"""Samples in a row after which a change is another stage of training."""
 OUTPUTS = frozenset({"actv", "actv_grad"})
 """Signals of which rows of one dimension are not judged: a number for each sample, such as a loss or the logarithm of a
 probability, has no typical size."""
 GRADIENTS = frozenset({"grad_unreduced", "grad_reduced", "actv_grad"})
+TRAINED = GRADIENTS - OUTPUTS
+"""Signals whose rows are the parameters that are trained."""
 FLOORS = {
     "grad_unreduced": 0.25,
     "grad_reduced": 0.25,
@@ -89,12 +94,15 @@ class _Layout(NamedTuple):
     keys: tuple[Key, ...]
     shapes: tuple[tuple[int, ...], ...]
     halves: Array
-    """Half the logarithm of the number of elements of each row."""
-    judged: Mask
-    """Rows of measurements with elements enough."""
+    """Half the logarithm of the number of elements of each row; NaN of a row that is not judged: one of few elements,
+    or of no measurements, or without room."""
     kinds: Indices
     groups: list[Indices]
     """Places of the rows of each kind."""
+    has_room: bool
+    """True if each row has room in the history."""
+    is_odd: bool
+    """True if most rows are of other sizes than all that are held."""
 
 
 class Family:
@@ -106,12 +114,20 @@ class Family:
     while few samples are held.
 
     Zeros are no numbers. Rows that come and go need a number in three quarters of the window. The history begins anew
-    if the step goes back, if the learning rate changes by half, and if a tenth of the rows come or go.
+    if the step goes back, if the learning rate changes by half, if a tenth of the rows come or go, and if most
+    activations are twice as large as all that are held, or half as small, in three samples in a row; until then, such
+    a sample is neither judged nor held.
     """
 
     def __init__(self, signal: str, window: int, limit: int) -> None:
         self._signal, self._window, self._limit = signal, window, limit
         self._codes: dict[tuple[object, ...], int] = {}
+        self._trained: set[Key] = set()
+        """Parameters that have had a gradient in this run."""
+        self.is_odd = False
+        """True if the last batch is of another size than all that are held."""
+        self.is_another_stage = False
+        """True if the last batch has begun another stage of training, for all signals."""
         self.begin()
 
     def begin(self) -> None:
@@ -124,11 +140,15 @@ class Family:
             "spread": Field(np.nan, np.float64),
             "floor": Field(np.nan, np.float64),
             "kind": Field(-1, np.int64),
+            "smallest": Field(np.inf, np.float64),
+            "largest": Field(0.0, np.float64),
         }
         self.history = History(("norm",), fields, self._limit)
         self._held, self._step, self._rate = 0, -1, np.nan
         self._offset, self._narrowest = 0.0, 0.0
         """Largest offset and smallest spread of any row."""
+        self._odd_steps: frozenset[int] = frozenset()
+        """Latest steps, in a row, of another size."""
 
     def judge(self, batch: Batch, least: float = 0.0, far: float = 0.0) -> Scores | None:
         """Return the scores of a batch with norms, and hold its rows; None while too few samples are held.
@@ -136,24 +156,34 @@ class Family:
         Args:
             least: size of a residual below which no scores are wanted, as long as no row has moved by ``far``.
         """
+        self.is_another_stage = False
         if batch.step < self._step or self._is_changed(batch):
             self.begin()
-        layout, rows = self._layout_of(batch), self.history.rows(batch)
-        norms = batch.op("norm")
-        present = layout.judged & (norms > 0) & (norms < np.inf) & (rows >= 0)
-        levels: Array = np.log(np.where(present, norms, np.nan)) - layout.halves
+        layout = self._layout_of(batch)
+        self._odd_steps = self._odd_steps | {batch.step} if layout.is_odd else frozenset()
+        if len(self._odd_steps) >= STAYS:
+            self.begin()
+            layout, self.is_another_stage = self._layout_of(batch), True
+        self.is_odd = layout.is_odd
+        if self.is_odd:
+            return None
+        rows = self.history.rows(batch)
+        squares = batch.columns["sumsq"]
+        levels: Array = 0.5 * np.log(np.where((squares > 0) & (squares < np.inf), squares, np.nan)) - layout.halves
         scores = self._scores(layout, rows, levels, least, far) if self._held >= LEAST else None
-        self._hold(batch, rows, levels)
+        self._hold(batch.step, *((rows, levels) if layout.has_room else (rows[rows >= 0], levels[rows >= 0])))
         return scores
 
     def _is_changed(self, batch: Batch) -> bool:
         """Return whether the learning rate or the set of rows is another one."""
         rate, before = batch.update.rate, self._rate
         self._rate = rate if isfinite(rate) else before
-        if isfinite(rate) and isfinite(before) and rate != before and _is_far(rate, before):
+        if isfinite(rate) and isfinite(before) and rate != before and is_far(rate, before):
             return True
         if self._layout is None or batch.keys == self._layout.keys or not self._held:
             return False
+        if self._signal in TRAINED:
+            self.is_another_stage = len({*batch.keys} - self._trained) > CHANGED_ROWS * len(batch)
         return self._comers_and_goers(batch) > CHANGED_ROWS * len(batch)
 
     def _comers_and_goers(self, batch: Batch) -> int:
@@ -186,16 +216,31 @@ class Family:
         rows_held = rows[rows >= 0]
         self.history.of("kind")[rows_held] = kinds[rows >= 0]
         self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
-        return _Layout(batch.keys, batch.shapes, halves, judged, kinds, groups)
+        halves = np.where(judged & (rows >= 0), halves, np.nan)
+        is_odd = has_shapes and self._signal in OUTPUTS and self._have_other_sizes(rows_held, elements[rows >= 0])
+        if self._signal in TRAINED:
+            self._trained.update(batch.keys)
+        return _Layout(batch.keys, batch.shapes, halves, kinds, groups, len(rows_held) == len(rows), is_odd)
+
+    def _have_other_sizes(self, rows: Indices, elements: Array) -> bool:
+        """Return whether most rows are of other sizes than all that are held; hold them if not."""
+        smallest, largest = self.history.of("smallest"), self.history.of("largest")
+        is_held = largest[rows] > 0
+        other = (elements > CHANGED_SIZE * largest[rows]) | (CHANGED_SIZE * elements < smallest[rows])
+        if self._held >= LEAST and 2 * int((other & is_held).sum()) > int(is_held.sum()):
+            return True
+        smallest[rows], largest[rows] = np.minimum(smallest[rows], elements), np.maximum(largest[rows], elements)
+        return False
 
     def _scores(self, layout: _Layout, rows: Indices, levels: Array, least: float, far: float) -> Scores | None:
         if self._held == LEAST or self._held % RENEWAL == 0:
             self._renew()
         centres = self.history.of("centre")[rows]
         movements = levels - centres
-        farthest = float(np.fmax.reduce(np.abs(movements), initial=0.0))
-        if farthest < far and 2 * farthest + self._offset < least * self._narrowest:  # mostly, and quicker
-            return None
+        highest, lowest = float(np.fmax.reduce(movements, initial=0.0)), float(np.fmin.reduce(movements, initial=0.0))
+        # what rows have in common lies between the two
+        if max(highest, -lowest) < far and highest - lowest + self._offset < least * self._narrowest:
+            return None  # mostly, and quicker
         common = common_movement(movements[:, None], layout.groups)[:, 0]
         residuals = movements - common - self.history.of("offset")[rows]
         spreads = self.history.of("spread")[rows]
@@ -226,16 +271,16 @@ class Family:
         self.history.of("offset")[at] = offsets
         self.history.of("spread")[at] = spreads
 
-    def _hold(self, batch: Batch, rows: Indices, levels: Array) -> None:
+    def _hold(self, step: int, rows: Indices, levels: Array) -> None:
         """Put the levels into the column of this step; rows that are not there have no number in it."""
-        window, has_room = self.history.of("levels"), rows >= 0
-        if batch.step != self._step:  # else another part of the same step
-            self._held, self._step = self._held + 1, batch.step
+        window = self.history.of("levels")
+        if step != self._step:  # else another part of the same step
+            self._held, self._step = self._held + 1, step
             window[:, (self._held - 1) % self._window] = np.nan
-        window[rows[has_room], (self._held - 1) % self._window] = levels[has_room]
+        window[rows, (self._held - 1) % self._window] = levels
 
 
-def _is_far(rate: float, before: float) -> bool:
+def is_far(rate: float, before: float) -> bool:
     """Return whether a learning rate is another stage of training."""
     return min(rate, before) <= 0 or abs(log(rate / before)) > CHANGED_RATE
 

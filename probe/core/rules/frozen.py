@@ -144,6 +144,8 @@ class AnomalyFrozen(About):
 
     def _lacking(self, batch: Batch) -> Mask:
         """Mask of the collected moments that a row of a file lacks: ``len(batch)`` x moments."""
+        if not batch.absent and {*self._moments} <= {*batch.columns}:  # mostly, and quicker
+            return np.zeros((len(batch), len(self._moments)), np.bool_)
         columns = [batch.absent.get(name, name not in batch.columns) for name in self._moments]
         return np.stack([np.broadcast_to(column, len(batch)) for column in columns], axis=1)
 

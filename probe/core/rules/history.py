@@ -66,6 +66,8 @@ class History:
         self._index: dict[str, dict[Key, int]] = {}
         self._free: list[int] = []
         self._latest: dict[str, tuple[tuple[Key, ...], Indices]] = {}
+        self._newest: dict[str, int] = {}
+        """Last step of any row of a signal."""
 
     def of(self, name: str) -> npt.NDArray[Any]:
         """Array of a field, by slot, to read and to write. Fetch it again after each :meth:`read`."""
@@ -84,7 +86,7 @@ class History:
         values = np.stack([batch.op(self._ops[n]) for n in ops])
         usable = ~np.isnan(values) & (rows >= 0)
         if usable.all():  # mostly, and quicker
-            kinds, at = np.repeat(np.array(ops, dtype=np.int64), len(rows)), np.tile(np.arange(len(rows)), len(ops))
+            kinds, at = _grid(tuple(ops), len(rows))
             return HistoryReadings(values.ravel(), rows[at] * len(self._ops) + kinds, kinds, at)
         op, at = np.nonzero(usable)
         kinds = np.array(ops, dtype=np.int64)[op]
@@ -93,23 +95,28 @@ class History:
     def rows(self, batch: Batch) -> Indices:
         """Row of each key, which is its slot if there is one op; -1 if there is no room."""
         keys, rows = self._latest.get(batch.signal, ((), None))
+        newest = self._newest.get(batch.signal, batch.step)
         if rows is None or keys != batch.keys:
             rows = self._look_up(batch)
+        elif newest <= batch.step:  # mostly, and quicker: each key has a row, and none was seen at a later step
+            self._last_step[rows] = self._newest[batch.signal] = batch.step
+            return self._of_the_same_shape(batch, rows)
         held = rows[rows >= 0]
         self._wipe(held[self._last_step[held] > batch.step])
         self._last_step[held] = batch.step
-        if batch.signal not in VARYING and self._shapes.get(batch.signal) != batch.shapes:
-            self._forget_reshaped(batch, rows)
-        return rows
+        self._newest[batch.signal] = max(newest, batch.step)
+        return self._of_the_same_shape(batch, rows)
 
-    def _forget_reshaped(self, batch: Batch, rows: Indices) -> None:
-        """Wipe the rows of keys that name a tensor of another shape now."""
-        self._shapes[batch.signal] = batch.shapes
-        shapes = np.fromiter(map(hash, batch.shapes), dtype=np.int64, count=len(batch))
-        at = np.flatnonzero(rows >= 0)
-        held, shapes = rows[at], shapes[at]
-        self._wipe(held[(self._shape[held] != 0) & (self._shape[held] != shapes)])
-        self._shape[held] = shapes
+    def _of_the_same_shape(self, batch: Batch, rows: Indices) -> Indices:
+        """Return the rows, of which those are wiped whose keys name a tensor of another shape now."""
+        if batch.signal not in VARYING and self._shapes.get(batch.signal) != batch.shapes:
+            self._shapes[batch.signal] = batch.shapes
+            shapes = np.fromiter(map(hash, batch.shapes), dtype=np.int64, count=len(batch))
+            at = np.flatnonzero(rows >= 0)
+            held, shapes = rows[at], shapes[at]
+            self._wipe(held[(self._shape[held] != 0) & (self._shape[held] != shapes)])
+            self._shape[held] = shapes
+        return rows
 
     def _look_up(self, batch: Batch) -> Indices:
         index = self._index.setdefault(batch.signal, {})
@@ -159,6 +166,14 @@ class History:
         if not self.dropped:
             log.warning("alert rule has no room for more keys: limit=%d; further ones are not judged", self._limit)
         self.dropped += keys * len(self._ops)
+
+
+@lru_cache(maxsize=64)
+def _grid(ops: tuple[int, ...], rows: int) -> tuple[Indices, Indices]:
+    """Op and row of each number of a table of ops x rows, not to be written."""
+    kinds, at = np.repeat(np.array(ops, dtype=np.int64), rows), np.tile(np.arange(rows), len(ops))
+    kinds.flags.writeable = at.flags.writeable = False
+    return kinds, at
 
 
 def _rows(field: Field, count: int, ops: int) -> npt.NDArray[Any]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from probe.core.records import Array, Batch
 from probe.core.robust import COMMON_ROWS, MAD_TO_SIGMA, Indices
-from probe.core.rules.family import FLOORS, GRADIENTS, Family, Scores
+from probe.core.rules.family import FLOORS, GRADIENTS, OUTPUTS, STAYS, Family, Scores
 from probe.core.rules.history import LIMIT
-from probe.core.rules.tails import KINDS, limits
+from probe.core.rules.tails import KINDS, chances, discoveries, limits
 
 Mask = npt.NDArray[np.bool_]
 
@@ -20,11 +20,10 @@ WINDOW = 32
 """Samples that the tails were estimated with: a window is no shorter."""
 QUIET = 10
 """Normal samples after which the next leap is another episode."""
-FAR, STAYS = log(4.0), 3
-"""Movement of all gradients together, as a logarithm, and samples in a row after which it is another stage of
-training."""
-MOST = 3
-"""Rows of an episode that are reported."""
+FAR = log(4.0)
+"""Movement of all gradients together, as a logarithm, that is another stage of training if it stays."""
+MOST, FALSE = 3, 0.05
+"""Rows of an episode that are reported; and the part of them that may be healthy."""
 EDGE = 3
 """Rows on each side of a step along the order of execution, at least."""
 CLEAN = 4.0
@@ -60,6 +59,8 @@ class JointJudge:
         self._families: dict[str, Family] = {}
         self._least = {name: min(min(limits(name, 1, alone, warnings)) for alone in (True, False)) for name in FLOORS}
         """Least limit of each signal, whatever the number of its rows."""
+        self._odd = -1
+        """Step whose activations are of another size than before."""
         self._far: dict[str, int] = {}
         """Number of samples in a row in which all gradients of a signal have been far from their past."""
         self._normal: dict[str, tuple[int, int]] = {}
@@ -67,8 +68,9 @@ class JointJudge:
 
     def judge(self, batch: Batch) -> JointLeap | None:
         """Return the leap that begins with this batch; None if there is none."""
-        scores = self.scores(batch, self._least.get(batch.signal, 0.0))
-        if scores is None:
+        least = self._least.get(batch.signal, 0.0)
+        scores = self.scores(batch, least)
+        if scores is None or scores.largest < least:  # mostly, and quicker
             self._begins(KINDS.get(batch.signal, ""), batch.step, False)
             return None
         excess = self.excess(batch.signal, scores)
@@ -84,15 +86,26 @@ class JointJudge:
         family = self._families.get(batch.signal)
         if family is None:
             family = self._families[batch.signal] = Family(batch.signal, self._window, LIMIT // len(FLOORS))
+        if batch.step == self._odd and batch.signal not in OUTPUTS:
+            return None
         scores = family.judge(batch, least, FAR)
+        self._odd = batch.step if family.is_odd else self._odd
+        if family.is_another_stage:
+            self._begin(family)
         if scores is None or not scores.rows:
             self._far[batch.signal] = 0
             return None
         if batch.signal in GRADIENTS and self._is_another_stage(batch.signal, scores):
-            for history in self._families.values():
-                history.begin()
+            family.begin()
+            self._begin(family)
             return None
         return scores
+
+    def _begin(self, but: Family) -> None:
+        """Begin another history of all signals but one."""
+        for family in self._families.values():
+            if family is not but:
+                family.begin()
 
     def _is_another_stage(self, signal: str, scores: Scores) -> bool:
         """Return whether all gradients have moved far and stay there, as with other data: no row is to blame."""
@@ -122,7 +135,8 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     """Return the rows to name, in the order of execution.
 
     Rows that left the others are detected by their residuals. But if most rows have moved, it is a sound row that has
-    left them: so those are named that have moved against their own past.
+    left them: so those are named that have moved against their own past. Beside rows beyond the limit, those after the
+    first of them are listed whose residuals are rare among so many rows: they choose no episode.
     """
     order = np.argsort(batch.order, kind="stable")
     order = order[~np.isnan(scores.residuals[order])]
@@ -131,12 +145,16 @@ def suspects(batch: Batch, scores: Scores, excess: Array) -> Indices:
     if first is not None:
         beside: Indices = order[_beside(movements, first, batch.signal)]
         return beside
-    accused = excess[order] > 1
-    moved = accused & (np.abs(movements) >= 0.5 * np.abs(scores.residuals[order]))
-    if not moved.any():
-        moved = np.abs(movements) >= 0.5 * np.abs(movements).max()
-    first_moved: Indices = order[np.flatnonzero(moved)[:MOST]]
-    return first_moved
+    residuals, spreads = scores.residuals[order], scores.spreads[order]
+    has_moved = np.abs(movements) >= 0.5 * np.abs(residuals)
+    accused = (excess[order] > 1) & has_moved
+    if not accused.any():
+        accused = np.abs(movements) >= 0.5 * np.abs(movements).max()
+    named = np.flatnonzero(accused)[:MOST]
+    rare = discoveries(chances(batch.signal, residuals, spreads, scores.is_alone), FALSE) & has_moved & ~accused
+    rare[: named[0]] = False
+    rows: Indices = order[np.sort([*named, *np.flatnonzero(rare)[: MOST - len(named)]])]
+    return rows
 
 
 def _step_along(movements: Array, spreads: Array) -> int | None:
@@ -158,12 +176,14 @@ def _step_along(movements: Array, spreads: Array) -> int | None:
 
 
 def _beside(movements: Array, place: int, signal: str) -> Indices:
-    """Places of the first rows of the side that has moved.
+    """Places of the first rows that have moved of the side that has.
 
     Gradients of parameters may be in the order of the parameters, against that of the backward: there the rows next to
     the step are the first.
     """
-    after = abs(float(np.median(movements[place:]))) >= abs(float(np.median(movements[:place])))
-    if after:
-        return np.arange(place, len(movements))[:MOST]
-    return np.arange(place)[-MOST:] if signal in GRADIENTS else np.arange(place)[:MOST]
+    before, after = (float(np.median(side)) for side in (movements[:place], movements[place:]))
+    is_after = abs(after) >= abs(before)
+    side, middle = (np.arange(place, len(movements)), after) if is_after else (np.arange(place), before)
+    side = side[movements[side] * np.sign(middle) >= 0.5 * abs(middle)]
+    nearest: Indices = side[-MOST:] if signal in GRADIENTS and not is_after else side[:MOST]
+    return nearest

@@ -145,9 +145,9 @@ class AnomalySpike(About):
         if len(reported):
             yield from self._report(batches, of, found, np.exp(power[reported] * medians[reported]))
         if self._joint is not None:
-            norms = self._ops.index("norm")
+            norms = found.op == self._ops.index("norm")
             for n, batch in enumerate(batches):
-                yield from self._judge_together(self._joint, batch, found.at[(of == n) & (found.op == norms)])
+                yield from self._judge_together(self._joint, batch, found.at[(of == n) & norms] if len(of) else of)
 
     def _judge_together(self, joint: JointJudge, batch: Batch, reported: Indices) -> Iterator[Finding]:
         """Yield findings about norms that leap against those of the other rows, but for those that are reported."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from probe.core.hindsight.excursions import NormTable
 from probe.core.hindsight.look_back import Search
 from probe.core.hindsight.onset import Onset, rarer
 from probe.core.hindsight.usual_rows import FLOORS, logs_of
+from probe.core.rules.family import is_far
 
 GRADIENT = "grad_reduced"
 """Signal that the norms are like."""
@@ -32,6 +34,19 @@ class _Ring:
         self._norms = np.empty((number, len(names)), np.float32)
         self._steps = np.empty(number, np.int64)
         self._count = 0
+        self._rates: tuple[float, ...] = ()
+        self._training: bool | None = None
+        """Latest learning rates and mode of the model that are known."""
+
+    def follow(self, facts: UpdateFacts) -> None:
+        """Forget all norms if an update is of another stage of training: its rates or the mode of the model."""
+        before = self._rates if len(self._rates) == len(facts.rates) else facts.rates
+        rates = tuple(b if isnan(rate) else rate for rate, b in zip(facts.rates, before, strict=True))
+        training = self._training if facts.training is None else facts.training
+        is_other_mode = self._training is not None and training != self._training
+        if is_other_mode or any(rate != b and is_far(rate, b) for rate, b in zip(rates, before, strict=True)):
+            self._count = 0
+        self._rates, self._training = rates, training
 
     def hold(self, step: int, norms: Array) -> None:
         place = self._count % len(self._norms)
@@ -53,7 +68,11 @@ class _Ring:
 
 
 class HeldNorms:
-    """Norms of the latest updates of each optimizer. Its methods may be called on any thread."""
+    """Norms of the latest updates of each optimizer. Its methods may be called on any thread.
+
+    Another learning rate, by half, and training after evaluation, or the other way round, begin another history: what
+    moved with them is no cause.
+    """
 
     def __init__(self) -> None:
         self._rings: dict[int, _Ring] = {}
@@ -73,6 +92,7 @@ class HeldNorms:
             ring = self._rings.get(facts.optimizer)
             if ring is None or ring.names is not facts.names:
                 ring = self._rings[facts.optimizer] = _Ring(facts.names, np.asarray(facts.sizes, np.int64))
+            ring.follow(facts)
             ring.hold(facts.step, gradients[:, 0])
 
     @property

@@ -231,6 +231,23 @@ def test_a_norm_that_leaps_while_the_loss_does_not_is_found() -> None:
     assert (finding.step, finding.since, finding.grade) == (61, 60, "warning")
 
 
+def test_a_leap_names_the_last_gradient_that_has_leapt() -> None:
+    """A backward that goes wrong leaves the gradients nearer to the loss as they are, and spoils all upstream."""
+    training, places = Training(), ("embed", "layers.0")
+    rows = [*training.updates(60), training.update(norms=dict.fromkeys(places, 40.0)), *training.updates(9)]
+    (finding,) = findings("gradient-leap", rows)
+    assert (finding.since, finding.where) == (60, ("layers.0.bias",))
+    assert finding.text.endswith("; layers.0.bias is the last parameter whose gradient has leapt")
+
+
+@pytest.mark.parametrize("norms", [40.0, {"embed": 40.0, "layers": 1.0}, {"layers.1.weight": 40.0, "head": 1.0}])
+def test_a_leap_of_all_or_in_part_names_no_gradient(norms: Any) -> None:
+    """A batch moves all of them, each as much as it does."""
+    training = Training()
+    rows = [*training.updates(60), training.update(norms=norms), *training.updates(9)]
+    assert [finding.where for finding in findings("gradient-leap", rows)] == [()]
+
+
 def test_a_norm_that_leaps_with_the_loss_counts_if_both_come_back() -> None:
     """A rubbish batch is found; another stage of a curriculum is not."""
     training = Training()

@@ -11,7 +11,7 @@ from probe.core.records import Batch, Key, Update
 from probe.core.robust import common_movement
 from probe.core.rules import factory
 from probe.core.rules.evaluate import find
-from probe.core.rules.tails import limits
+from probe.core.rules.tails import discoveries, limits
 
 ROWS, LEAP = 40, 50
 """Rows of the model, and the step of the leap."""
@@ -110,6 +110,12 @@ def test_a_step_along_the_order_names_its_first_rows(signal, factor):
     assert found == [(LEAP, NAMES[n]) for n in (25, 26, 27)]
 
 
+def test_a_row_that_stays_is_not_named_with_the_side_that_moves():
+    """The input of the model comes before the layer whose input is wrong, and is what it was."""
+    found = found_in(rule_of(**OFTEN), range(80), leap_of(slice(1, 15), 15.0), swing=0.1, signal="actv")
+    assert found == [(LEAP, NAMES[n]) for n in (1, 2, 3)]
+
+
 def test_the_order_of_execution_decides_which_rows_are_first():
     """Gradients of activations come in the order of the backward, the last layer first."""
     order = np.arange(ROWS)[::-1]
@@ -126,6 +132,35 @@ def test_rows_that_come_and_go_need_most_of_the_window(every, expected):
         return norms
 
     assert found_in(rule_of(), range(80), plant) == expected
+
+
+def test_rows_that_are_rare_are_listed_inside_an_episode_and_begin_none():
+    """An activation twice as large is nothing by itself; beside one that is ten times as large, it is listed."""
+
+    def plant(*factors):
+        def planted(step, norms):
+            if step == LEAP:
+                norms[[3, 7, 20]] *= factors
+            return norms
+
+        return planted
+
+    options = {"swing": 0.0, "signal": "actv"}
+    weak = float(np.exp(0.1 * (limits("actv", ROWS, False, 0.2).above + 7.4) / 2))  # between the tail and the limit
+    assert found_in(rule_of(), range(80), plant(weak, 1.0, weak), **options) == []
+    strong = found_in(rule_of(), range(80), plant(weak, 10.0, weak), **options)
+    assert strong == [(LEAP, NAMES[7]), (LEAP, NAMES[20])]  # what came before is no consequence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_discoveries_are_those_of_the_textbook(seed):
+    """The largest k with the k-th smallest chance at most k q / m; then all up to it (Benjamini and Hochberg, 1995)."""
+    random = np.random.default_rng(seed)
+    chances = np.concatenate([random.uniform(size=30), random.uniform(0, 0.01, size=seed % 12)])
+    ordered = sorted(chances.tolist())
+    passing = [k for k in range(1, len(ordered) + 1) if ordered[k - 1] <= k * 0.05 / len(ordered)]
+    expected = {ordered[k] for k in range(max(passing, default=0))}
+    assert {*chances[discoveries(chances, 0.05)].tolist()} == expected
 
 
 def test_a_row_at_rounding_level_is_not_judged():
@@ -233,6 +268,58 @@ def test_another_set_of_rows_begins_another_history():
     assert found_in(rule, range(LEAP)) == []
     plant = leap_of([7], 60.0, (LEAP + 5, LEAP + 40))
     assert found_in(rule, range(LEAP, 120), plant, rows=ROWS // 2) == [(LEAP + 40, NAMES[7])]
+
+
+def found_in_steps(batches, steps=120):
+    """Step, signal and row of each finding of a fresh rule."""
+    rule = rule_of(**OFTEN)
+    findings = (finding for step in range(steps) for finding in find([rule], batches(step)))
+    return [(finding.step, finding.signal, finding.key.name) for finding in findings]
+
+
+def test_another_size_of_the_batch_begins_another_history_of_all_signals():
+    """From 64 samples to 4: what leaps is no leap until there is a past again, nor in the first steps of that size."""
+
+    def batches(step):
+        shape = (64, 16) if step < LEAP else (4, 16)
+        norms = leap_of([7], 200.0, (LEAP + 1, LEAP + 15, LEAP + 40))(step, healthy(step, swing=0.1))
+        return [batch_of(step, healthy(step, swing=0.1), signal="actv", shape=shape), batch_of(step, norms)]
+
+    assert found_in_steps(batches) == [(LEAP + 40, "grad_reduced", NAMES[7])]
+
+
+@pytest.mark.parametrize("length", [lambda step: 4 if step % 30 == 29 else 64, lambda step: 8 + 57 * (step % 9)])
+def test_a_size_that_does_not_stay_begins_no_other_history(length):
+    """The last batch of an epoch is smaller, and lengths of texts vary."""
+
+    def batches(step):
+        norms = leap_of([7], 200.0)(step, healthy(step, swing=0.1))
+        shape = (length(step), 16)
+        return [batch_of(step, healthy(step, swing=0.1), signal="actv", shape=shape), batch_of(step, norms)]
+
+    assert found_in_steps(batches) == [(LEAP, "grad_reduced", NAMES[7])]
+
+
+def test_parameters_that_are_unfrozen_begin_another_history_of_all_signals():
+    """Half of the parameters get their first gradient: that they move then is no leap."""
+
+    def batches(step):
+        weights = leap_of([30], 3.0, (LEAP + 5, LEAP + 40))(step, np.ones(ROWS))
+        norms = healthy(step, swing=0.1)[: ROWS if step >= LEAP else ROWS // 2]
+        return [batch_of(step, norms), batch_of(step, weights, signal="param_updated")]
+
+    assert found_in_steps(batches) == [(LEAP + 40, "param_updated", NAMES[30])]
+
+
+def test_layers_that_are_skipped_at_random_begin_no_other_history_of_parameters():
+    """Their gradients come and go, and have been there before."""
+
+    def batches(step):
+        weights = leap_of([30], 3.0)(step, np.ones(ROWS))
+        norms = healthy(step, swing=0.1)[: ROWS - 10 * (step * 7919 % 3)]
+        return [batch_of(step, norms), batch_of(step, weights, signal="param_updated")]
+
+    assert found_in_steps(batches) == [(LEAP, "param_updated", NAMES[30])]
 
 
 def test_a_rollback_begins_another_history():

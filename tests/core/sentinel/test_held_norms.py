@@ -18,6 +18,7 @@ NOISE = np.random.default_rng(0)
 def facts(step: int, **fields: Any) -> Any:
     """Return the facts of an update that are held."""
     usual = {"step": step, "optimizer": 0, "names": NAMES, "sizes": (64,) * len(NAMES), "outcome": "applied"}
+    usual |= {"rates": (1e-3, np.nan), "training": True}
     return SimpleNamespace(**{**usual, **fields})
 
 
@@ -67,6 +68,27 @@ def test_other_parameters_begin_a_new_history() -> None:
     assert found is not None
     assert found.looked == 0
     assert "layers.4.weight at step 90" in str(held(100, 90, optimizer=1).onset(100).text())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("change", [{"rates": (1e-3, 1e-2)}, {"rates": (2e-3, 1e-3)}, {"training": False}])
+def test_a_known_change_begins_a_new_history(change: dict[str, Any]) -> None:
+    """A gradient that moves with the rate of a group, or with the mode of the model, is no cause."""
+    norms = HeldNorms()
+    for step in range(100):
+        fields = {"rates": (1e-3, 1e-3), **(change if step >= 90 else {})}
+        norms.hold(facts(step, **fields), gradients({4: 10.0} if step >= 90 else None))
+    found = norms.onset(99)
+    assert found is not None
+    assert (found.where, found.looked) == ("", 0)
+
+
+def test_what_is_unknown_or_small_is_no_change() -> None:
+    """A schedule changes rates by parts, and not every update has a mode or a rate that the host knows."""
+    norms = HeldNorms()
+    for step in range(100):
+        fields = {"rates": (1e-3 * 0.99**step, np.nan if step % 2 else 1e-3), "training": None if step % 3 else True}
+        norms.hold(facts(step, **fields), gradients({4: 10.0} if step >= 90 else None))
+    assert "layers.4.weight at step 90" in str(norms.onset(99).text())  # type: ignore[union-attr]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
