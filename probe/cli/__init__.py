@@ -102,7 +102,7 @@ class _LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:  # Typer suggests the nearest of these
-            self.commands = {verb: TyperCommand(verb) for verb in VERBS} | self.commands
+            self.commands = {**{verb: TyperCommand(verb) for verb in VERBS}, **self.commands}
         elif self._lists:
             command = TyperCommand(cmd_name, help=_help_of(cmd_name))
             _translate_help(command)
