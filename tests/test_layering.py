@@ -71,7 +71,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 BESIDE = {"analysis": "config"}
 """Rooms that no layer imports, each with the highest layer that it imports."""
-ANALYSIS = ("convert", "diagnosis", "performance", "report", "compare")
+ANALYSIS = ("engines", "convert", "diagnosis", "performance", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(
@@ -90,7 +90,7 @@ STARTS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "run_sync
 THREADS = {
     "probe.core.worker": "the one class with a thread and a queue",
     "probe.core.alerting.channels.exchange": "shuts sockets down at a deadline, under the thread that waits for them",
-    "probe.core.analysis.convert.workers": "in a child process, whose parent's end it waits for to end it at once",
+    "probe.core.analysis.engines.workers": "in a child process, whose parent's end it waits for to end it at once",
     "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
     "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
     "probe.services.remediation.workers": "several threads with one queue, never two for one target",
@@ -237,7 +237,7 @@ def test_rooms_import_only_what_lies_below_them() -> None:
 
 
 def test_rooms_of_analysis_import_only_what_lies_below_them() -> None:
-    """Conversions and the diagnosis stand below the report, and the comparison above it."""
+    """Engines stand below all, conversions and the diagnosis below the report, and the comparison above it."""
     wrong = []
     for name, imported in core_imports().items():
         here = name.removeprefix("probe.core.analysis.").split(".")[0]
@@ -340,13 +340,39 @@ def test_threads_are_started_by_the_worker_alone() -> None:
     assert starting == set(THREADS)
 
 
+def modules_among(imported: set[str], modules: Iterable[str]) -> set[str]:
+    """Those of ``imported`` that are ``modules``. A package counts if more than its modules is taken from it: to import
+    one of these is to need that one."""
+    found = imported.intersection(modules)
+    taken = {name: {each for each in imported if each.rpartition(".")[0] == name} for name in found}
+    return {name for name, names in taken.items() if not names or names - found}
+
+
 def test_no_modules_import_each_other() -> None:
-    """There is an order in which all of core can be read."""
-    left = core_imports()
+    """There is an order in which the whole package can be read."""
+    modules = modules_of("probe")
+    left = {name: modules_among(imports_of_module(name, path), modules) for name, path in modules.items()}
     while ready := [name for name, imported in left.items() if not (imported & left.keys()) - {name}]:
         for name in ready:
             del left[name]
     assert left == {}
+
+
+def test_a_package_counts_where_names_are_taken_from_it() -> None:
+    """A circle through a package is one only if the package itself is needed."""
+    modules = {"a", "a.b", "a.c"}
+    assert modules_among(imports_of("from a import b", "a"), modules) == {"a.b"}
+    assert modules_among(imports_of("from a import b, name", "a"), modules) == {"a", "a.b"}
+    assert modules_among(imports_of("from a.c import name", "a"), modules) == {"a.c"}
+
+
+def test_attaching_has_one_direction() -> None:
+    """The script of a process names a module by a text: that one needs the request, not the command's folder of it."""
+    names = [name for name in modules_of("probe.launch.attach") if name.endswith((".request", ".joining"))]
+    assert len(names) == 2
+    for name in names:
+        imported = imports_of_module(name, modules_of("probe.launch.attach")[name])
+        assert within(imported, ["probe.launch.attach.exchange", "probe.launch.attach.injection"]) == []
 
 
 @pytest.mark.parametrize("module", ALLOWED)

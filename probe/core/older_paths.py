@@ -7,7 +7,6 @@ last: only for modules that nothing else has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -51,9 +50,7 @@ OLDER_PACKAGES = frozenset({"probe.core.report", "probe.mindspore.monitor", "pro
 class OlderPathFinder:
     """Finder and loader of the modules in the table. Base classes of ``importlib.abc`` would cost each process 8 ms."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         """Return the specification of a module in the table; None for any other."""
         if fullname not in OLDER_PATHS and fullname not in OLDER_PACKAGES:
             return None
