@@ -16,7 +16,7 @@ OUTSIDE = ("demo/", "locale/")
 """Folders of programs of their own."""
 DOOR = "core/door.py"
 MARKS = {"entrance", "passage"}
-WRAPPERS = {"Hook", "StepHook", "TracedHook", "guard", "weakly", "surfacing", "some", "hook"}
+WRAPPERS = {"Hook", "StepHook", "TracedHook", "guard", "weakly", "surfacing", "some"}
 """Functions whose result frameworks may call: hooks of the door, and what makes one. ``guard`` is that of a run."""
 HOOKS: dict[tuple[str, str], str] = {
     ("mindspore/cell_hooks.py", "_nothing"): "replaced at once by a cell that surfaces failures",

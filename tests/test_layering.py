@@ -358,6 +358,28 @@ def test_no_modules_import_each_other() -> None:
     assert left == {}
 
 
+def test_functions_of_other_modules_are_imported_by_name() -> None:
+    """A reader who looks for a definition finds it: no module renames another one's functions by assignment."""
+    modules, renamed = modules_of("probe"), []
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        ours = {
+            part.asname or part.name
+            for node in imports
+            for part in node.names
+            if f"{node.module}.{part.name}" in modules
+        }
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and not ast.unparse(node.targets[0]).isupper():
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                taken = [
+                    value for value in values if isinstance(value, ast.Attribute) and ast.unparse(value.value) in ours
+                ]
+                renamed += [(name, ast.unparse(value)) for value in taken]
+    assert renamed == []
+
+
 def test_a_package_counts_where_names_are_taken_from_it() -> None:
     """A circle through a package is one only if the package itself is needed."""
     modules = {"a", "a.b", "a.c"}

@@ -55,7 +55,8 @@ class OlderPathFinder:
         if fullname not in OLDER_PATHS and fullname not in OLDER_PACKAGES:
             return None
         # ``python -m`` writes the origin into ``sys.argv[0]``, which must be a text.
-        return ModuleSpec(fullname, self, origin=__file__, is_package=fullname in OLDER_PACKAGES)
+        loader: Any = self  # typeshed asks for a child of importlib.abc.Loader
+        return ModuleSpec(fullname, loader, origin=__file__, is_package=fullname in OLDER_PACKAGES)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Return None: the module is an ordinary one."""

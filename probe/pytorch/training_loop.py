@@ -22,14 +22,13 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import graph_walk, host_moments, loss_scale, tensors
+from probe.pytorch import host_moments, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
+from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, HostRows, plain
-from probe.pytorch.own_gradients import GradientSums
+from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
-first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
-own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 Clipped = Callable[[float | torch.Tensor, Callable[[float], float]], None]
 _ENGINE = "_engine_run_backward"

@@ -40,9 +40,16 @@ def activations(run: Run) -> Iterator[None]:
         if not (places := run.selection.places(module)):
             return lambda: None
         listener = ActivationListener(run, module, places, recording(run, module, model))
-        listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
-        where = f"module {module.full!r}"
-        remove = listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
+        remove = run.on_forward(
+            module.thing,
+            model,
+            listener.before,
+            listener.after,
+            f"module {module.full!r}",
+            dropped=listener.drop,
+            compiled_too=True,
+            gradients="output_grad" in places,
+        )
         listeners[listener] = None
 
         def gone() -> None:
