@@ -48,7 +48,7 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, mindspore.Tensor) and not _ask(value, "has_init") and _ask(value, "dtype") is not None
 
 
-def plain(tensor: Any) -> None:
+def host_place(tensor: Any) -> None:
     """Return None: every tensor is read through :func:`moments`."""
 
 

@@ -18,7 +18,7 @@ from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
 from probe.pytorch.dtensor import coverage, local
 from probe.pytorch.host_copies import to_host  # noqa: F401 - like the next one a function of the protocol
-from probe.pytorch.host_moments import plain  # noqa: F401
+from probe.pytorch.host_moments import host_place  # noqa: F401
 from probe.pytorch.modes import unseen
 
 Array = npt.NDArray[np.float64]
