@@ -16,7 +16,7 @@ OUTSIDE = ("demo/", "locale/")
 """Folders of programs of their own."""
 DOOR = "core/door.py"
 MARKS = {"entrance", "passage"}
-WRAPPERS = {"Hook", "StepHook", "TracedHook", "guard", "weakly", "surfacing", "some", "hook"}
+WRAPPERS = {"Hook", "StepHook", "TracedHook", "guard", "weakly", "surfacing", "some"}
 """Functions whose result frameworks may call: hooks of the door, and what makes one. ``guard`` is that of a run."""
 HOOKS: dict[tuple[str, str], str] = {
     ("mindspore/cell_hooks.py", "_nothing"): "replaced at once by a cell that surfaces failures",
@@ -34,7 +34,8 @@ REPLACEMENTS: dict[str, str] = {
     "mindspore/gradients.py": "likewise",
     "mindspore/optimizers/nn_cell.py": "likewise",
     "mindspore/training_loop.py": "likewise",
-    "pytorch/collectives/dispatch.py": "functions that are marked where they are made",
+    "pytorch/collectives/functional.py": "functions that are marked where they are made",
+    "pytorch/collectives/process_group.py": "likewise",
     "pytorch/finding.py": "before training",
     "pytorch/loss_scale.py": "functions that are marked where they are made",
     "pytorch/prechecks/loaders.py": "likewise",
@@ -49,7 +50,7 @@ GUARDS: set[str] = {
 """Functions that guard another one as :func:`probe.core.door.attempt` does; to be removed, none to be added."""
 ANSWERS = {
     "core/analysis/convert/csv2tb.py: convert",
-    "core/analysis/convert/workers.py: _tried",
+    "core/analysis/engines/workers.py: _tried",
     "core/analysis/engines/ray.py: _work",
     "core/rules/evaluate.py: _findings_of",
 }

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from probe.core.older_paths import OLDER_PATHS
+
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
@@ -44,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """All that a module may import besides the standard library."""
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"alerting.redaction", "language"}),
+    frozenset({"alerting.redaction", "language", "older_paths"}),
     frozenset(
         {
             *("histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process"),
@@ -72,18 +74,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 BESIDE = {"analysis": "config"}
 """Rooms that no layer imports, each with the highest layer that it imports."""
-OLDER_PATHS = frozenset(
-    {
-        "probe.core.anomaly_processor",
-        "probe.core.csv2db",
-        "probe.core.monitor.anomaly_processor",
-        "probe.core.monitor.csv2db",
-        "probe.core.report.diagnosis",
-        "probe.core.report.writing",
-    }
-)
-"""Documented import paths, a few lines each."""
-ANALYSIS = ("convert", "diagnosis", "performance", "report", "compare")
+ANALYSIS = ("engines", "convert", "diagnosis", "performance", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(
@@ -101,7 +92,7 @@ STARTS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "run_sync
 """Functions that start a thread."""
 THREADS = {
     "probe.core.worker": "the one class with a thread and a queue",
-    "probe.core.analysis.convert.workers": "in a child process, whose parent's end it waits for to end it at once",
+    "probe.core.analysis.engines.workers": "in a child process, whose parent's end it waits for to end it at once",
     "probe.core.distributed.address_store": "an event loop that serves connections until the process ends",
     "probe.core.storage.object_store": "a few requests side by side, which the caller waits for",
     "probe.services.remediation.workers": "several threads with one queue, never two for one target",
@@ -206,8 +197,8 @@ def test_importing_probe_takes_less_than_50_ms() -> None:
 
 def test_core_loads_no_framework_and_no_optional_package() -> None:
     """Every module of core can be imported where no framework and no extra is installed."""
-    modules = modules_of("probe.core")
-    assert {"probe.core", "probe.core.records", "probe.core.moments"} <= set(modules)
+    modules = [*modules_of("probe.core"), *within(OLDER_PATHS, ["probe.core"])]
+    assert {"probe.core", "probe.core.records", "probe.core.csv2db"} <= set(modules)
     assert tried_imports(modules, [*FRAMEWORKS, *OPTIONAL]) == []
 
 
@@ -231,12 +222,11 @@ def test_a_package_imports_nothing_from_above_or_beside_it(package: str) -> None
 
 
 def core_imports() -> dict[str, set[str]]:
-    """The modules of core that each module of core imports, older paths left out."""
+    """The modules of core that each module of core imports."""
     modules = modules_of("probe.core")
     return {
         name: {module for each in imports_of_module(name, path) if (module := module_of(each, modules)) is not None}
         for name, path in modules.items()
-        if name not in OLDER_PATHS
     }
 
 
@@ -269,7 +259,7 @@ def test_rooms_import_only_what_lies_below_them() -> None:
 
 
 def test_rooms_of_analysis_import_only_what_lies_below_them() -> None:
-    """Conversions and the diagnosis stand below the report, and the comparison above it."""
+    """Engines stand below all, conversions and the diagnosis below the report, and the comparison above it."""
     wrong = []
     for name, imported in core_imports().items():
         here = name.removeprefix("probe.core.analysis.").split(".")[0]
@@ -283,8 +273,7 @@ def test_rooms_of_analysis_import_only_what_lies_below_them() -> None:
 def test_every_name_at_the_top_of_core_is_known() -> None:
     """The corridor stays short: a new room has a place in the layers."""
     there = {path.stem for path in (ROOT / "probe" / "core").iterdir() if path.suffix == ".py" or path.is_dir()}
-    older = {name.split(".")[2] for name in OLDER_PATHS}
-    assert there - {"__pycache__"} <= {"__init__", *BESIDE, *older, *frozenset[str]().union(*LAYERS)}
+    assert there - {"__pycache__"} <= {"__init__", *BESIDE, *frozenset[str]().union(*LAYERS)}
 
 
 def test_no_class_name_stands_twice() -> None:
@@ -399,13 +388,61 @@ def test_each_server_is_behind_the_one_gate() -> None:
     assert {name for name, made in calls.items() if "TokenCheck" in made} == {"probe.services.web.gate"}
 
 
+def modules_among(imported: set[str], modules: Iterable[str]) -> set[str]:
+    """Those of ``imported`` that are ``modules``. A package counts if more than its modules is taken from it: to import
+    one of these is to need that one."""
+    found = imported.intersection(modules)
+    taken = {name: {each for each in imported if each.rpartition(".")[0] == name} for name in found}
+    return {name for name, names in taken.items() if not names or names - found}
+
+
 def test_no_modules_import_each_other() -> None:
-    """There is an order in which all of core can be read."""
-    left = core_imports()
+    """There is an order in which the whole package can be read."""
+    modules = modules_of("probe")
+    left = {name: modules_among(imports_of_module(name, path), modules) for name, path in modules.items()}
     while ready := [name for name, imported in left.items() if not (imported & left.keys()) - {name}]:
         for name in ready:
             del left[name]
     assert left == {}
+
+
+def test_functions_of_other_modules_are_imported_by_name() -> None:
+    """A reader who looks for a definition finds it: no module renames another one's functions by assignment."""
+    modules, renamed = modules_of("probe"), []
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        ours = {
+            part.asname or part.name
+            for node in imports
+            for part in node.names
+            if f"{node.module}.{part.name}" in modules
+        }
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and not ast.unparse(node.targets[0]).isupper():
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                taken = [
+                    value for value in values if isinstance(value, ast.Attribute) and ast.unparse(value.value) in ours
+                ]
+                renamed += [(name, ast.unparse(value)) for value in taken]
+    assert renamed == []
+
+
+def test_a_package_counts_where_names_are_taken_from_it() -> None:
+    """A circle through a package is one only if the package itself is needed."""
+    modules = {"a", "a.b", "a.c"}
+    assert modules_among(imports_of("from a import b", "a"), modules) == {"a.b"}
+    assert modules_among(imports_of("from a import b, name", "a"), modules) == {"a", "a.b"}
+    assert modules_among(imports_of("from a.c import name", "a"), modules) == {"a.c"}
+
+
+def test_attaching_has_one_direction() -> None:
+    """The script of a process names a module by a text: that one needs the request, not the command's folder of it."""
+    names = [name for name in modules_of("probe.launch.attach") if name.endswith((".request", ".joining"))]
+    assert len(names) == 2
+    for name in names:
+        imported = imports_of_module(name, modules_of("probe.launch.attach")[name])
+        assert within(imported, ["probe.launch.attach.exchange", "probe.launch.attach.injection"]) == []
 
 
 @pytest.mark.parametrize("module", ALLOWED)

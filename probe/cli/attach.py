@@ -11,8 +11,9 @@ import typer
 from probe.cli import refusing
 from probe.core.language import Message, message, translated
 from probe.core.messages import complain, printable
-from probe.launch.attach.exchange import AttachExchange, AttachRequest, ProcessPlace, exchange
+from probe.launch.attach.exchange import AttachExchange, exchange
 from probe.launch.attach.processes import Interpreter, UnattachableError, children
+from probe.launch.attach.request import AttachRequest, ProcessPlace
 
 SECONDS = 60.0
 

@@ -32,7 +32,7 @@ def pack(
     The source is never changed. If it is interrupted, the same command goes on. Exit code 0 if all was packed; 1 if
     something could not be read, the folder not be written, or a packed file is damaged; 2 for wrong use.
     """
-    from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+    from probe.core.analysis.engines.workers import WorkersDiedError, in_order
     from probe.core.storage.pack import PackError, damaged, pack_followed
     from probe.core.storage.pack import pack as packed
 

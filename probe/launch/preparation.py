@@ -6,21 +6,12 @@ Every process of a watched program imports this module at its start, so that it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from importlib import import_module
 from types import ModuleType
 
 from probe.launch.environment import CHECKED, is_watched
 from probe.launch.imports import after_import
 
 FRAMEWORKS = ("torch", "mindspore")
-ENGINES = {
-    "deepspeed": "note_engines_of_deepspeed",
-    "megatron.core.optimizer": "note_optimizers_of_megatron",
-    "mindformers.tools.register": "register_callback",
-}
-"""Modules on top of a framework, each with the function of ``made_objects`` that is called with it. They import the
-framework themselves, so that waiting for them only from then on would come too late."""
 
 
 def prepare(environ: Mapping[str, str]) -> None:
@@ -28,16 +19,36 @@ def prepare(environ: Mapping[str, str]) -> None:
     if is_watched(environ):
         for framework in FRAMEWORKS:
             after_import(framework, note_optimizers)
-        for engine, function in ENGINES.items():
-            after_import(engine, partial(_call, function))
+        # These import the framework themselves, so that waiting for them only from then on would come too late.
+        after_import("deepspeed", _note_engines)
+        after_import("megatron.core.optimizer", _note_megatron)
+        after_import("mindformers.tools.register", _register_callback)
         if environ.get(CHECKED) == "1":
-            import_module("probe.launch.trial").prepare_trial(environ)
+            from probe.launch.trial import prepare_trial
+
+            prepare_trial(environ)
 
 
 def note_optimizers(framework: ModuleType) -> None:
     """Note optimizers of a framework as they are made, from now on."""
-    import_module("probe.launch.made_objects").note_optimizers(framework)
+    from probe.launch import made_objects
+
+    made_objects.note_optimizers(framework)
 
 
-def _call(function: str, engine: ModuleType) -> None:
-    getattr(import_module("probe.launch.made_objects"), function)(engine)
+def _note_engines(deepspeed: ModuleType) -> None:
+    from probe.launch import made_objects
+
+    made_objects.note_engines_of_deepspeed(deepspeed)
+
+
+def _note_megatron(optimizer: ModuleType) -> None:
+    from probe.launch import made_objects
+
+    made_objects.note_optimizers_of_megatron(optimizer)
+
+
+def _register_callback(register: ModuleType) -> None:
+    from probe.launch import made_objects
+
+    made_objects.register_callback(register)

@@ -17,16 +17,13 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, attempt
 from probe.core.instrumentation.signals.sources import chosen
-from probe.mindspore import autograd, cell_hooks, compiled_steps, gradients, input_gradients, tensors
-from probe.mindspore import loss_scale as scaling
+from probe.mindspore import autograd, cell_hooks, compiled_steps, tensors
+from probe.mindspore.autograd import backward_id, differentiates, feeds  # noqa: F401 - like others, of the protocol
+from probe.mindspore.gradients import gradients_of, holds, on_gradient  # noqa: F401
+from probe.mindspore.input_gradients import on_input_gradients, watch_inputs  # noqa: F401
+from probe.mindspore.loss_scale import found_inf, held_scale, loss_scale  # noqa: F401
 from probe.mindspore.optimizers import table
-
-adam, owned, state, state_names = table.adam, table.owned, table.state, table.state_names
-gradients_of, holds, on_gradient = gradients.gradients_of, gradients.holds, gradients.on_gradient
-learning_rate = table.learning_rate
-found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
-on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
-backward_id, differentiates, feeds = autograd.backward_id, autograd.differentiates, autograd.feeds
+from probe.mindspore.optimizers.table import adam, learning_rate, owned, state, state_names  # noqa: F401
 
 EMPTY = (nn.Cell.construct, nn.CellList.construct, nn.CellDict.construct)
 """Methods that only raise."""

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from probe.core.backend import fused_reduce, numpy_moments
 from probe.core.backend.protocols import Adam
 from probe.mindspore import device_moments
+from probe.mindspore.device_moments import to_host  # noqa: F401 - a function of the protocol
 
 Array = npt.NDArray[np.float64]
 
-to_host = device_moments.to_host
 HELD_ELEMENTS = numpy_moments.SMALL
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 IN_ONE_PASS = (("sum", "sumsq"), ("min", "max", "sum", "sumsq"))
@@ -48,7 +48,7 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, mindspore.Tensor) and not _ask(value, "has_init") and _ask(value, "dtype") is not None
 
 
-def plain(tensor: Any) -> None:
+def host_place(tensor: Any) -> None:
     """Return None: every tensor is read through :func:`moments`."""
 
 

@@ -24,8 +24,8 @@ from probe.core.checks.parameter_use import ParameterUse
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import autograd, compiled_steps, gradients, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.optimizers import rates as optimizer_rates
 from probe.mindspore.optimizers import table
+from probe.mindspore.optimizers.rates import groups, rates  # noqa: F401 - functions of the protocol
 from probe.mindspore.private_api import executor
 
 try:
@@ -33,7 +33,6 @@ try:
 except ImportError:  # before 2.5
     from mindspore.ops.composite.clip_ops import _ClipByGlobalNorm as GlobalNormClip
 
-groups, rates = optimizer_rates.groups, optimizer_rates.rates
 Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
 Clipped = Callable[[float, Callable[[float], float]], None]
 MARKED = 1024

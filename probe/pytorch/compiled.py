@@ -182,6 +182,7 @@ def on_forward(
     _evaluate_while_tracing()
     with ExitStack() as placed:
         _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
+        # The argument keeps the listener alive until the hooks are removed: ``_listeners`` holds it weakly.
         placed.callback(lambda _: _listeners.pop(number, None), listener)
         placed.callback(module.register_forward_pre_hook(TracedHook(enter), with_kwargs=True).remove)
         # not always_call: graphs would depend on the hook's number, so that blocks could not share one (torch 2.13)

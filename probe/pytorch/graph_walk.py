@@ -285,7 +285,7 @@ class StepGraph:
         for piece in _pieces(tensor):
             if self.expired():
                 return "unknown"
-            if (plain := host_moments.plain(piece)) is not None and fused_reduce.one(*plain[:3]) is not None:
+            if (place := host_moments.host_place(piece)) is not None and fused_reduce.one(*place[:3]) is not None:
                 continue
             low, high = (extreme.item() for extreme in torch.aminmax(piece))
             if math.isnan(low):

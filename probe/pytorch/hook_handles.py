@@ -18,7 +18,7 @@ Hook = Callable[..., None]
 
 class PlacedHook:
     """Hook in one of torch's dicts, which can be taken out for a while: it returns with its number, to its place among
-    other hooks. See :class:`probe.core.backend.protocols.Restful`."""
+    other hooks. See :class:`probe.core.backend.protocols.PausableHook`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

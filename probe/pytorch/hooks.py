@@ -22,18 +22,25 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, unheard
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, Hook
-from probe.pytorch import compiled, input_gradients
-from probe.pytorch import loss_scale as scaling
-from probe.pytorch.engines import fsdp1, names, native, pipelining, steps, table
+from probe.pytorch import compiled
+from probe.pytorch.engines import fsdp1, names, native, pipelining, table
 from probe.pytorch.engines.homes import HOMES, hidden, home, ready
+from probe.pytorch.engines.names import modules  # noqa: F401 - like others, of the protocol
+from probe.pytorch.engines.steps import (  # noqa: F401
+    adam,
+    check_optimizer,
+    gradients_of,
+    holds,
+    on_step,
+    owned,
+    state,
+    state_names,
+    value,
+)
 from probe.pytorch.hook_handles import PlacedHook, PlacedHooks
-from probe.pytorch.input_gradients import edge_of, some
+from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs  # noqa: F401
+from probe.pytorch.loss_scale import found_inf, held_scale, loss_scale  # noqa: F401
 
-adam, gradients_of, holds, on_step, owned = steps.adam, steps.gradients_of, steps.holds, steps.on_step, steps.owned
-check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
-found_inf, held_scale, loss_scale = scaling.found_inf, scaling.held_scale, scaling.loss_scale
-on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
-modules = names.modules
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 """Level of the active transformations of ``torch.func`` (``vmap``, ``grad``, ...), whose tensors have no numbers."""

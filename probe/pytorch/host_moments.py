@@ -19,7 +19,7 @@ import torch
 from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
 from probe.core.backend.numpy_moments import SMALL, together, with_histograms
-from probe.core.backend.protocols import Plain
+from probe.core.backend.protocols import HostPlace
 from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
 from probe.core.moments import merge, repeated
 from probe.pytorch.dtensor import PLAIN, distinct
@@ -38,7 +38,7 @@ RUN = 1024
 elements, 1e-6 here). The norms of the runs of longer tensors are combined in float64."""
 
 
-def plain(tensor: torch.Tensor) -> Plain | None:
+def host_place(tensor: torch.Tensor) -> HostPlace | None:
     """Return address, number, kind and description of numbers that the compiled pass reads where they are; None for
     other dtypes, devices and layouts, for a pending negation, and for a subclass of tensors."""
     if type(tensor) not in PLAIN:  # first: the class of the user's would see what is asked of it
@@ -71,8 +71,8 @@ class HostRows:
 
 
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
-    """Return :func:`moments` of :func:`plain` tensors of one kind, which need not be detached: no operator of torch
-    runs. Return None for other tensors, histograms, NaN or Inf."""
+    """Return :func:`moments` of tensors of one kind with a :func:`host_place`, which need not be detached: no operator
+    of torch runs. Return None for other tensors, histograms, NaN or Inf."""
     rows = in_place(tensors, columns, eps)
     return None if rows is None else rows()
 
@@ -100,7 +100,7 @@ def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: flo
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
     """Return ``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors, a histogram last."""
     if HISTOGRAM in columns:
-        return with_histograms(columns, len(tensors), lambda plain: moments(tensors, plain, eps), map(_counts, tensors))
+        return with_histograms(columns, len(tensors), lambda names: moments(tensors, names, eps), map(_counts, tensors))
     if len(tensors) == 1 and tensors[0].numel() > SMALL:
         return np.array([_one(tensors[0], columns, eps)])
     block = np.empty((len(tensors), len(columns)))

@@ -15,13 +15,14 @@ from torch.utils import _pytree as registry
 from probe.core.backend import pytree
 from probe.core.backend.protocols import Adam
 from probe.core.records import Coverage
-from probe.pytorch import device_moments, host_copies, host_moments
+from probe.pytorch import device_moments, host_moments
 from probe.pytorch.dtensor import coverage, local
+from probe.pytorch.host_copies import to_host  # noqa: F401 - like the next one a function of the protocol
+from probe.pytorch.host_moments import host_place  # noqa: F401
 from probe.pytorch.modes import unseen
 
 Array = npt.NDArray[np.float64]
 
-plain, to_host = host_moments.plain, host_copies.to_host
 HELD_ELEMENTS = 4096
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 
@@ -93,12 +94,12 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
     with torch._C.DisableTorchFunction(), unseen():
         if is_known and (rows := device_moments.in_place(held, columns, eps)) is not None:
             return rows
-        plain = [tensor.detach() for tensor in held]
-        if all(tensor.device.type == "cpu" for tensor in plain):
-            return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
-        if any(tensor.is_meta for tensor in plain):
+        detached = [tensor.detach() for tensor in held]
+        if all(tensor.device.type == "cpu" for tensor in detached):
+            return host_moments.moments(detached, columns, eps if scale is None else eps * float(scale))
+        if any(tensor.is_meta for tensor in detached):
             raise ValueError("a tensor on the meta device has no elements")
-        return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
+        return device_moments.moments(detached, columns, eps if scale is None else eps * scale)
 
 
 def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

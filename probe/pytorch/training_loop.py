@@ -22,14 +22,13 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import graph_walk, host_moments, loss_scale, tensors
+from probe.pytorch import host_moments, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
-from probe.pytorch.host_moments import Array, HostRows, plain
-from probe.pytorch.own_gradients import GradientSums
+from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
+from probe.pytorch.host_moments import Array, HostRows, host_place
+from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
-first_not_finite, uses = graph_walk.first_not_finite, graph_walk.uses
-own_gradients = GradientSums
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
 Clipped = Callable[[float | torch.Tensor, Callable[[float], float]], None]
 _ENGINE = "_engine_run_backward"
@@ -300,9 +299,10 @@ class RepeatedReader:
 
     def _look(self) -> None:
         """Note where the numbers of the parameters lie."""
-        self._plain = [plain(parameter) for parameter in self._parameters]
-        kinds = {place[2] for place in self._plain if place is not None}
-        self._kind = kinds.pop() if len(kinds) == 1 and None not in self._plain and self._places is not None else ""
+        self._host_places = [host_place(parameter) for parameter in self._parameters]
+        kinds = {None if place is None else place[2] for place in self._host_places}
+        kind = kinds.pop() if len(kinds) == 1 and self._places is not None else None
+        self._kind = kind or ""
         self._chosen: Sequence[int] = ()
         self._read: Sequence[Any] = ()
         """Parameters that were read last."""
@@ -346,7 +346,7 @@ class RepeatedReader:
 
     def _choose(self, positions: Sequence[int]) -> None:
         """Keep what is read of the parameters at ``positions``."""
-        places = [place for position in positions if (place := self._plain[position]) is not None]
+        places = [place for position in positions if (place := self._host_places[position]) is not None]
         self._read = [self._parameters[position] for position in positions]
         addresses, sizes = [place[0] for place in places], [place[1] for place in places]
         self._arrays, self._chosen = fused_reduce.FixedArrays(addresses, sizes, self._kind), positions

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from probe.launch.attach.exchange import AttachRequest, exchange
+from probe.launch.attach.exchange import exchange
 from probe.launch.attach.processes import LEAST, Interpreter, UnattachableError, children
+from probe.launch.attach.request import AttachRequest
 
 ROOT = Path(__file__).parents[2]
 WAITS = "import sys\nprint('begun', flush=True)\nsys.stdin.read()"

@@ -53,7 +53,7 @@ ELSEWHERE = {
     ),
 }
 """Functions that are called at other times than in attaching and in a step of these models, and the test of each."""
-REPLACED = {"tensors.plain"}
+REPLACED = {"tensors.host_place"}
 """Functions whose failure changes no row: tensors are then reduced in the general way, which counts its failures."""
 SETTINGS = EVERYTHING | {
     "run": {"enable": True},

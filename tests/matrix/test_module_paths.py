@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import probe
+from probe.core.analysis.convert.csv2db import CSV2DBConfig
+from probe.core.older_paths import OLDER_PACKAGES, OLDER_PATHS
 from tests.required import require
 from tests.test_layering import FRAMEWORKS, tried_imports
 
@@ -33,8 +39,11 @@ OURS = {
     "probe.core.rules.replica": ("odd_ones",),
     "probe.core.report.diagnosis": ("Diagnosis", "Mark"),
     "probe.core.report.writing": ("write_report",),
+    "probe.services.performance_monitor": ("PerformanceMonitor",),
 }
 """Paths in our own documentation, today's and those of one version ago."""
+PASSING = ["probe/core/alert.py"]
+"""Files that offer the names of several modules under one documented path."""
 RUN = ("msprobe.core.monitor.anomaly_processor", "msprobe.pytorch.monitor.anomaly_analyse")
 
 
@@ -101,3 +110,36 @@ def test_no_framework_is_imported_where_the_path_names_none() -> None:
     paths = [path.replace("msprobe", "probe") for path in (*IMPORTED, *RUN) if ".core." in path]
     assert tried_imports(paths, FRAMEWORKS) == []
     assert len(paths) == 2
+
+
+@pytest.mark.parametrize("path", ["probe.core.csv2db", "probe.core.monitor.csv2db"])
+def test_a_path_without_a_file_is_found_and_unpickles(path: str) -> None:
+    """Tools that look for a module find it, and objects written with an older path are read."""
+    assert importlib.util.find_spec(path) is not None
+    assert importlib.util.find_spec(f"{path}s") is None
+    assert pickle.loads(f"c{path}\nCSV2DBConfig\n.".encode()) is CSV2DBConfig  # protocol 0 spells the module out
+
+
+def test_no_file_only_passes_names_on() -> None:
+    """Older paths stand in one table, whose packages have no folder and whose paths have no file."""
+    root = Path(probe.__file__).parents[1]
+    for path in (*OLDER_PATHS, *OLDER_PACKAGES):
+        assert not root.joinpath(*path.split(".")).with_suffix(".py").exists()
+    passing = [
+        str(file.relative_to(root))
+        for file in root.glob("probe/**/*.py")
+        if file.name not in ("__init__.py", "__main__.py") and _only_imports(ast.parse(file.read_text("utf-8")))
+    ]
+    assert passing == PASSING
+
+
+def _only_imports(tree: ast.Module) -> bool:
+    """Return whether a module has nothing but imports and ``__all__``."""
+    own = [
+        node
+        for node in tree.body
+        if not isinstance(node, (ast.Import, ast.ImportFrom))
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+    ]
+    return not own

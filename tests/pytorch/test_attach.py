@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from probe.launch.attach.exchange import AttachRequest, ProcessPlace, exchange
+from probe.launch.attach.exchange import exchange
+from probe.launch.attach.request import AttachRequest, ProcessPlace
 from tests import user_scripts
 from tests.pytorch.run_scripts import CONFIG, OWN, ROOT
 from tests.required import require

@@ -13,6 +13,8 @@ from probe.core.backend.protocols import Remove
 Listener = TypeVar("Listener")
 Undo = Callable[[], object]
 """Function that undoes one change; returns False if that is impossible now."""
+Install = Callable[[], Iterable[Undo]]
+"""Function that makes changes and yields an undo for each."""
 
 
 class Shared(Generic[Listener]):
@@ -22,13 +24,13 @@ class Shared(Generic[Listener]):
 
     Args:
         install: makes the changes and yields an undo for each. If it raises, the changes already made are undone. If
-            it yields none, it is called again for the next listener.
+            it yields none, it is called again for the next listener. :meth:`listen` may be passed another.
         weak: True if only its ``Remove`` keeps a listener alive.
     """
 
     _lock: ClassVar[Any] = threading.RLock()
 
-    def __init__(self, install: Callable[[], Iterable[Undo]], weak: bool = False) -> None:
+    def __init__(self, install: Install = tuple, weak: bool = False) -> None:
         self._install, self._undos = install, list[Undo]()
         self._listeners: MutableMapping[object, Listener] = weakref.WeakValueDictionary() if weak else {}
 
@@ -43,11 +45,16 @@ class Shared(Generic[Listener]):
         """True if the changes are in effect."""
         return bool(self._undos)
 
-    def listen(self, listener: Listener) -> Remove:
-        """Add ``listener``; return a function that removes it, and may be called any number of times."""
+    def listen(self, listener: Listener, install: Install | None = None) -> Remove:
+        """Add ``listener``; return a function that removes it, and may be called any number of times.
+
+        Args:
+            install: makes the changes from now on, for an object that lies below the modules that change things.
+        """
         token = object()
         with self._lock:
             self.settle()
+            self._install = install or self._install
             if not self._undos:
                 self._undos = self._installed()
             self._listeners[token] = listener

@@ -31,15 +31,16 @@ ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
 Described = tuple[tuple[int, ...], object, Coverage | None]
 """Shape of the part that this process holds, dtype as an object whose ``str`` users read, and coverage."""
-Plain = tuple[int, int, str, Described]
+HostPlace = tuple[int, int, str, Described]
 """Numbers side by side in host memory: address, number, kind (of ``fused_reduce.KINDS``) and description."""
 Remove = Callable[[], None]
 """Function that removes the hook placed by the call that returned this function. It may be called twice."""
 
 
 @runtime_checkable
-class Restful(Protocol):
-    """:data:`Remove` whose hook can be taken out for a while."""
+class PausableHook(Protocol):
+    """Hook that can be paused: taken out of the framework, and put back where it was. A call removes it for good, as
+    :data:`Remove` does."""
 
     def __call__(self) -> None: ...
 
@@ -84,7 +85,7 @@ class Tensors(Protocol):
     def is_tensor(self, value: object) -> bool:
         """Return whether ``value`` holds numbers that can be read now."""
 
-    def plain(self, tensor: Tensor) -> Plain | None:
+    def host_place(self, tensor: Tensor) -> HostPlace | None:
         """Return the place of a non-empty tensor that the compiled pass can read at once; None for any other."""
 
     def describe(self, tensor: Tensor) -> Described:
@@ -180,7 +181,7 @@ class Hooks(Protocol):
     """Names and hooks of models and optimizers. Every ``on_...`` whose hook lasts returns a function that removes it.
 
     A listener may be called in any step; a ``guard`` wraps the function that the framework will call. Hooks that need
-    not be there in steps that are not sampled are :class:`Restful`.
+    not be there in steps that are not sampled are each a :class:`PausableHook`.
     """
 
     def check_model(self, model: Module, settings: Any) -> None:
@@ -311,7 +312,7 @@ class Hooks(Protocol):
         """Return whether a compiler may run parts of a model in which no hook runs, while hooks of the whole do."""
 
     def may_rest(self) -> bool:
-        """Return whether :class:`Restful` hooks may be taken out where no backward runs."""
+        """Return whether a :class:`PausableHook` may be taken out where no backward runs."""
 
     def at_next_forward(self, model: Module, function: Callable[[], None], faults: FaultCounter) -> Remove:
         """Call ``function`` at times when hooks may be removed: in every forward of ``model`` from now on, or its

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from probe.core.backend.protocols import Hooks, Remove, Restful
+from probe.core.backend.protocols import Hooks, PausableHook, Remove
 from probe.core.faults import Faults
 
 FAILED = "hooks between sampled steps"
@@ -24,13 +24,13 @@ class IdleHooks:
 
     def __init__(self, faults: Faults, may_rest: bool) -> None:
         self._faults, self._may_rest = faults, may_rest
-        self._hooks: dict[Restful, None] = {}
+        self._hooks: dict[PausableHook, None] = {}
         self.resting = False
         """True if the hooks are taken out."""
 
     def keep(self, remove: Remove) -> Remove:
         """Note a hook that was placed; return the function that removes it."""
-        if not isinstance(remove, Restful):
+        if not isinstance(remove, PausableHook):
             return remove
         hook = remove
         self._hooks[hook] = None

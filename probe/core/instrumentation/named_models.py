@@ -9,7 +9,8 @@ from probe.core.naming import Name
 
 
 class NamedModels:
-    """Hooks of a framework, for models with names; all but names is as without.
+    """Hooks of a framework for several models: the name of a model precedes those of its modules and parameters. Every
+    other function is the framework's own.
 
     Args:
         models: the models by name.

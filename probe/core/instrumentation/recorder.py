@@ -7,14 +7,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probe.core.backend.protocols import Block, Described, Plain, Shard, Tensor, Tensors
+from probe.core.backend.protocols import Block, Described, HostPlace, Shard, Tensor, Tensors
 from probe.core.histogram import BINS, HISTOGRAM, shifted, width
 from probe.core.instrumentation.slab import Slab
 from probe.core.moments import nothing
 from probe.core.records import Array, Batch, Key
 
 Reference = int
-"""A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor; from ``SLAB`` on, one of the slab."""
+"""Number by which a row finds its values before they are on the host.
+
+- 0 and more: a row of the blocks;
+- ``-1 - i``: the i-th held tensor, which is reduced at the end of the step;
+- ``SLAB + i``: the i-th row of the slab;
+- ``NOTHING``: a tensor without elements; ``MISSING``: a tensor that could not be reduced.
+"""
 Row = tuple[Described, int, Reference, Reference]
 """Description (shape, dtype, coverage), order, reference of the values, and reference of the factor in them (a gradient
 scaler's); -1 for none."""
@@ -96,7 +102,10 @@ class Pending:
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
         left_out = readings.forgotten.union(np.flatnonzero(at == MISSING).tolist())
-        at = np.where((at >= SLAB) & (at < NOTHING), at - SLAB + self.block_rows, np.minimum(at, len(rows) - 1))
+        # ``rows`` has those of the blocks, then those of the slab, last the one of a tensor without elements.
+        in_slab = (at >= SLAB) & (at < NOTHING)
+        at[in_slab] += self.block_rows - SLAB
+        at[at >= NOTHING] = len(rows) - 1
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
             columns[HISTOGRAM] = rows[at, -BINS:]
@@ -250,15 +259,15 @@ class Recorder:
         self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
 
-    def _plain(self, tensor: Tensor | Shard, scale: Tensor | None) -> Plain | None:
+    def _host_place(self, tensor: Tensor | Shard, scale: Tensor | None) -> HostPlace | None:
         """Return where the compiled pass can read ``tensor``, and only its values are ``scale`` times too large; else
         None."""
         if not self._slab.writes or (scale is not None and "below" in self.columns):
             return None
         try:
             if type(tensor) is not Shard:
-                return self._tensors.plain(tensor)
-            found = self._tensors.plain(tensor.tensor)
+                return self._tensors.host_place(tensor)
+            found = self._tensors.host_place(tensor.tensor)
             return found and (*found[:3], (*found[3][:2], tensor.coverage))
         except Exception:  # noqa: BLE001 - the general path reduces it, or reports the error
             return None
@@ -266,9 +275,9 @@ class Recorder:
     def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Row | None:
         """Return the row of a tensor that is read where it lies: the short path from a hook to the compiled pass; None
         for any other."""
-        if (plain := self._plain(tensor, scale)) is None:
+        if (place := self._host_place(tensor, scale)) is None:
             return None
-        address, size, kind, described = plain
+        address, size, kind, described = place
         if not shared or size <= SHARED:
             if (number := self._slab.read(address, size, kind)) is None:
                 return None
@@ -309,16 +318,16 @@ class Recorder:
         self, tensors: Sequence[Tensor | Shard], scale: Tensor | None
     ) -> dict[int, tuple[Described, Reference]]:
         """Return descriptions and references of the tensors that are read where they lie, by their indices."""
-        kinds: dict[str, list[tuple[int, Plain]]] = {}
+        kinds: dict[str, list[tuple[int, HostPlace]]] = {}
         for i, tensor in enumerate(tensors):
-            if (plain := self._plain(tensor, scale)) is not None:
-                kinds.setdefault(plain[2], []).append((i, plain))
+            if (place := self._host_place(tensor, scale)) is not None:
+                kinds.setdefault(place[2], []).append((i, place))
         found = {}
         for kind, each in kinds.items():
             numbers, valid = self._slab.read_each([x[0] for _, x in each], [x[1] for _, x in each], kind)
-            for (i, plain), number, fits in zip(each, numbers, valid.tolist(), strict=True):
+            for (i, place), number, fits in zip(each, numbers, valid.tolist(), strict=True):
                 if fits:
-                    found[i] = plain[3], SLAB + number
+                    found[i] = place[3], SLAB + number
         return found
 
     def _reduce_all(

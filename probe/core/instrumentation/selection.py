@@ -113,8 +113,10 @@ class Selection:
         self._open = (() if backward_only else forward) + (() if forward_only else backward)
         self._within: tuple[str, ...] = ()
         """Names of modules that are watched including everything inside them."""
-        self._parameters = self._modules = True
-        """True if parameters and modules outside of these are watched."""
+        self._parameters = True
+        """True if parameters outside of these are watched."""
+        self._modules = True
+        """True if modules outside of these are watched."""
 
     def widened(self, within: Iterable[str], parameters: bool, modules: bool) -> Selection:
         """Return this selection extended by everything inside the modules named ``within``.

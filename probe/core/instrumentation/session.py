@@ -76,9 +76,12 @@ class Session:
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
         self._retirement = Retirement(self._hooks, self._waits)
-        self._detached = self._working = self._leaving = False
-        """True, in this order, once the hooks have no effect; while an optimizer's hook runs; once all hooks are to be
-        removed at the next forward."""
+        self._detached = False
+        """True once the hooks have no effect."""
+        self._working = False
+        """True while an optimizer's hook runs."""
+        self._leaving = False
+        """True once all hooks are to be removed at the next forward."""
         self.last: tuple[int, Pending, tuple[str, ...]] | None = None
         """Number, moments and ops of the step that ended last, if it was sampled."""
         run.clock.begin(start, schedule.samples(start))

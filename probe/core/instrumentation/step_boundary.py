@@ -26,8 +26,11 @@ class Turns:
         """Identities of the optimizers that have updated in this step; cleared when another begins."""
 
     def ends_by(self, optimizer: Optimizer) -> bool:
-        """True if an update by ``optimizer`` now belongs to the next step: it has already updated in this one, or it is
-        the first in each step and others have updated."""
+        """Return whether an update by ``optimizer``, which is about to begin, belongs to the next step.
+
+        It does in two cases: this optimizer has updated in this step already; or each step begins with its update, and
+        other optimizers have updated in this one.
+        """
         again, leads = id(optimizer) in self.updated, id(optimizer) == self._first and bool(self.updated)
         if again or leads:
             self._expected = self.updated | {id(optimizer)}
@@ -273,9 +276,11 @@ class StepTimer:
         self.own = 0.0
         """Seconds of the monitor between the last step and the one in progress."""
         self.rested = 0.0
-        """Seconds in which hooks were taken out since the last sampled step, which cost it that."""
-        self._delivered = self._on_device = 0.0
-        """Seconds of the delivery thread and of the device up to the last sampled step."""
+        """Seconds that it took to remove and place idle hooks since the last sampled step: its cost includes them."""
+        self._delivered = 0.0
+        """Seconds of the delivery thread up to the last sampled step."""
+        self._on_device = 0.0
+        """Seconds of the device up to the last sampled step."""
 
     def ended(
         self, output: StepConsumer | None, pace: Pace | None, sampled: bool, hooks: float, handing: float

@@ -12,111 +12,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probe import __version__
 from probe.core.language import message
+from probe.core.storage.files import replace_text
 from probe.launch.attach import injection
 from probe.launch.attach.processes import is_running
+from probe.launch.attach.request import AttachRequest, ProcessPlace
 
-ROOT = Path(__file__).resolve().parents[3]
-"""Folder that holds the package."""
 POLL_SECONDS = 0.05
 DECIDED_SECONDS = 30.0
 """Time that a process has for the answer once it has decided to attach."""
-_SCRIPT, _STARTED, _READY, _ANSWER = "script.py", "started.json", "ready.json", "answer.json"
-_DECIDED = "decided"
-
-
-@dataclass(frozen=True)
-class AttachRequest:
-    """Request to attach."""
-
-    pids: tuple[int, ...]
-    """The processes; the first one names the step at which all of them begin."""
-    config: str | None = None
-    """Path of the configuration; None for gradients and alerts."""
-    at_step: int | None = None
-    """Number of the first step; None for the next one that is possible."""
-    version: str = __version__
-    root: str = str(ROOT)
-    """Folder of the package, for a process that has none on its path."""
-
-
-class ProcessPlace:
-    """Files of one process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def request(self) -> AttachRequest:
-        """The request that this process is part of."""
-        values = json.loads((self.folder.parent / "request.json").read_text(encoding="utf-8"))
-        return AttachRequest(**{**values, "pids": tuple(values["pids"])})
-
-    @property
-    def notices(self) -> Path:
-        """Folder of announcements, the same for all processes of the request."""
-        return self.folder.parent / "notices"
-
-    @property
-    def script(self) -> Path:
-        """The script that the process runs."""
-        return self.folder / _SCRIPT
-
-    # In the process.
-
-    def ready(self) -> None:
-        """Note that this process waits for its step."""
-        injection._write(str(self.folder), "ready", {})
-
-    def all_ready(self) -> bool:
-        """Return whether every process of the request waits for its step."""
-        return all((self.folder.parent / str(pid) / _READY).exists() for pid in self.request.pids)
-
-    def is_decided(self) -> bool:
-        """Return whether this process is about to attach, or the command has given up and perhaps ended."""
-        return (self.folder / _DECIDED).exists() or not self.folder.exists()
-
-    def decide(self) -> bool:
-        """Return whether the decision is the caller's: once for each process, while the command waits."""
-        try:
-            (self.folder / _DECIDED).mkdir()
-        except (FileExistsError, FileNotFoundError):
-            return False
-        return True
-
-    def answer(self, state: str, **values: Any) -> None:
-        """Answer the request: ``attached``, ``refused`` or ``busy``. Nobody waits for it if the folder is gone."""
-        with suppress(FileNotFoundError):
-            injection._write(str(self.folder), "answer", {"state": state, **values})
-
-    # In the command.
-
-    def answered(self) -> Mapping[str, Any] | None:
-        """Return the answer, if there is one."""
-        try:
-            found: Mapping[str, Any] = json.loads((self.folder / _ANSWER).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return found
-
-    def forget_answer(self) -> None:
-        """Remove the answer, before the process is asked again."""
-        (self.folder / _ANSWER).unlink(missing_ok=True)
-
-    def progress(self) -> str:
-        """Return why there is no answer yet."""
-        if not (self.folder / _STARTED).exists():
-            return message(
-                "its main thread has run no Python code since, such as while it waits for a device or another rank"
-            )
-        if not (self.folder / _READY).exists():
-            return message("it is still importing the monitor and looking for optimizers")
-        return message("no training step has ended and begun since")
 
 
 class AttachExchange:
@@ -190,12 +98,10 @@ except OSError:
 
 def _remove(folder: Path, places: Sequence[ProcessPlace]) -> None:
     for place in places:
-        if (place.folder / _STARTED).exists():
+        if place.is_started():
             shutil.rmtree(place.folder, ignore_errors=True)
         else:
-            temporary = place.script.with_suffix(".tmp")
-            temporary.write_text(_LATE.format(place=str(place.folder), folder=str(folder)), encoding="utf-8")
-            temporary.replace(place.script)
+            replace_text(place.script, _LATE.format(place=str(place.folder), folder=str(folder)))
     shutil.rmtree(folder / "notices", ignore_errors=True)
     (folder / "request.json").unlink()
     with suppress(OSError):  # a process may still come

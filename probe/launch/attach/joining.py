@@ -15,7 +15,7 @@ from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
 from probe.core.language import message
 from probe.core.monitor.trainer_mon import watcher_of
-from probe.launch.attach.exchange import AttachRequest, ProcessPlace
+from probe.launch.attach.request import AttachRequest, ProcessPlace
 from probe.launch.environment import DEFAULTS
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.made_objects import FINDERS, note_optimizers

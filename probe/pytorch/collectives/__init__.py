@@ -8,16 +8,25 @@ so their operators are replaced as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 
+from probe.core.backend.patch import Undo
 from probe.core.backend.protocols import CollectiveListener, Remove
+from probe.pytorch.collectives import functional, process_group
 from probe.pytorch.collectives.dispatch import listeners
 
 
 def listen(listener: CollectiveListener) -> Remove:
     """Send ``listener`` every call that comes through Python."""
-    return listeners.listen(listener) if dist.is_available() else lambda: None
+    return listeners.listen(listener, _changes) if dist.is_available() else lambda: None
+
+
+def _changes() -> Iterator[Undo]:
+    yield from process_group.changes()
+    yield from functional.changes()
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Listeners to collectives in torch: their installation, the caller of a call, and the tensors that can be read."""
+"""Listeners to collectives in torch, the caller of a call, and the tensors that can be read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 from probe.core.backend import collective_listeners
-from probe.core.backend.patch import Undo
 from probe.core.backend.protocols import CollectiveListener
-from probe.core.door import replace
 from probe.pytorch import tensors
 
 API = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
@@ -38,6 +36,7 @@ PLUMBING = (
     *map(str, Path(__file__).parent.glob("*.py")),
 )
 """Files between a call and the code that makes it."""
+listeners = collective_listeners.CollectiveListeners()
 _latest = threading.local()
 """Frame, code and instruction of this thread's latest call, in ``place``."""
 
@@ -79,25 +78,3 @@ def flat(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for inner in value for tensor in flat(inner)]
     return [value] if tensors.is_tensor(value) else []
-
-
-def _install() -> Iterator[Undo]:
-    from probe.pytorch.collectives import functional, process_group  # they import this module
-
-    for name, sides in process_group.TRANSFERS.items():
-        if hasattr(dist.ProcessGroup, name):
-            yield replace(dist.ProcessGroup, name, process_group.method(name, sides))
-    for kind, name, wrap in (
-        *((dist.Work, name, process_group.handles.waiting) for name in ("wait", "synchronize", "block_current_stream")),
-        (dist.ProcessGroup, "_start_coalescing", process_group.coalescing_began),
-        (dist.ProcessGroup, "_end_coalescing", process_group.coalescing_ended),
-    ):
-        if hasattr(kind, name):
-            yield replace(kind, name, wrap(getattr(kind, name)))
-    for packet in functional.operators():
-        yield replace(packet, "_op", functional.listening(packet))
-    yield process_group.forget
-    yield functional.forget
-
-
-listeners = collective_listeners.CollectiveListeners(_install)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from probe.core.backend.collective_listeners import Calls, abandoned, ended
+from probe.core.backend.patch import Undo
 from probe.core.backend.protocols import CollectiveListener
-from probe.core.door import compiling, passage
+from probe.core.door import compiling, passage, replace
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
@@ -28,7 +29,14 @@ _in_flight: dict[int, _Unfinished] = {}
 """Unfinished collectives by the address of an output, which is also torch's key for waiting."""
 
 
-def operators() -> Iterator[Any]:
+def changes() -> Iterator[Undo]:
+    """Replace the operators by functions that call listeners; yield an undo for each."""
+    for packet in _operators():
+        yield replace(packet, "_op", _listening(packet))
+    yield _in_flight.clear
+
+
+def _operators() -> Iterator[Any]:
     for space in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
         names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(f"{space}::")}
         for name in sorted(names):
@@ -41,7 +49,7 @@ def _waits(packet: Any) -> bool:
     return bool(packet.__name__ == "wait_tensor")
 
 
-def listening(packet: Any) -> Callable[..., Any]:
+def _listening(packet: Any) -> Callable[..., Any]:
     original = packet._op
     if _waits(packet):
         return _waiting_for_tensor(original)
@@ -116,8 +124,3 @@ def _output_ended(tensor: torch.Tensor) -> None:
     unfinished.waited.append(tensor)
     if len(unfinished.waited) == unfinished.outputs:
         ended(unfinished.calls, unfinished.waited)
-
-
-def forget() -> None:
-    """Drop all collectives that are in flight."""
-    _in_flight.clear()

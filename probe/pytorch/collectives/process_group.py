@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from probe.core.backend.collective_listeners import Handles, Transfer
-from probe.core.door import compiling, passage
+from probe.core.backend.patch import Undo
+from probe.core.door import compiling, passage, replace
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
@@ -69,6 +70,21 @@ TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
 """Methods of a process group that transfer data or synchronize, under the names of all versions of torch."""
 
 
+def changes() -> Iterator[Undo]:
+    """Replace methods of process groups and of handles by functions that call listeners; yield an undo for each."""
+    for name, sides in TRANSFERS.items():
+        if hasattr(dist.ProcessGroup, name):
+            yield replace(dist.ProcessGroup, name, _transferring(name, sides))
+    for kind, name, wrap in (
+        *((dist.Work, name, handles.waiting) for name in ("wait", "synchronize", "block_current_stream")),
+        (dist.ProcessGroup, "_start_coalescing", _coalescing_began),
+        (dist.ProcessGroup, "_end_coalescing", _coalescing_ended),
+    ):
+        if hasattr(kind, name):
+            yield replace(kind, name, wrap(getattr(kind, name)))
+    yield _forget
+
+
 def _root(args: Arguments) -> int:
     for value in args[1:]:
         if hasattr(value, "rootRank"):
@@ -78,7 +94,7 @@ def _root(args: Arguments) -> int:
     return 0
 
 
-def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[..., Any]:
+def _transferring(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[..., Any]:
     original = getattr(dist.ProcessGroup, name)
 
     @functools.wraps(original)
@@ -147,7 +163,7 @@ def _time(work: Any, calls: list[Any]) -> None:
     future.add_done_callback(lambda _: [call.finish() for call in calls])
 
 
-def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
+def _coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     @passage
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +175,7 @@ def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
+def _coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     @passage
     def end(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +190,7 @@ def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
     return end
 
 
-def forget() -> None:
+def _forget() -> None:
     """Drop all unfinished transfers."""
     handles.forget()
     _coalescing.clear()

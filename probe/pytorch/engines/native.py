@@ -95,9 +95,9 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     traced = Traced(partial(listener.compiled, optimizer, steps.version))
     with ExitStack() as placed:
         if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            hook = partial(Hook, listener.faults, "optimizer", traced=traced)
-            placed.callback(optimizer.register_step_pre_hook(hook(steps.enter)).remove)
-            placed.callback(optimizer.register_step_post_hook(hook(steps.leave)).remove)
+            faults = listener.faults
+            placed.callback(optimizer.register_step_pre_hook(Hook(faults, "optimizer", steps.enter, traced)).remove)
+            placed.callback(optimizer.register_step_post_hook(Hook(faults, "optimizer", steps.leave, traced)).remove)
         else:
             around = Around(optimizer, "step", listener.faults, steps.entered, steps.leave, traced)
             placed.callback(around.place())

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
-from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
+from probe.core.analysis.engines.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import tables
@@ -95,7 +95,7 @@ def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> 
     script = tmp_path / "csv2db.py"
     script.write_text(f"""
 print("begun")
-from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
+from probe.core.analysis.engines.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.storage.table_files import tables

@@ -40,7 +40,7 @@ class NumPy:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, Array)
 
-    def plain(self, tensor: Array) -> None:
+    def host_place(self, tensor: Array) -> None:
         return None
 
     def describe(self, tensor: Array) -> tuple[tuple[int, ...], object, None]:

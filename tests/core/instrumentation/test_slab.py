@@ -66,7 +66,7 @@ def test_histograms_are_left_to_others() -> None:
 class Plain(NumPy):
     """A framework with tensors that the compiled pass reads where they are: those of three elements."""
 
-    def plain(self, tensor: Array) -> Any:
+    def host_place(self, tensor: Array) -> Any:
         if len(tensor.values) != 3:
             return None
         if tensor.values[0] == 13:
@@ -102,7 +102,7 @@ def test_a_list_is_read_in_one_call_but_for_the_rest(monkeypatch: pytest.MonkeyP
     arrays = [np.full(3, n, np.float32) for n in range(4)]
 
     class InPlace(NumPy):
-        def plain(self, tensor: Any) -> Any:
+        def host_place(self, tensor: Any) -> Any:
             here = arrays[int(tensor.values[0])] if len(tensor.values) == 3 else None
             return None if here is None else (here.ctypes.data, 3, "float32", ((3,), "float32", None))
 

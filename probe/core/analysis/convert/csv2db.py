@@ -24,7 +24,7 @@ from probe.core.analysis.convert.select import (
     choose,
     output_folder,
 )
-from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.analysis.engines.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
 from probe.core.storage.chunks import Chunk, ParsedChunk, parse, pieces
 from probe.core.storage.directories import RankDirectory

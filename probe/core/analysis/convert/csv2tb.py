@@ -25,8 +25,8 @@ from probe.core.analysis.convert.select import (
     choose,
     output_folder,
 )
-from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.analysis.engines import PieceEngine, mapped
+from probe.core.analysis.engines.workers import WorkersDiedError, in_order
 from probe.core.analysis.pieces import Piece, by_ranks
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun

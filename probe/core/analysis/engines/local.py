@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from probe.core.analysis.convert.workers import Workers, WorkersDiedError, in_order
+from probe.core.analysis.engines.workers import Workers, WorkersDiedError, in_order
 from probe.core.analysis.pieces import Piece, halved, is_of_memory
 
 R = TypeVar("R")

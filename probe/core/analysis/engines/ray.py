@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from probe import __version__
-from probe.core.analysis.convert.workers import WorkersDiedError
+from probe.core.analysis.engines.workers import WorkersDiedError
 from probe.core.analysis.pieces import Piece, halved, is_of_memory, with_threads
 from probe.core.errors import missing
 

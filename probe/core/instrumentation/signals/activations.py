@@ -40,9 +40,16 @@ def activations(run: Run) -> Iterator[None]:
         if not (places := run.selection.places(module)):
             return lambda: None
         listener = ActivationListener(run, module, places, recording(run, module, model))
-        listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
-        where = f"module {module.full!r}"
-        remove = listen(module.thing, model, listener.before, listener.after, where, dropped=listener.drop)
+        remove = run.on_forward(
+            module.thing,
+            model,
+            listener.before,
+            listener.after,
+            f"module {module.full!r}",
+            dropped=listener.drop,
+            compiled_too=True,
+            gradients="output_grad" in places,
+        )
         listeners[listener] = None
 
         def gone() -> None:
@@ -155,8 +162,11 @@ class ActivationListener:
         self._run.faults.lost(COMPILED, rows)
 
     def _call(self, kind_: str, micro_step: int) -> int:
-        """Return the number of this call in its micro step. A forward without a graph is repeated in the backward, last
-        part first; there, the call keeps its number."""
+        """Return the number of this call in its micro step.
+
+        Gradient checkpointing runs a part of the model without a graph and recomputes it in the backward, the last part
+        first: the recomputed call has the number of the first one.
+        """
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
             return waiting.popleft()

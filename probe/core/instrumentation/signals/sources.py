@@ -147,8 +147,17 @@ def micro_batches(run: Run) -> Iterator[None]:
     with ExitStack() as attached:
         for stage, model in run.chunks:
             counter = _MicroBatches(run, stage, model)
-            listen = partial(run.on_forward, compiled_too=True, gradients=True, dropped=counter.drop)
-            attached.callback(listen(model, model, counter.before, counter.after, MICRO_BATCH))
+            remove = run.on_forward(
+                model,
+                model,
+                counter.before,
+                counter.after,
+                MICRO_BATCH,
+                dropped=counter.drop,
+                compiled_too=True,
+                gradients=True,
+            )
+            attached.callback(remove)
         yield
 
 

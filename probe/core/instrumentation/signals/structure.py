@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from errno import EACCES
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,9 +69,17 @@ def structure(run: Run) -> Iterator[None]:
     with ExitStack() as attached:
         for model, module in run.each_module(squash=False):
             look = looks[f"{module.stage}:{module.full}"] = _Look(run, module)
-            listen = partial(run.on_forward, compiled_too=True, gradients=True)
-            where = f"module {module.full!r}"
-            attached.callback(listen(module.thing, model, look.before, look.after, where, dropped=look.drop))
+            remove = run.on_forward(
+                module.thing,
+                model,
+                look.before,
+                look.after,
+                f"module {module.full!r}",
+                dropped=look.drop,
+                compiled_too=True,
+                gradients=True,
+            )
+            attached.callback(remove)
         with run.step_ended.added(lambda: _file(path, looks, run.faults)):
             yield
 

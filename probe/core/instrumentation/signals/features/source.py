@@ -56,8 +56,9 @@ def features(run: Run) -> Iterator[None]:
         with ExitStack() as attached:
             for hook in _chosen(run, ops, module):
                 listener = LISTENERS[hook](run, ops, collected, hook, module)
-                listen = partial(run.on_forward, module.thing, root, compiled_too=True)
-                attached.callback(listen(listener.before, listener.after, f"{hook} of module {module.full!r}"))
+                where = f"{hook} of module {module.full!r}"
+                remove = run.on_forward(module.thing, root, listener.before, listener.after, where, compiled_too=True)
+                attached.callback(remove)
                 attached.enter_context(run.before_update.added(listener.settle))
                 attached.callback(listeners.pop, listener, None)
                 listeners[listener] = None
@@ -131,10 +132,13 @@ class FeatureListener:
     def __init__(self, run: Run, ops: Arrays, collected: Recorder, hook: str, module: Watched) -> None:
         self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._numbers = run.framework.tensors.numbers
-        self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self.hook, self.ran = hook, False
         self._logged = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
+
+    def _member(self, name: str) -> object:
+        """Return the member ``name`` of the module; None if it has none."""
+        return self._ops.member(self._module.thing, name)
 
     def before(self, kind: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """Read the inputs of a forward that begins."""

@@ -1,8 +1,0 @@
-"""Documented path of :mod:`probe.core.analysis.anomaly_processor`: ``python -m probe.core.anomaly_processor``."""
-
-import sys
-
-from probe.core.analysis.anomaly_processor import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,0 @@
-"""Documented path of ``CSV2DBConfig`` and ``csv2db``."""
-
-from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db
-
-__all__ = ["CSV2DBConfig", "csv2db"]

@@ -1,8 +1,0 @@
-"""The path by which scripts of earlier tools run :mod:`probe.core.anomaly_processor`."""
-
-import sys
-
-from probe.core.analysis.anomaly_processor import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Import paths of earlier tools."""

@@ -1,5 +1,0 @@
-"""Module path from which the documentation imports ``csv2tensorboard_by_step``."""
-
-from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
-
-__all__ = ["csv2tensorboard_by_step"]

@@ -1,1 +1,0 @@
-"""Module paths that scripts of earlier tools import."""
