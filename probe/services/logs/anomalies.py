@@ -23,9 +23,9 @@ NEGATED = Expression(
 ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
-    rb"(?:maybe|perhaps|possibl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|make sure|"
-    rb"ensure|for example|e\.g\.|such as|see also|if you|in case|when you|prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
-    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
+    rb"(?:maybe|perhaps|possibl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
+    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|prone|"
+    rb"suggest(?:s|ed)?|recommend\w{0,5}))\b[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
@@ -33,8 +33,8 @@ GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b
 SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
 """Begin of a sentence; some messages leave out the space before it."""
 FRAME = Expression(
-    rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|\s{0,64}assert |"
-    rb"#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
+    rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
+    rb"\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(

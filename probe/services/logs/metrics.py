@@ -115,7 +115,7 @@ UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
-    rb"(?:\s{0,4}/\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
+    rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
@@ -130,9 +130,20 @@ EPOCH = Expression(
     rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``: epoch, and batch of batches."""
-RATE = Expression(rb"(" + NUMBER + rb") ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)")
+RATE = Expression(
+    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
+)
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 RATES = {b"s": "throughput", b"t": "tokens_per_second"}
+FIRST = Expression(
+    rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
+    rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
+)
+"""Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+ROW = Expression(
+    rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|\s{0,16}$"
+)
+"""Row of a table: ``| loss | 0.12 |``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
     rb"(\d{1,3})%\|[^|]{0,1000}\| {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
@@ -157,21 +168,36 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     metrics: Metrics = {}
     if b"%|" in line:
         _bar(line, metrics)
-    if b"{" in line and b"'" in line and (b"={'" in line or b": {'" in line):
+    if b"={'" in line or b": {'" in line:
         line = _nested(line, metrics)
     if b"{'" in line and (b"loss" in low or b"epoch" in low or b"'learning_rate'" in low):
         _entries(line, metrics)
         return metrics
     if _may_have_fields(low):
-        if (b"epoch" in low or b"train" in low) and (found := EPOCH.search(line)):
-            for name, text in zip(("epoch", "batch", "total_batches"), found.groups(), strict=True):
-                _put(metrics, name, text)
+        if b"epoch" in low or b"train" in low:
+            _counts(EPOCH, ("epoch", "batch", "total_batches"), line, metrics)
         _fields(line, metrics)
-        if b"/s" in low:
-            _rates(line, metrics)
+        _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(low, metrics)
     return metrics
+
+
+def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add numbers whose name stands behind them, in another column, or nowhere."""
+    if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
+        _counts(FIRST, ("step", "total_steps"), line, metrics)
+    elif not metrics and b"|" in line and (found := ROW.search(line)):
+        _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
+    if b"/s" in low:
+        _rates(line, metrics)
+
+
+def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:
+    """Add the groups of the first match under ``names``."""
+    if found := expression.search(line):
+        for name, text in zip(names, found.groups(), strict=True):
+            _put(metrics, name, text)
 
 
 def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -330,44 +356,51 @@ VALIDATION = {"loss": "validation_loss", "perplexity": "validation_perplexity"}
 def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
-    pending: tuple[str, bytes, str, int] | None = None
+    pending: tuple[int, str, bytes, float] | None = None
     for found in FIELD.finditer(line):
-        name, stated, sign, text, second, after, closed = found.groups()
-        words = name.decode("ascii")
-        if not sign and words.endswith(" is"):
-            words, sign = words[:-3], b"is"
-        unit = (after or stated or b"").decode("utf-8", "replace")
-        if pending is not None:
-            if pending[3] == found.start():
-                _put(metrics, pending[0], pending[1], _divisor(pending[0], pending[2]))
-            pending = None
-        known, suffix = _with_unit(words)
-        if not known or (unit == "%" and known in COUNTS):
+        name, sign, text, second = found.group(1).decode("ascii"), *found.group(3, 4, 5)
+        if pending is not None and pending[0] == found.start():
+            _put(metrics, *pending[1:])
+        pending = None
+        if not sign and name.endswith(" is"):
+            name, sign = name[:-3], b"is"
+        known, unit = _with_unit(name, found.group(6) or found.group(2))
+        if not known or _no_unit_of(known, unit, text):
             continue
-        unit = unit or suffix
-        if not sign and closed is None and known not in COUNTERS:
-            pending = known, text, unit, found.end()
-            continue
-        if known.startswith("memory_") and not unit and abs(number_of(text) or 0) >= UNSTATED:
+        if not sign and found.group(7) is None and known not in COUNTERS:
+            pending = found.end(), known, text, _divisor(known, unit)
             continue
         if known == "step":
-            if (rank := _order(words)) >= order:
+            if (rank := _order(name)) >= order:
                 continue
             order = rank
-            metrics.pop("step", None)
-            metrics.pop("total_steps", None)
+            _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
 
 
-def _with_unit(name: str) -> tuple[str, str]:
-    """Return our name for one in a log, and the unit that the name ends with: ``elapsed_ms``, ``timing in s``."""
+def _replace_step(step: Number | None, metrics: Metrics) -> None:
+    """Remove the step so far; its total stays if it counts the same."""
+    if metrics.pop("step", step) != step:
+        metrics.pop("total_steps", None)
+
+
+def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
+    """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
+    if unit == "%":
+        return known in COUNTS
+    return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
+
+
+def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
+    """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
+    unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return known, ""
-    for end, unit in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
+        return known, unit
+    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
-            return ours(name.removesuffix(end)), unit
-    return "", ""
+            return ours(name.removesuffix(end)), unit or of_name
+    return "", unit
 
 
 def _order(name: str) -> int:
@@ -382,15 +415,16 @@ def _divisor(name: str, unit: str) -> float:
         return UNITS.get(unit, 1.0)
     if name.startswith("memory_"):
         return 1 / BYTES.get(unit[:1].upper(), 1.0)
-    if name in COUNTS or name.startswith("tokens_"):
+    if name in COUNTS or name == "throughput" or name.startswith("tokens_"):
         return 1 / THOUSANDS.get(unit, 1.0)
     return 1.0
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, name, _ in RATE.findall(line):
+    for text, thousands, name, _ in RATE.findall(line):
         if name:
-            _put(metrics, "steps_per_second" if name[:2] in (b"it", b"st") else RATES[name[:1]], text)
+            known = "steps_per_second" if name[:2] in (b"it", b"st") else RATES[name[:1]]
+            _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
         else:
             _put(metrics, "step_time", text, UNITS["ms"])
 

@@ -15,10 +15,10 @@ NUMBER = (
 """Number, with thousands separators or without; not a number and infinities included."""
 
 ESCAPE = Expression(
-    rb"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|#033|\^\[)(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))|"
-    rb"\x1b[()*+][0-9A-B]|\x1b[=>78cMDEHNOZ]"
+    rb"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|#033|\^\[)(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
+    rb"|\x1b[()*+][0-9A-B]|\x1b[=>78cMDEHNOZ]"
 )
-"""Escape sequence of a terminal: ``ESC[31m``, also where the byte ESC is written as ``\\u001b``, ``\\x1b``, ``#033``."""
+"""Escape sequence of a terminal: ``ESC[31m``, also where the byte ESC is written as ``\\u001b`` or ``#033``."""
 REMAINS = Expression(rb"\[(?:[0-9]|[1349][0-9]|10[0-7]|(?:\d{1,3};){1,8}\d{1,3})m")
 """Colour whose byte ESC was lost in a copy: ``[31m``; looked for only beside a ``[0m``."""
 BOXED = Expression(

@@ -57,8 +57,8 @@ class TrainingLogParser:
             timestamp: The time of the line; if None, the time that the line states, or else now.
 
         Returns:
-            ``timestamp``, ``raw_message`` (without colours), ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
-            ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
+            ``timestamp``, ``raw_message`` (without colours), ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``,
+            ``metrics``, ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
             ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line or
             clock); where there are any: ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left
             out).

@@ -61,7 +61,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
-        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory, unexpected bus error",
+        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory, "
+        "unexpected bus error",
         rb"out of memory: killed process",
         rb"invoked oom-killer",
         rb"oom_reaper: reaped",
@@ -96,14 +97,14 @@ SIGNS: tuple[Sign, ...] = (
         "nan_loss critical training nan",
         "nan, inf, finite",
         NOT_FINITE,
-        rb"non-?finite",
+        rb"\bno[nt][ -]?finite",
         needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
     ),
     _sign(
         "nan_gradient medium training nan",
         "nan, inf, finite",
         NOT_FINITE,
-        rb"non-?finite",
+        rb"\bno[nt][ -]?finite",
         needs=rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b",
     ),
     _sign(
@@ -184,7 +185,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus, is lost, device handle for gpu, no longer on the bus",
+        "off the bus, is lost, heartbeat lost, device handle for gpu, no longer on the bus",
+        rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
@@ -202,8 +204,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, _status_i, "
-        "aicore, ai core, error code 507, error code is 507, err0, err99, " + ASCEND,
+        "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
+        "_status_i, aicore, ai core, error code 507, error code is 507, err0, err99, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -269,7 +271,7 @@ FACTS = frozenset({"container_oom", "gpu_xid", "process_failed", "disk_full", "c
 WORDS = {
     b"nan": rb"\bnan(?:s|inf)?(?:$|[^\w ]|_| (?:$|[^i]|i[^t]))",
     b"inf": rb"\b(?:inf|infinity)\b",
-    b"finite": rb"\bnon-?finite",
+    b"finite": rb"\bno[nt][ -]?finite",
     b"oom": rb"\boom\b",
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",

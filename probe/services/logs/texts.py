@@ -95,7 +95,7 @@ ENGLISH: dict[str, Explanation] = {
     ),
     "device_lost": Explanation(
         "A device does not answer on the bus any more",
-        "Hardware: power, heat, the PCIe slot, its riser or the device itself; no program makes a device fall off the bus",
+        "Hardware: power, heat, the PCIe slot, its riser or the device itself; a program is hardly ever the cause",
         "Drain the node, keep the kernel's log, restart the machine, and have the device replaced if it comes again",
     ),
     "training_lost": Explanation(
