@@ -24,8 +24,9 @@ ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
     rb"(?:maybe|perhaps|possibl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
-    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|prone|"
-    rb"suggest(?:s|ed)?|recommend\w{0,5}))\b[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
+    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
+    rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
+    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
@@ -130,9 +131,12 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
     """
     if searched and FRAME.match(low) is not None:
         return []
-    anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics)}
+    finite = all(map(isfinite, metrics.values()))
+    anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
     counted = b"number of nan iterations" in low
-    named = any(not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/")
+    named = not finite and any(
+        not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
+    )
     # a scale and a share of the batch are no loss, though the word stands beside the number
     for sign, match in signs_in(low, NAN if counted or named or anomalies else NOTHING) if searched else ():
         if sign.kind == "gpu_xid":
@@ -185,10 +189,11 @@ def judge(record: dict[str, Any], judged: Judged, language: str) -> None:
             record["anomalies"][place] = _anomaly("communication_timeout", "critical", language)
 
 
-def _of_numbers(metrics: Metrics) -> list[tuple[str, str]]:
+def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
+    """Return kind and severity of what the numbers of a line show; ``finite`` if all of them are."""
+    if finite:
+        return [("nan_loss", "high")] if metrics.get("nan_steps", 0) > 0 else []
     found: list[tuple[str, str]] = []
-    if all(map(isfinite, metrics.values())) and "nan_steps" not in metrics:
-        return found
     lost = [name for name, value in metrics.items() if not isfinite(value) and "loss" in name and "scale" not in name]
     if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
         lost = [name for name in lost if not name.startswith("loss/")]

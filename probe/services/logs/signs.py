@@ -185,7 +185,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus, is lost, heartbeat lost, device handle for gpu, no longer on the bus",
+        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus",
         rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
@@ -276,8 +276,7 @@ WORDS = {
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
-    b"is lost": rb"\b(?:gpu|npu|device)[^|.\n]{0,60} is lost\b",
-    **{family.encode(): rb"\be(?:[a-z]\d|\d\d)\d{3}(?:: |\[pid)" for family in FAMILIES},
+    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:: |\[pid)" for family in FAMILIES},
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
