@@ -164,7 +164,7 @@ def component_of(anomalies: list[dict[str, Any]]) -> str:
 
 @dataclass
 class Judged:
-    """What the lines of one file have had so far, as far as a line's judgement depends on it."""
+    """Facts of the lines of a file so far that the judgement of the next depends on."""
 
     lost: int = 0
     """Lines in a row whose gradients were NaN or infinite."""
@@ -190,7 +190,7 @@ def judge(record: dict[str, Any], judged: Judged, language: str) -> None:
 
 
 def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
-    """Return kind and severity of what the numbers of a line show; ``finite`` if all of them are."""
+    """Return kind and severity of the anomalies that the numbers of a line show; ``finite`` if all of them are."""
     if finite:
         return [("nan_loss", "high")] if metrics.get("nan_steps", 0) > 0 else []
     found: list[tuple[str, str]] = []

@@ -358,7 +358,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
     for found in FIELD.finditer(line):
-        name, sign, text, second = found.group(1).decode("ascii"), *found.group(3, 4, 5)
+        name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
