@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation("core/output/metrics/prometheus_text.py", "{\"rank\": str(name.rank)}\n\n    def send", "{}\n\n    def send", "test_metrics_writers.py", "gateway"),
     Mutation("services/logs/json_lines.py", "text = redact(_text(value)).encode(", "text = _text(value).encode(", "test_logs_json_lines.py", "secrets"),
     Mutation("services/logs/json_lines.py", "content = (\"\\n\" if self._broken else \"\") + line", "content = line", "test_logs_json_lines.py", "cannot_be_written or full or counted"),
-    Mutation("services/logs/anomalies.py", "NEGATED.search(low[max(0, start - 64) : start]) is not None or ", "", "test_logs_anomalies.py"),
+    Mutation("services/logs/anomalies.py", "NEGATED.search(low[max(0, start - 64) : start]) is not None\n        or ", "", "test_logs_anomalies.py"),
     Mutation("services/logs/followed_file.py", "return os.pread(self._file, len(self._beginning), 0) != self._beginning", "return False", "test_logs_files.py", "truncation"),
     Mutation("services/logs/log_scan.py", "record[\"timestamp\"] = origin.time if time is None else time", "record[\"timestamp\"] = time", "test_logs_files.py", "latest_line"),
     Mutation("services/performance/anomalies.py", "if self.level is None or self.level < HEALTHY * level:", "if True:", "test_performance_monitor.py", "baseline"),

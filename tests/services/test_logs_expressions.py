@@ -10,21 +10,32 @@ from typing import Any
 
 import pytest
 
-from probe.services.logs import anomalies, lines, metrics, signs, structure, timestamps
+from probe.services.logs import anomalies, lines, metrics, normal, signs, structure, timestamps
 from probe.services.logs.expressions import Expression, fast_engine, python_engine, re2_module
 from tests.required import require
 from tests.services.test_logs_anomalies import CLEAN, FOUND
+from tests.services.test_logs_corpus import LINES
 from tests.services.test_logs_formats import NUMBERS, RANKS, TIMES
 
 parse = importlib.import_module("re._parser" if hasattr(re, "_parser") else "sre_parse")
-MODULES = (anomalies, signs, lines, metrics, structure, timestamps)
+MODULES = (anomalies, signs, lines, metrics, normal, structure, timestamps)
 EXPRESSIONS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": value
     for module in MODULES
     for name, value in vars(module).items()
     if isinstance(value, Expression)
 } | {f"sign {sign.kind} {n}": each for sign in signs.SIGNS for n, each in enumerate((sign.phrases, sign.needs)) if each}
-CORPUS = [line.encode() for line, *_ in (*NUMBERS, *RANKS, *TIMES, *FOUND, *((each,) for each in CLEAN))]
+CORPUS = [
+    line.encode()
+    for line, *_ in (
+        *NUMBERS,
+        *RANKS,
+        *TIMES,
+        *FOUND,
+        *((each,) for each in CLEAN),
+        *((entry["line"],) for _, entry in LINES),
+    )
+]
 
 
 def repetitions(parsed: Any) -> list[tuple[int, int]]:

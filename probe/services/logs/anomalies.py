@@ -6,7 +6,8 @@ may deny it: ``to avoid deadlocks``.
 
 from __future__ import annotations
 
-from math import isfinite
+from dataclasses import dataclass, field
+from math import isfinite, nan
 from typing import Any
 
 from probe.services.logs.expressions import Expression
@@ -19,18 +20,49 @@ NEGATED = Expression(
     rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if)\b[^.;|!]{0,40}$"
 )
 """Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``."""
+ADVICE = Expression(
+    rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
+    rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
+    rb"(?:maybe|perhaps|possibl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
+    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
+    rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
+    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
+)
+"""Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
+GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
+"""Words after a phrase that make it a guess: ``a deadlock may occur``."""
+SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
+"""Begin of a sentence; some messages leave out the space before it."""
+FRAME = Expression(
+    rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
+    rb"\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
+)
+"""Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(
     rb"^.{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|: ?(?:0|false|no|none|off)|= ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
+CODED = Expression(rb"(?:^|[\s\])|])(e[a-z]\d{4}|e\d{5}|err\d{5})(?:\b)")
+"""Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
 """Errors of memory that were corrected, and processes that the launcher ended after another had failed."""
 MOST_MATCHES = 16
 """Largest number of phrases of one kind in a line that are looked at."""
+AROUND = 240
+"""Bytes before a phrase in which its sentence is looked for."""
 NAN, NOTHING = frozenset({"nan"}), frozenset[str]()
-COMPONENTS = {sign.kind: sign.component for sign in SIGNS}
+ADDRESS = Expression(rb"\b((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b")
+"""Address of a device on the PCI bus."""
+CODED_KINDS = frozenset({"device_error", "communication_error", "communication_timeout", "oom_error"})
+LOST_XIDS = frozenset({79, 119, 120})
+"""Xid numbers after which the device does not answer any more."""
+OF_WATCHDOG = Expression(rb"detected by watchdog|watchdog thread terminated")
+"""Messages of a watchdog that follow the one about a timeout, or about an error."""
+LASTING = 10
+"""Lines in a row with NaN gradients from which a loss scaler, which halves its scale each time, is no cause."""
+COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "training"}
 _FLAT = tuple((needle, index) for index, sign in enumerate(SIGNS) for needle in sign.needles)
 
 
@@ -59,15 +91,32 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
 def _undenied(sign: Sign, low: bytes) -> Any:
     """Return the first match of the phrases of ``sign`` that the words around it do not deny, or None."""
     match, tried = sign.phrases.search(low), 1
-    while match is not None and sign.kind not in FACTS and _denied(low, match.start(), match.end()):
+    while match is not None and _denied(low, match.start(), match.end(), sign.kind in FACTS):
         match = sign.phrases.search(low, match.end()) if tried < MOST_MATCHES else None
         tried += 1
     return match
 
 
-def _denied(low: bytes, start: int, end: int) -> bool:
+def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
+    """Return whether the words around a phrase deny it.
+
+    Args:
+        low: The line in lower case.
+        start: Begin of the phrase.
+        end: End of the phrase.
+        whole: True if the phrase is a whole message, which only words of advice deny.
+    """
+    before = low[max(0, start - AROUND) : start + 1]
+    begins = [found.start() for found in SENTENCE.finditer(before)]
+    sentence = before[begins[-1] :] if begins else before
+    if ADVICE.search(sentence[:-1]) is not None:
+        return True
+    if whole:
+        return False
     return (
-        NEGATED.search(low[max(0, start - 64) : start]) is not None or AFTER.match(low[end - 1 : end + 48]) is not None
+        NEGATED.search(low[max(0, start - 64) : start]) is not None
+        or AFTER.match(low[end - 1 : end + 48]) is not None
+        or GUESS.match(low[end - 1 : end + 48]) is not None
     )
 
 
@@ -80,17 +129,32 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
         searched: False if the line is known to have no needle.
         language: Language of the texts.
     """
-    anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics)}
+    if searched and FRAME.match(low) is not None:
+        return []
+    finite = all(map(isfinite, metrics.values()))
+    anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
     counted = b"number of nan iterations" in low
-    of_scale = not isfinite(metrics.get("loss_scale", 0.0))  # it is no loss, though the word stands beside the number
-    for sign, match in signs_in(low, NAN if counted or of_scale or anomalies else NOTHING) if searched else ():
+    named = not finite and any(
+        not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
+    )
+    # a scale and a share of the batch are no loss, though the word stands beside the number
+    for sign, match in signs_in(low, NAN if counted or named or anomalies else NOTHING) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:
             severity = "medium" if MILDER.search(low) and sign.kind in MILD else sign.severity
-            anomaly = _anomaly(sign.kind, severity, language)
+            anomaly = _anomaly(sign.kind, severity, language) | _details(sign.kind, low)
         anomalies.setdefault(anomaly["type"], anomaly)
     return list(anomalies.values())
+
+
+def _details(kind: str, low: bytes) -> dict[str, str]:
+    """Return the address of a lost device, or the code of an error of CANN, where the line has one."""
+    if kind == "device_lost" and (found := ADDRESS.search(low)):
+        return {"pci": found.group(1).decode("ascii")}
+    if kind in CODED_KINDS and (found := CODED.search(low)):
+        return {"code": found.group(1).decode("ascii").upper()}
+    return {}
 
 
 def component_of(anomalies: list[dict[str, Any]]) -> str:
@@ -98,16 +162,47 @@ def component_of(anomalies: list[dict[str, Any]]) -> str:
     return next((COMPONENTS[each["type"]] for each in anomalies), "")
 
 
-def _of_numbers(metrics: Metrics) -> list[tuple[str, str]]:
+@dataclass
+class Judged:
+    """Facts of the lines of a file so far that the judgement of the next depends on."""
+
+    lost: int = 0
+    """Lines in a row whose gradients were NaN or infinite."""
+    waited: set[int | None] = field(default_factory=set)
+    """Ranks of which a collective has not ended in time."""
+
+
+def judge(record: dict[str, Any], judged: Judged, language: str) -> None:
+    """Judge the anomalies of a record in the light of the lines before it.
+
+    NaN gradients that stay are no loss scaler's; after a watchdog's timeout the rest of its block is about that.
+    """
+    norm, rank = record["metrics"].get("gradient_norm"), record["rank"]
+    if norm is not None:
+        judged.lost = 0 if isfinite(norm) else judged.lost + 1
+    for place, anomaly in enumerate(record["anomalies"]):
+        if anomaly["type"] == "communication_timeout":
+            judged.waited.add(rank)
+        elif anomaly["type"] == "nan_gradient" and judged.lost >= LASTING:
+            record["anomalies"][place] = _anomaly("training_lost", "high", language)
+        elif rank in judged.waited and OF_WATCHDOG.search(record["raw_message"].lower().encode()):
+            record["anomalies"][place] = _anomaly("communication_timeout", "critical", language)
+
+
+def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
+    """Return kind and severity of the anomalies that the numbers of a line show; ``finite`` if all of them are."""
+    if finite:
+        return [("nan_loss", "high")] if metrics.get("nan_steps", 0) > 0 else []
     found: list[tuple[str, str]] = []
-    if all(map(isfinite, metrics.values())) and "nan_steps" not in metrics:
-        return found
-    if any(not isfinite(value) for name, value in metrics.items() if "loss" in name and "scale" not in name):
+    lost = [name for name, value in metrics.items() if not isfinite(value) and "loss" in name and "scale" not in name]
+    if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
+        lost = [name for name in lost if not name.startswith("loss/")]
+    if lost:
         found.append(("nan_loss", "critical"))
     elif metrics.get("nan_steps", 0) > 0:
         found.append(("nan_loss", "high"))
-    if not isfinite(metrics.get("gradient_norm", 0.0)):
-        found.append(("nan_gradient", "medium"))
+    if any(not isfinite(value) for name, value in metrics.items() if name.startswith("gradient_norm")):
+        found.append(("training_lost", "high") if metrics.get("loss") == 0 else ("nan_gradient", "medium"))
     return found
 
 
@@ -120,6 +215,9 @@ def _xid(match: Any, language: str) -> dict[str, Any]:
     number = int(match.group(2))
     severity = XIDS[number][0] if number in XIDS else "high"
     anomaly = _anomaly("ecc_error" if number in ECC_XIDS else "gpu_xid", severity, language)
+    if number in LOST_XIDS:
+        lost = explanation("device_lost", language)
+        anomaly |= {"cause": lost.cause, "advice": lost.advice}
     anomaly |= {"xid": number, "pci": match.group(1).decode("ascii")}
     if meaning := meaning_of_xid(number, language):
         anomaly["description"] += f": {meaning}"

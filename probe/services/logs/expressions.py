@@ -9,7 +9,7 @@ results.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -52,6 +52,16 @@ class Expression:
         """Return the groups of every match in ``text``."""
         found: list[Any] = self._engine(len(text)).findall(text)
         return found
+
+    def finditer(self, text: bytes) -> Iterator[Any]:
+        """Yield every match in ``text``."""
+        matches: Iterator[Any] = self._engine(len(text)).finditer(text)
+        return matches
+
+    def replace(self, text: bytes, by: bytes) -> bytes:
+        """Return ``text`` with ``by`` instead of every match."""
+        replaced: bytes = python_engine(self.pattern).sub(by, text)
+        return replaced
 
     def _engine(self, length: int) -> Any:
         if length < SHORT:
@@ -106,4 +116,4 @@ def any_of(words: Iterable[bytes], instead: Mapping[bytes, bytes] | None = None)
         instead: Expressions that are searched for instead of some of them.
     """
     replaced = instead or {}
-    return Words(b"|".join(replaced.get(word, re.escape(word)) for word in sorted(set(words))))
+    return Words(b"|".join(sorted({replaced.get(word, re.escape(word)) for word in words})))

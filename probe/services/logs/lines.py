@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from probe.services.logs.expressions import Words, any_of
+from probe.services.logs.normal import without_escapes
 from probe.services.logs.parser import LIMIT
 from probe.services.logs.signs import NEEDLES
 
@@ -19,7 +20,8 @@ NOTABLE: Words = any_of(
     [
         b"loss", b"it/s", b"s/it", b"samplespersec", b"samples/s", b"per_step_time", b"per step time", b"skipped=",
         b"overflow", b"grad_norm", b"grad norm", b"global_norm", b"step time", b"gb / ", b"gib / ", b"epoch time",
-        b"throughput", b"accuracy", b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic",
+        b"throughput", b"accuracy", b"tok/s", b"tokens/s", b"step=", b"batch=",
+        b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic",
     ]
 )  # fmt: skip
 """Literals of lines with metrics, warnings or errors."""
@@ -102,7 +104,7 @@ class LineReader:
     def _long(self, data: bytes) -> Iterator[LogLine]:
         """Yield the line in progress with its end ``data``."""
         self.number += 1
-        content = b"".join([*self._rest, data.rstrip(b"\r\n")])
+        content = without_escapes(b"".join([*self._rest, data.rstrip(b"\r\n")]))
         if b"\r" in content and not self._cut:
             yield from self._split(self.number, content, 0)
             return
@@ -110,6 +112,7 @@ class LineReader:
 
     def _lines(self, block: bytes) -> Iterator[LogLine]:
         """Yield the lines of a ``block`` of whole lines that are worth a look."""
+        block = without_escapes(block)
         if self._everything:
             for content in block.split(b"\n")[:-1]:
                 self.number += 1

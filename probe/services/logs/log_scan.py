@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
+from probe.services.logs.anomalies import FRAME, Judged, judge
 from probe.services.logs.first_anomalies import FirstAnomalies
 from probe.services.logs.followed_file import FollowedFile
 from probe.services.logs.json_lines import as_line
@@ -145,7 +146,11 @@ class LogScan:
             written.clear()
 
     def _record(self, origin: _Origin, line: LogLine) -> Record:
-        record = self._parser.record(line.content, searched=line.searched, cut=line.cut)
+        quoted = bool(line.searched and line.content[:1].strip(b" \t[(") == b"" and origin.quotes(line))
+        record = self._parser.record(line.content, searched=line.searched and not quoted, cut=line.cut)
+        origin.last = line
+        if record["anomalies"] or origin.judged.lost:
+            judge(record, origin.judged, self._parser.language)
         time = record["timestamp"]
         if time is None:
             time = _time_before(line.before) if record["anomalies"] else None
@@ -170,6 +175,15 @@ class _Origin:
         self.name = "standard input" if place == STANDARD_INPUT else place
         self.rank = rank_of_path(place)
         self.time: str | None = None
+        self.last: LogLine | None = None
+        self.judged = Judged()
+
+    def quotes(self, line: LogLine) -> bool:
+        """Return whether ``line`` is the source that a traceback shows under a frame, not a message."""
+        before = line.before
+        if not before and self.last is not None and self.last.number == line.number - 1:
+            before = self.last.content
+        return FRAME.match(before.rstrip(b"\n").rpartition(b"\n")[2].lower()) is not None
 
 
 def _time_before(text: bytes) -> str | None:

@@ -1,72 +1,98 @@
 """Numbers that training programs log: steps, losses, learning rates, norms, times, throughput, memory.
 
-Each format is recognized by a literal that ordinary lines lack, and then split, not searched. All names are those of
-:data:`NAMES`; times are in seconds.
+A line in normal form (:mod:`probe.services.logs.normal`) is a row of fields: a name, a sign or a space, a number, a
+unit. Names are looked up in :data:`NAMES`; which program wrote the line is not asked. Times are in seconds.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
+from probe.services.logs.normal import NUMBER
 
 Number = int | float
 Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-NUMBER = rb"[-+]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][-+]?\d{1,4})?|[-+]?(?i:nan|inf(?:inity)?)"
-END = rb"(?:$|[^\w.]|\.(?:\s|$))"
-"""End of a number: no letter, digit or further fraction follows."""
-NAMES = {
-    **dict.fromkeys(
-        ("loss", "lm loss", "train loss", "train_loss", "training loss", "avg loss", "average loss"), "loss"
-    ),
-    **dict.fromkeys(("val loss", "val_loss", "valid loss", "valid_loss", "validation loss"), "validation_loss"),
-    **dict.fromkeys(("eval loss", "eval_loss"), "eval_loss"),
-    **dict.fromkeys(("lr", "learning rate", "learning_rate", "learning-rate", "cur_lr"), "learning_rate"),
-    **dict.fromkeys(("accuracy", "acc", "train_acc"), "accuracy"),
-    **dict.fromkeys(("ppl", "perplexity", "lm loss ppl"), "perplexity"),
-    **dict.fromkeys(
-        ("grad norm", "grad_norm", "gradient norm", "gradient_norm", "global_norm", "global norm", "gnorm"),
-        "gradient_norm",
-    ),
-    **dict.fromkeys(("params norm", "weight_norm"), "parameter_norm"),
-    **dict.fromkeys(("loss scale", "loss_scale"), "loss_scale"),
-    **dict.fromkeys(("step", "steps", "iteration", "iter", "global_step", "global step"), "step"),
-    **dict.fromkeys(("epoch",), "epoch"),
-    **dict.fromkeys(("batch",), "batch"),
-    "time": "time",
-    **dict.fromkeys(
-        ("step time", "step_time", "per_step_time", "per step time", "iter time", "train per step time"),
-        "step_time",
-    ),
-    **dict.fromkeys(("epoch time", "epoch_time", "train epoch time"), "epoch_time"),
-    **dict.fromkeys(("throughput", "samples/sec", "samples_per_second"), "throughput"),
-    "train_throughput_per_npu": "tflops_per_device",
-    "throughput per gpu": "tflops_per_device",
-    "runningavgsamplespersec": "throughput_mean",
-    "currsamplespersec": "throughput",
-    "memallocated": "memory_used_gb",
-    "maxmemallocated": "memory_peak_gb",
-    "skipped": "skipped_steps",
-    "number of skipped iterations": "skipped_steps",
-    "number of nan iterations": "nan_steps",
-    "consumed samples": "consumed_samples",
-    "consumed tokens": "consumed_tokens",
-    "global batch size": "global_batch_size",
-    "num zeros": "gradient_zeros",
-    "local_loss": "local_loss",
-    "device_local_norm": "device_local_norm",
-    "throughput_linearity": "throughput_linearity",
+WORDS = {
+    "loss": "loss, lm loss, train loss, training loss, avg loss, average loss, total loss, reduced train loss, "
+    "train loss step, loss step, step loss, loss train, crossentropyloss, loss/train/total",
+    "validation_loss": "val loss, valid loss, validation loss, loss val",
+    "eval_loss": "eval loss",
+    "learning_rate": "lr, learning rate, cur lr, current lr, lr 0",
+    "accuracy": "accuracy, acc, train acc",
+    "perplexity": "ppl, perplexity, lm loss ppl",
+    "gradient_norm": "grad norm, gradient norm, global norm, gnorm, norm, global grad norm, total grad norm, "
+    "gradients norm, norm grad",
+    "parameter_norm": "params norm, weight norm, param norm",
+    "loss_scale": "loss scale, grad scale, scale",
+    "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
+    "num updates, current steps, current step, train step",
+    "total_steps": "total steps, max steps",
+    "epoch": "epoch",
+    "batch": "batch",
+    "time": "time, seconds, dt",
+    "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
+    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time",
+    "epoch_time": "epoch time, train epoch time",
+    "throughput": "throughput, samples/sec, samples/s, samples per second, train samples per second, "
+    "interval samples per second, currsamplespersec",
+    "tokens_per_second": "tps, wps, tokens per sec, tokens per second, tokens/sec, tokens/s, tok/s, tok/sec",
+    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/s/gpu, tokens/gpu/s, tokens/sec/gpu, "
+    "tokens per second per gpu, tokens per sec per gpu, tokens per gpu per second",
+    "steps_per_second": "it/s, it/sec, iter/s, steps/s, steps/sec, steps per second, train steps per second, "
+    "interval steps per second, train speed",
+    "tflops_per_device": "tflops, tflop/s/device, tflops/gpu, throughput per gpu, train throughput per npu, "
+    "model tflops per gpu, tflops per gpu",
+    "memory_used_gb": "memory, mem, memory usage, memory used, memallocated",
+    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, maxmemallocated, memory peak",
+    "throughput_mean": "runningavgsamplespersec",
+    "skipped_steps": "skipped, number of skipped iterations",
+    "nan_steps": "number of nan iterations",
+    "consumed_samples": "consumed samples",
+    "consumed_tokens": "consumed tokens, num consumed tokens",
+    "global_batch_size": "global batch size",
+    "gradient_zeros": "num zeros",
+    "local_loss": "local loss",
+    "device_local_norm": "device local norm",
+    "throughput_linearity": "throughput linearity",
     "mfu": "mfu",
-    "train_runtime": "train_seconds",
-    "train_samples_per_second": "throughput",
-    "exitcode": "exit_code",
-    "local_rank": "local_rank",
+    "train_seconds": "train runtime",
+    "exit_code": "exitcode",
+    "local_rank": "local rank",
 }
-"""Names in logs, in lower case, and ours."""
+"""Our names, and those in logs: lower case, with spaces for underscores and hyphens."""
+NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
+SCOPES = frozenset(
+    {
+        "train",
+        "training",
+        "trainer",
+        "actor",
+        "policy",
+        "model",
+        "optim",
+        "optimizer",
+        "perf",
+        "timing",
+        "global",
+        "system",
+    }
+)
+"""Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
+HELD_OUT = {
+    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
+    **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
+}
+OTHERWISE = frozenset(
+    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
+    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+)
+"""Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 COUNTS = frozenset(
     {"step", "epoch", "batch", "skipped_steps", "nan_steps", "consumed_samples", "consumed_tokens", "exit_code"}
     | {"global_batch_size", "local_rank", "total_steps", "total_epochs", "total_batches"}
@@ -74,22 +100,50 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
+COUNTERS = frozenset({"step", "epoch", "batch"})
+"""Names that a number may follow within a sentence: ``at step 150 the``."""
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
-UNITS = {b"ms": 1e3, b"us": 1e6}
+UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
+BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
+"""Gigabytes in a unit of memory, by its first letter."""
+THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
+UNSTATED = 1000
+"""Number of a memory without unit from which it is no number of gigabytes."""
 
-PAIR = Expression(
-    rb"\b([A-Za-z_][A-Za-z_/-]{0,40}(?: [A-Za-z_]{1,24}){0,2})['\"]?(?: \(([a-z]{1,3})\)|%)?(?:\s{0,4}[:=]|\s{1,4}is\s)"
-    rb"\s{0,8}[\['\"(]{0,2}\s{0,8}(" + NUMBER + rb")(?:\s{0,4}/\s{0,8}(" + NUMBER + rb"))?"
-    rb"(?:\s?(ms|us|s|secs?|seconds|T|[GM]i?B|it))?" + END
+UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS)"
+FIELD = Expression(
+    rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
+    rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
-"""``name: number``, ``name=number``, ``name is number``, with ``/ number`` and a unit where there are."""
-COUNT = Expression(
-    rb"(?i)\b(epoch|step|iteration|iter|batch)s?\s{1,16}#?(\d{1,15})(?:\s{0,3}/\s{0,6}(\d{1,15}))?" + END
+"""``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
+the separator after it."""
+NESTED = Expression(rb"\b([A-Za-z_][\w/.-]{0,48})['\"]?\s{0,2}[:=]\s{0,2}\{([^{}]{1,512})\}")
+"""Dictionary as a value: ``grad_norm={'0_default': 2.15}``."""
+ENTRY = Expression(
+    rb"['\"]([\w /.()-]{1,64})['\"]:\s{0,4}['\"]?(" + NUMBER + rb")(?:\s{0,2}/\s{0,2}(" + NUMBER + rb"))?['\",}\s]"
 )
-"""``Step 100``, ``Epoch 3/20``."""
-ENTRY = Expression(rb"['\"]([\w /.-]{1,64})['\"]:\s{0,4}['\"]?(" + NUMBER + rb")['\",}\s]")
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
+EPOCH = Expression(
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
+)
+"""``Epoch: [3][ 50/391]``: epoch, and batch of batches."""
+RATE = Expression(
+    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
+)
+"""Number before its name: ``151000 tok/s``, ``120ms/step``."""
+RATES = {b"s": "throughput", b"t": "tokens_per_second"}
+FIRST = Expression(
+    rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
+    rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
+)
+"""Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+ROW = Expression(
+    rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|\s{0,16}$"
+)
+"""Row of a table: ``| loss | 0.12 |``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
     rb"(\d{1,3})%\|[^|]{0,1000}\| {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
@@ -103,7 +157,7 @@ NAMED_BARS = (b"", b"epoch", b"train", b"step", b"iter")
 
 
 def metrics_of(line: bytes, low: bytes) -> Metrics:
-    """Return the numbers of a line.
+    """Return the numbers of a line in normal form.
 
     Args:
         line: The line.
@@ -114,19 +168,36 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     metrics: Metrics = {}
     if b"%|" in line:
         _bar(line, metrics)
+    if b"={'" in line or b": {'" in line:
+        line = _nested(line, metrics)
     if b"{'" in line and (b"loss" in low or b"epoch" in low or b"'learning_rate'" in low):
-        for name, text in ENTRY.findall(line):
-            _put(metrics, _ours(name.lower().decode("ascii")) or _plain(name), text)
-        if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
-            metrics["loss_mean"] = metrics.pop("loss")
+        _entries(line, metrics)
         return metrics
-    if _may_have_pairs(low):
-        _pairs(line, metrics)
-    if b"epoch" in low or b"step" in low or b"iter" in low or b"batch" in low:
-        _counts(line, metrics)
+    if _may_have_fields(low):
+        if b"epoch" in low or b"train" in low:
+            _counts(EPOCH, ("epoch", "batch", "total_batches"), line, metrics)
+        _fields(line, metrics)
+        _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(low, metrics)
     return metrics
+
+
+def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add numbers whose name stands behind them, in another column, or nowhere."""
+    if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
+        _counts(FIRST, ("step", "total_steps"), line, metrics)
+    elif not metrics and b"|" in line and (found := ROW.search(line)):
+        _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
+    if b"/s" in low:
+        _rates(line, metrics)
+
+
+def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:
+    """Add the groups of the first match under ``names``."""
+    if found := expression.search(line):
+        for name, text in zip(names, found.groups(), strict=True):
+            _put(metrics, name, text)
 
 
 def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -142,12 +213,13 @@ def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
         metrics["overflow"] = int(b"overflow cond: True" in line)
 
 
-def _may_have_pairs(low: bytes) -> bool:
+def _may_have_fields(low: bytes) -> bool:
     """Return whether a line in lower case may have a number with a name of ours."""
     return (
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
+        or b"batch" in low or b"tok" in low
     )  # fmt: skip
 
 
@@ -159,106 +231,202 @@ def number_of(text: bytes | str) -> Number | None:
         return int(text)
     except ValueError:
         pass
+    plain = text.replace(",", "") if isinstance(text, str) else text.replace(b",", b"")
     try:
-        value = float(text)
+        value = float(plain)
     except ValueError:
         return None
     return None if isinf(value) and text[-1:].isdigit() else value  # 1e999 is no infinity
 
 
-def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> None:
+def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool:
+    """Add a number under ``name`` unless there is one; return whether it was added."""
     if not name or name in metrics or len(metrics) >= MOST:
-        return
+        return False
     value = number_of(text)
     if value is None:
-        return
+        return False
     if name in COUNTS:
         metrics[name] = int(value) if isfinite(value) and value == int(value) and b"." not in text else value
     else:
         metrics[name] = value / divisor
+    return True
 
 
-def _ours(name: str) -> str:
-    """Our name for one in a log; of several words the longest known end counts."""
-    while name:
-        if name in NAMES:
-            return NAMES[name]
-        _, space, name = name.partition(" ")
-        if not space:
+@lru_cache(MOST * 16)
+def ours(name: str) -> str:
+    """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
+    words = name.lower().split(" ")
+    for start in range(len(words)):
+        if start and words[start - 1] in OTHERWISE:
             break
-    return ""
+        plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
+        if known := NAMES.get(plain) or _of_scope(*plain.rpartition("/")[::2]):
+            return known
+    last = words[-1]
+    return last if last.endswith("loss") or last.startswith("loss/") else ""
+
+
+def _of_scope(scope: str, name: str) -> str:
+    """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
+    first = scope.partition("/")[0]
+    known = NAMES.get(name, "") if first in SCOPES or first in HELD_OUT else ""
+    if first.startswith("timing"):
+        return "step_time" if known == "step" else known
+    return HELD_OUT[first] if known == "loss" and first in HELD_OUT else known if first in SCOPES else ""
 
 
 def _plain(name: bytes) -> str:
     return name.decode("ascii").replace(" ", "_")
 
 
+def _entries(line: bytes, metrics: Metrics) -> None:
+    """Add the entries of a dictionary, those whose name is not ours under the program's."""
+    for name, text, second in ENTRY.findall(line):
+        plain = name.partition(b"/")[0] if second else name
+        plain, _, unit = plain.partition(b"(")
+        known = ours(plain.decode("ascii").strip())
+        if _put(metrics, known or _plain(name), text, _divisor(known, unit.rstrip(b")").decode())) and second:
+            _put(metrics, TOTALS.get(known, ""), second)
+    if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
+        metrics["loss_mean"] = metrics.pop("loss")
+
+
+def _nested(line: bytes, metrics: Metrics) -> bytes:
+    """Add the entries of dictionaries that are values, each under the name of both; return the line without them."""
+    for found in NESTED.finditer(line):
+        if known := ours(found.group(1).decode("ascii")):
+            for name, text, _ in ENTRY.findall(found.group(2) + b"}"):
+                _put(metrics, f"{known}/{_plain(name)}", text)
+    return NESTED.replace(line, b" ")
+
+
 def _piped(low: bytes) -> Metrics:
-    """Fields of Megatron-LM, ``name: number | name: number |``."""
-    first, *parts = low.split(b"|", 64)
+    """Fields of Megatron-LM, ``name: number | name: number |``; the first releases wrote no colons."""
     metrics: Metrics = {}
+    parts = low.split(b"|", 64)
     for part in parts:
-        name, _, text = part.rpartition(b":")
-        ours, divisor, whole = _FIELDS.get(name) or _field(name)
-        if ours:
+        name, colon, text = part.rpartition(b":")
+        known, divisor, whole = _FIELDS.get(name) or _field(name)
+        if not known:
+            if colon or b"iteration" in part:
+                _counted(part, metrics)
+                continue
+            name, _, text = part.strip().rpartition(b" ")
+            known, divisor, whole = _FIELDS.get(name) or _field(name)
+        if known:
             try:
                 value = float(text)
-                metrics[ours] = int(value) if whole else value if divisor == 1 else value / divisor
+                metrics[known] = int(value) if whole else value if divisor == 1 else value / divisor
             except (ValueError, OverflowError):
-                continue
-    _, _, numbers = first.rpartition(b"iteration")
-    for count, written in zip(("step", "total_steps"), numbers.split(b"/"), strict=False):
-        if (number := number_of(written.strip())) is not None:
-            metrics[count] = number
-    if b"validation" in first:
+                _counted(part, metrics)
+    if b"validation" in parts[0]:
         return {VALIDATION.get(name, name): value for name, value in metrics.items()}
     return metrics
+
+
+def _counted(part: bytes, metrics: Metrics) -> None:
+    """Add the iteration of a part such as ``iteration 120/ 5000``."""
+    _, named, numbers = part.rpartition(b"iteration")
+    for count, written in zip(("step", "total_steps"), numbers.split(b"/") if named else (), strict=False):
+        if (number := number_of(written.strip(b" :"))) is not None:
+            metrics.setdefault(count, number)
 
 
 def _field(name: bytes) -> tuple[str, float, bool]:
     """Our name for a field of Megatron-LM, the divisor for its unit, and whether it is a count; remembered, since all
     lines have the same."""
-    plain, divisor = name.strip(), 1.0
+    plain, unit = name.strip(), b""
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b" (")
-        divisor = UNITS.get(unit[:-1], 1.0)
-    ours = STATED.get(plain) or (_plain(plain) if plain.endswith(b"loss") and plain.isascii() else "")
+    plain = plain.replace(b"_", b" ").removesuffix(b" value")
+    known = NAMES.get(plain.decode("utf-8", "replace"), "")
+    if not known and plain.endswith(b"loss") and plain.isascii():
+        known = _plain(plain)
+    field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
     if len(_FIELDS) < MOST:
-        _FIELDS[name] = ours, divisor, ours in COUNTS
-    return ours, divisor, ours in COUNTS
+        _FIELDS[name] = field
+    return field
 
 
 _FIELDS: dict[bytes, tuple[str, float, bool]] = {}
-STATED = {name.encode(): ours for name, ours in NAMES.items()} | {
-    b"elapsed time per iteration": "step_time",
-    b"lm loss value": "loss",
-}
 VALIDATION = {"loss": "validation_loss", "perplexity": "validation_perplexity"}
 
 
-def _pairs(line: bytes, metrics: Metrics) -> None:
-    for name, unit, text, second, after in PAIR.findall(line):
-        words = name.lower().decode("ascii")
-        ours = _ours(words)
-        if not ours:
-            last = words.rpartition(" ")[2]
-            if not last.endswith("loss"):
+def _fields(line: bytes, metrics: Metrics) -> None:
+    """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
+    order = 0 if "step" in metrics else 9
+    pending: tuple[int, str, bytes, float] | None = None
+    for found in FIELD.finditer(line):
+        name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
+        if pending is not None and pending[0] == found.start():
+            _put(metrics, *pending[1:])
+        pending = None
+        if not sign and name.endswith(" is"):
+            name, sign = name[:-3], b"is"
+        known, unit = _with_unit(name, found.group(6) or found.group(2))
+        if not known or _no_unit_of(known, unit, text):
+            continue
+        if not sign and found.group(7) is None and known not in COUNTERS:
+            pending = found.end(), known, text, _divisor(known, unit)
+            continue
+        if known == "step":
+            if (rank := _order(name)) >= order:
                 continue
-            ours = last
-        divisor = UNITS.get(after or unit, 1.0) if ours in SECONDS else 1.0
-        known = ours in metrics
-        _put(metrics, ours, text, divisor)
-        if second and not known and ours in TOTALS:
-            _put(metrics, TOTALS[ours], second)
+            order = rank
+            _replace_step(number_of(text), metrics)
+        if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
+            _put(metrics, TOTALS[known], second)
 
 
-def _counts(line: bytes, metrics: Metrics) -> None:
-    for name, text, total in COUNT.findall(line):
-        ours = NAMES[name.lower().decode("ascii")]
-        if ours not in metrics:
-            _put(metrics, ours, text)
-            if total:
-                _put(metrics, TOTALS[ours], total)
+def _replace_step(step: Number | None, metrics: Metrics) -> None:
+    """Remove the step so far; its total stays if it counts the same."""
+    if metrics.pop("step", step) != step:
+        metrics.pop("total_steps", None)
+
+
+def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
+    """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
+    if unit == "%":
+        return known in COUNTS
+    return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
+
+
+def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
+    """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
+    unit = (stated or b"").decode("ascii", "replace")
+    if known := ours(name):
+        return known, unit
+    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
+        if name.endswith(end):
+            return ours(name.removesuffix(end)), unit or of_name
+    return "", unit
+
+
+def _order(name: str) -> int:
+    """Return which of several counters of steps is the program's: the lower, the rather."""
+    last = name.lower()
+    return 1 if "global" in last or "updates" in last else 2 if "step" in last else 3 if "iteration" in last else 4
+
+
+def _divisor(name: str, unit: str) -> float:
+    """Return what a number is divided by to be in the unit of ``name``."""
+    if name in SECONDS:
+        return UNITS.get(unit, 1.0)
+    if name.startswith("memory_"):
+        return 1 / BYTES.get(unit[:1].upper(), 1.0)
+    if name in COUNTS or name == "throughput" or name.startswith("tokens_"):
+        return 1 / THOUSANDS.get(unit, 1.0)
+    return 1.0
+
+
+def _rates(line: bytes, metrics: Metrics) -> None:
+    for text, thousands, name, _ in RATE.findall(line):
+        if name:
+            known = "steps_per_second" if name[:2] in (b"it", b"st") else RATES[name[:1]]
+            _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
+        else:
+            _put(metrics, "step_time", text, UNITS["ms"])
 
 
 def _memory(parts: tuple[Any, ...], metrics: Metrics) -> None:
@@ -284,8 +452,6 @@ def _bar(line: bytes, metrics: Metrics) -> None:
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)
-        if name == "batch":
-            _counts(title.replace(b":", b" "), metrics)
 
 
 def _settle(low: bytes, metrics: Metrics) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
-from probe.services.logs.anomalies import anomalies_of, component_of
-from probe.services.logs.metrics import NAMES, Metrics, metrics_of, number_of
+from probe.services.logs.anomalies import Judged, anomalies_of, component_of, judge
+from probe.services.logs.metrics import Metrics, metrics_of, number_of, ours
+from probe.services.logs.normal import with_plain_numbers, without_escapes
 from probe.services.logs.structure import exception_of, json_of, level_of, pairs_of, rank_of, text_of
 from probe.services.logs.texts import LANGUAGES
 from probe.services.logs.timestamps import iso_of, now, time_of
@@ -56,8 +57,8 @@ class TrainingLogParser:
             timestamp: The time of the line; if None, the time that the line states, or else now.
 
         Returns:
-            ``timestamp``, ``raw_message``, ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
-            ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
+            ``timestamp``, ``raw_message`` (without colours), ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``,
+            ``metrics``, ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
             ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line or
             clock); where there are any: ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left
             out).
@@ -71,8 +72,11 @@ class TrainingLogParser:
         return record
 
     def batch_parse_logs(self, log_lines: Iterable[str]) -> list[Record]:
-        """Parse lines; blank ones are left out."""
-        return [self.parse_log_line(line) for line in log_lines if line.strip()]
+        """Parse lines; blank ones are left out, and NaN gradients that stay are judged together."""
+        records, judged = [self.parse_log_line(line) for line in log_lines if line.strip()], Judged()
+        for record in records:
+            judge(record, judged, self.language)
+        return records
 
     def record(self, line: bytes, *, searched: bool = True, cut: int = 0) -> Record:
         """Parse the bytes of a line of at most :data:`LIMIT` bytes, as :meth:`parse_log_line` does.
@@ -85,6 +89,8 @@ class TrainingLogParser:
         Returns:
             The same record, but ``timestamp`` is None if the line states no time.
         """
+        raw = without_escapes(line)
+        line = with_plain_numbers(raw)
         low = line.lower()
         data: dict[str, Any] = json_of(line) if b"{" in line else {}
         metrics = metrics_of(line, low)
@@ -95,7 +101,7 @@ class TrainingLogParser:
         rank, local = rank_of(line)
         record: Record = {
             "timestamp": time,
-            "raw_message": text_of(line).strip(),
+            "raw_message": text_of(raw).strip(),
             "level": _level(line, low, data, metrics, anomalies),
             "component": _component(data, low, metrics, anomalies),
             "metrics": metrics,
@@ -170,10 +176,10 @@ def _add_metrics(data: dict[str, Any], metrics: Metrics) -> None:
     inner = data.get("metrics")
     for source, known_alone in ((inner if isinstance(inner, dict) else {}, False), (data, True)):
         for name, value in list(source.items())[:128]:
-            ours = NAMES.get(name.lower()) or ("" if known_alone else name)
+            known = ours(name) or ("" if known_alone else name)
             number = number_of(value) if isinstance(value, str) else value
-            if ours and _is_number(number):
-                metrics.setdefault(ours, number)
+            if known and _is_number(number):
+                metrics.setdefault(known, number)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

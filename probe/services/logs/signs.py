@@ -42,6 +42,11 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
+FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
+ASCEND = ", ".join(FAMILIES)
+"""Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
+CODE = rb"(?:^|[\s\])|])e%b(?:: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|: ?$)"
+"""Code of CANN at the beginning of a message, with a process, a date, or neither before the text."""
 NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-])"
 SIGNS: tuple[Sign, ...] = (
     _sign(
@@ -56,7 +61,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
-        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory",
+        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory, "
+        "unexpected bus error",
         rb"out of memory: killed process",
         rb"invoked oom-killer",
         rb"oom_reaper: reaped",
@@ -68,6 +74,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: killed",
         rb"insufficient shared memory",
+        rb"unexpected bus error encountered in worker",
     ),
     _sign(
         "oom_error critical gpu oom",
@@ -90,14 +97,14 @@ SIGNS: tuple[Sign, ...] = (
         "nan_loss critical training nan",
         "nan, inf, finite",
         NOT_FINITE,
-        rb"non-?finite",
+        rb"\bno[nt][ -]?finite",
         needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
     ),
     _sign(
         "nan_gradient medium training nan",
         "nan, inf, finite",
         NOT_FINITE,
-        rb"non-?finite",
+        rb"\bno[nt][ -]?finite",
         needs=rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b",
     ),
     _sign(
@@ -123,8 +130,11 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, no heartbeat",
+        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at, timed out",
         rb"watchdog caught collective operation timeout",
+        rb"\bdue to (?:a )?collective timeout\b",
+        rb"\btimeout at (?:[nh]ccl work|collective)\b",
+        rb"collective operation[^|.]{0,60} timed out",
         rb"heartbeat monitor timed out",
         rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
         rb"timed out waiting [\d.]{1,12} ?ms for",
@@ -134,7 +144,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsocket timeout\b",
         rb"client socket has timed out",
         rb"timed out connecting",
-        rb"\bei000[26]:",
+        rb"(?:^|[\s\])|])ei000[26](?:: |\[pid)",
         rb"notify register times out",
         rb"detected no heartbeat",
         rb"store[^|]{0,40} timed out",
@@ -143,8 +153,10 @@ SIGNS: tuple[Sign, ...] = (
         "communication_error high communication communication",
         "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
         "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
-        "connection refused, distnetworkerror, diststoreerror, distbackenderror, ei0, ei9, ej0, no route to host, "
-        "rendezvousclosed",
+        "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
+        "rendezvousclosed, by watchdog at work, err02, " + ASCEND,
+        rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
+        rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch)",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl error\b",
@@ -156,7 +168,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bconnection refused\b",
         rb"\bbroken pipe\b",
         rb"\bdist(?:network|store|backend)error\b",
-        rb"\be[ij]\d{4}: ",
+        CODE % rb"[ij]\d{4}",
         rb"no route to host",
         rb"rendezvousclosederror",
     ),
@@ -172,6 +184,14 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bnvrm: xid \(pci:([0-9a-f:.]{4,24})[^)]{0,40}\): (\d{1,4})\b",
     ),
     _sign(
+        "device_lost critical gpu device",
+        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus",
+        rb"\bheartbeat lost\b",
+        rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
+        rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
+        rb"unable to determine the device handle for gpu",
+    ),
+    _sign(
         "ecc_error critical gpu device",
         "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
         rb"uncorrectable (?:\w{1,16} )?(?:ecc )?error (?:encountered|detected|occurred)",
@@ -184,21 +204,19 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, device-side assert, illegal memory access, fallen off the bus, launch failure, "
-        "misaligned address, _status_e, _status_i, device handle for gpu, "
-        "aicore, ai core, ez9999, ee9999, eh9999, inner error, : [pid",
-        rb"device-side assert",
+        "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
+        "_status_i, aicore, ai core, error code 507, error code is 507, err0, err99, " + ASCEND,
+        rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
         rb"misaligned address",
-        rb"fallen off the bus",
         rb"cuda error: (?:[^o]|o[^u])",
         rb"cudnn_status_(?:execution_failed|internal_error)",
         rb"cublas_status_(?:execution_failed|internal_error)",
-        rb"unable to determine the device handle for gpu",
         rb"\bai ?core (?:error|exception|execute failed)",
-        rb"\be[a-hk-z1-9]\d{4}: (?:inner error|\[pid: ?\d{1,9}\])",
-        rb"\be[zeh]9999: ",
+        CODE % rb"[a-hk-z1-9]\d{4}",
+        rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
+        rb"\berror code(?: is|:|=)? ?507\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
@@ -253,11 +271,12 @@ FACTS = frozenset({"container_oom", "gpu_xid", "process_failed", "disk_full", "c
 WORDS = {
     b"nan": rb"\bnan(?:s|inf)?(?:$|[^\w ]|_| (?:$|[^i]|i[^t]))",
     b"inf": rb"\b(?:inf|infinity)\b",
-    b"finite": rb"\bnon-?finite",
+    b"finite": rb"\bno[nt][ -]?finite",
     b"oom": rb"\boom\b",
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
+    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:: |\[pid)" for family in FAMILIES},
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""

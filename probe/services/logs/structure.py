@@ -13,6 +13,9 @@ HEAD = 256
 """Bytes at the beginning of a line in which the level is looked for."""
 MOST_PAIRS = 256
 """Largest number of key=value pairs of one line."""
+MOST_RANKS = 4
+"""Largest number of ranks in one line that are looked at."""
+ROLE_FOLLOWS = b": "
 UNDERSCORE = ord("_")
 MOST_DEPTH = 64
 """Deepest nesting of JSON that is read."""
@@ -43,11 +46,19 @@ OURS = {
 }
 """Levels of logs in lower case, and ours: DEBUG, INFO, WARNING, ERROR."""
 
-RANK = Expression(rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)")
-"""``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``Rank 3``, ``rank: 3``, ``rank=3``."""
-LOCAL_RANK = Expression(rb"\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b")
-ROLE = Expression(rb"\[[A-Za-z_]{1,32}(\d{1,5})\]:")
-"""``[default3]:`` of torchrun, whose number is the local rank."""
+RANK = Expression(
+    rb"(?i)(?:^|[^a-z0-9_])((?:local|global|world|[dtpce]p|node|group|data|tensor|pipeline|expert|context|parallel)"
+    rb"[ _-]?)?rank_?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?(\d{1,7})(?:$|\W)"
+)
+"""``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``[RANK:3]``, ``Rank 3 |``, ``rank=3)``, ``RankID:3``;
+and the word before it, since a ``local_rank`` and a ``dp rank`` are no rank."""
+OF_ALL = (None, b"global", b"world")
+ROLE = Expression(
+    rb"(?:\[[A-Za-z_]{1,32}(\d{1,5})\]|(?:default|trainer|worker|process|gpu|npu)_?-?(\d{1,5})):(?:\s|\[|$)"
+)
+"""``[default3]:`` and ``default3:`` of torchrun, whose number is the local rank."""
+BARE = Expression(rb"\[(\d{1,5})\]:(?:\s|$)")
+"""``[3]:`` of launchers that write only the number of the process."""
 MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
 """mpirun's prefix: ``[job,rank]<stderr>:``."""
 
@@ -129,20 +140,31 @@ def exception_of(line: bytes) -> dict[str, str] | None:
 
 def rank_of(line: bytes) -> tuple[int | None, int | None]:
     """Return rank and local rank that a line names, each None if it does not."""
-    rank = local = None
-    if b"ank" in line or b"RANK" in line:
-        found = RANK.search(line)
-        of_a_matrix = found is not None and b"lora" in line.lower() and line[found.start() : found.start() + 1] != b"["
-        rank = int(found.group(1)) if found and not of_a_matrix else None
-    if b"local_rank" in line and (found := LOCAL_RANK.search(line)):
-        local = int(found.group(1))
-    if rank is None and line.startswith(b"["):
-        head = line[:64]
-        if b">:" in head and (found := MPI.match(head)):
+    rank, local = _named_ranks(line) if b"ank" in line or b"RANK" in line else (None, None)
+    head = line[:64].lstrip()
+    if b"]:" in head or b">:" in head or (ROLE_FOLLOWS in head and head[:1].isalpha()):
+        if rank is None and (found := MPI.match(head) or BARE.match(head)):
             rank = int(found.group(1))
-        elif local is None and b"]:" in head and (found := ROLE.match(head)):
-            local = int(found.group(1))
+        elif rank is None and local is None and (found := ROLE.match(head)):
+            local = int(found.group(1) or found.group(2))
     return rank, local
+
+
+def _named_ranks(line: bytes) -> tuple[int | None, int | None]:
+    """Return the first rank and the first local rank among those that a line names by the word."""
+    ranks: dict[bool, int] = {}
+    start = 0
+    for _ in range(MOST_RANKS):
+        found = RANK.search(line, start)
+        if found is None:
+            break
+        start = found.end() - 1
+        of = found.group(1) and found.group(1).lower().rstrip(b" _-")
+        if of == b"local" or of in OF_ALL:
+            ranks.setdefault(of == b"local", int(found.group(2)))
+    if False in ranks and b"lora" in line.lower() and b"[" not in line[: line.lower().find(b"rank")]:
+        del ranks[False]
+    return ranks.get(False), ranks.get(True)
 
 
 def pairs_of(line: bytes) -> dict[str, Any]:

@@ -93,6 +93,16 @@ ENGLISH: dict[str, Explanation] = {
         "An index out of range or a broken kernel; less often the device itself",
         "Run again with CUDA_LAUNCH_BLOCKING=1 (Ascend: ASCEND_LAUNCH_BLOCKING=1) to find the operation",
     ),
+    "device_lost": Explanation(
+        "A device does not answer on the bus any more",
+        "Hardware: power, heat, the PCIe slot, its riser or the device itself; a program is hardly ever the cause",
+        "Drain the node, keep the kernel's log, restart the machine, and have the device replaced if it comes again",
+    ),
+    "training_lost": Explanation(
+        "The gradients stay NaN, so that the training learns nothing",
+        "The parameters are NaN, or every gradient is; a loss of 0.0 beside it is a NaN that the program does not show",
+        "Stop, go back to the last good checkpoint, and find the first layer with NaN (probe report)",
+    ),
     "disk_full": Explanation(
         "The disk or its quota is full",
         "Checkpoints, logs or caches have filled it",
@@ -189,6 +199,16 @@ CHINESE: dict[str, Explanation] = {
         "设备上的操作失败",
         "索引越界或算子缺陷,较少是设备本身故障",
         "设置 CUDA_LAUNCH_BLOCKING=1(昇腾:ASCEND_LAUNCH_BLOCKING=1)重新运行以定位操作",
+    ),
+    "device_lost": Explanation(
+        "设备已从总线上脱落,不再响应",
+        "硬件故障:供电、过热、PCIe 插槽、转接卡或设备本身;程序不会使设备脱落",
+        "隔离该节点,保留内核日志,重启机器;再次出现则更换设备",
+    ),
+    "training_lost": Explanation(
+        "梯度持续为 NaN,训练已无效",
+        "参数或全部梯度已为 NaN;同时出现的损失 0.0 是程序未显示的 NaN",
+        "停止训练,回退到最近的正常检查点,定位最先出现 NaN 的层(probe report)",
     ),
     "disk_full": Explanation(
         "磁盘或配额已满",

@@ -1,0 +1,53 @@
+"""Normal form of a line: without colours, with every spelling of a number as Python writes it.
+
+What a terminal, a launcher or a formatter puts around fields is taken off here, once, so that the expressions of the
+other modules need not know it.
+"""
+
+from __future__ import annotations
+
+from probe.services.logs.expressions import Expression
+
+NUMBER = (
+    rb"[-+]?(?:\d{1,3}(?:,\d{3}){1,5}(?:\.\d{1,32})?|\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][-+]?\d{1,4})?|"
+    rb"[-+]?(?i:nan|inf(?:inity)?)"
+)
+"""Number, with thousands separators or without; not a number and infinities included."""
+
+ESCAPE = Expression(
+    rb"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|#033|\^\[)(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
+    rb"|\x1b[()*+][0-9A-B]|\x1b[=>78cMDEHNOZ]"
+)
+"""Escape sequence of a terminal: ``ESC[31m``, also where the byte ESC is written as ``\\u001b`` or ``#033``."""
+REMAINS = Expression(rb"\[(?:[0-9]|[1349][0-9]|10[0-7]|(?:\d{1,3};){1,8}\d{1,3})m")
+"""Colour whose byte ESC was lost in a copy: ``[31m``; looked for only beside a ``[0m``."""
+BOXED = Expression(
+    rb"\b(?:np\.|numpy\.|jnp\.|torch\.|ms\.)?(?:b?float\d{1,3}|u?int\d{1,3}|[Tt]ensor|Array|DeviceArray|array|Parameter)"
+    rb"\((?:shape=\[[\d, ]{0,16}\], dtype=[\w.]{1,24}, value=)?\s{0,4}\[{0,2}\s{0,4}(" + NUMBER + rb")\s{0,4}\]{0,2}"
+    rb"(?:,[^()]{0,200}(?:\([^()]{0,40}\))?[^()]{0,40})?\)"
+)
+"""Scalar in the notation of an array library: ``np.float64(0.3)``, ``tensor(2.3, device='cuda:0')``."""
+NOT_A_NUMBER = Expression(rb"(?i)\b(?:1\.#(?:[qs]nan|ind|nan)0{0,8}|[qs]?nan(?:\(\w{0,40}\)|q\b))")
+INFINITY = Expression(rb"(?i)(?:\b1\.#inf(?:inity)?0{0,8}|\xe2\x88\x9e)")
+"""Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; and the sign."""
+
+
+def without_escapes(text: bytes) -> bytes:
+    """Return a line, or a block of lines, without the escape sequences of a terminal."""
+    reset = b"[0m" in text  # every colour that is written out or has lost its ESC is reset so
+    if reset or b"\x1b" in text:
+        text = ESCAPE.replace(text, b"")
+    if reset:
+        text = REMAINS.replace(text, b"")
+    return text
+
+
+def with_plain_numbers(line: bytes) -> bytes:
+    """Return a line in which each number is written as Python reads it; of one without oddities itself."""
+    if b"r(" in line or b"y(" in line or b"64(" in line or b"32(" in line or b"16(" in line:
+        line = BOXED.replace(line, rb"\1")
+    if b"#" in line or b"an(" in line or b"AN(" in line or b"aN(" in line or b"nanq" in line:
+        line = NOT_A_NUMBER.replace(line, b"nan")
+    if b"#" in line or b"\xe2\x88\x9e" in line:
+        line = INFINITY.replace(line, b"inf")
+    return line
