@@ -131,8 +131,6 @@ class OptimizerMemory:
         self.late, self.late_clips = False, list[Factor]()
         """True if the total norm was computed of gradients that were applied before; the factors by which they were
         then clipped."""
-        self.numbers = DeviceNumbers(self._tensors)
-        """Numbers that only a device knows."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.own_sums: Callable[[], Array] | None = None
@@ -146,6 +144,9 @@ class OptimizerMemory:
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
         self.measured: list[MeasuredGradients] = []
+        if not self.late_clips:  # else some of them are still waited for
+            self.numbers = DeviceNumbers(self._tensors)
+            """Numbers that only a device knows."""
         self.clips: list[tuple[Sequence[int], Factor]] = []
         """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
 
