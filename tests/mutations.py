@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
     Mutation("core/analysis/report/payload.py", "<= low and high < 1 << (8 * size - 1))", "<= low and high <= 1 << (8 * size - 1))", "test_report_cells.py test_report_sizes.py test_report.py"),
     # services beside training
-    Mutation("services/exporter/rank_processes.py", "return begin == started and state not in \"ZX\"", "return state not in \"ZX\"", "test_exporter_ranks.py", "reused or later or nobody"),
-    Mutation("services/exporter/rank_processes.py", "return begin == started and state not in \"ZX\"", "return begin == started", "test_exporter_ranks.py", "nobody"),
+    Mutation("services/exporter/rank_processes.py", "return found.started == started and found.alive", "return found.alive", "test_exporter_ranks.py", "reused or later or nobody"),
+    Mutation("services/exporter/rank_processes.py", "return found.started == started and found.alive", "return found.started == started", "test_exporter_ranks.py", "nobody"),
     Mutation("services/exporter/reading_process.py", "return last if last is not None and self.age < self._interval + self._deadline else None", "return last", "test_exporter_devices.py", "hangs or command"),
     Mutation("services/exporter/reading_process.py", "if len(self._left) < MOST_LEFT:", "if True:", "test_exporter_devices.py", "killed"),
     Mutation("services/exporter/rank_text.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),

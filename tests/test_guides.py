@@ -16,6 +16,7 @@ from typer.main import get_command
 from probe.cli import app
 from probe.core.config.load import load
 from probe.core.config.schema import Settings
+from probe.core.older_paths import OLDER_PATHS
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,7 +98,8 @@ def test_what_is_imported_is_there(block: Block) -> None:
     """The module, and the names in it."""
     for node in ast.walk(ast.parse(textwrap.dedent(block.text))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "probe":
-            module = ROOT.joinpath(*str(node.module).split("."))
+            older = OLDER_PATHS.get(str(node.module))
+            module = ROOT.joinpath(*(str(node.module) if older is None else older.target).split("."))
             (file,) = (each for each in (module / "__init__.py", module.with_suffix(".py")) if each.exists())
             source = file.read_text("utf-8")
             assert [name.name for name in node.names if not re.search(rf"\b{name.name}\b", source)] == []

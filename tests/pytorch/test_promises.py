@@ -108,9 +108,9 @@ class Operations(TorchDispatchMode):
 
 def tensor_work(settings: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Operations of two steps of a fused and scaled training."""
-    from probe.pytorch import tensors
+    from probe.pytorch import modes
 
-    monkeypatch.setattr(tensors, "_disable_current_modes", Hidden)
+    monkeypatch.setattr(modes, "_disable_current_modes", Hidden)
     model = TinyNet()
     optimizer = sgd(model, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -301,7 +301,7 @@ class Session:
         if not self._watches(optimizer):
             return
         before, self._working = self._working, True
-        searches = self._searches.include(optimizer)
+        searches = self._searches.any_seen and self._searches.include(optimizer)
         try:
             if self._sentinel is not None:
                 attempt(self.faults, "sentinel", self._sentinel.updated, optimizer, outcome, searches)

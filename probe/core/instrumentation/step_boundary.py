@@ -128,9 +128,12 @@ class Searches:
         self._optimizers = set[int]()
         self._evaluations = 1
         """Evaluations of the closure in the update in progress."""
+        self.any_seen = False
+        """True once an update has evaluated its closure again."""
 
     def evaluated(self) -> None:
         """Note that the update in progress evaluates its closure again."""
+        self.any_seen = True
         self._evaluations += 1
 
     def include(self, optimizer: Optimizer) -> bool:

@@ -231,8 +231,8 @@ def test_heartbeats_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_user_and_a_password_in_an_address_are_sent() -> None:
     """As basic authentication; the address in the request does not have them."""
     with serving(Receiver()) as receiver:
-        url = receiver.url("/a%20b").replace("//", "//us%40er:pass:word@")
+        url = receiver.url("/a%20b").replace("//", "//us%40er:pa55:w0rd@")
         channel("http", url=url).send([alert()], 60)
     (request,) = receiver.requests
-    assert request.headers["authorization"] == "Basic " + base64.b64encode(b"us@er:pass:word").decode()
+    assert request.headers["authorization"] == "Basic " + base64.b64encode(b"us@er:pa55:w0rd").decode()
     assert request.headers["host"] == f"localhost:{receiver.port}"

@@ -87,5 +87,5 @@ def test_who_may_not_write_changes_nothing(tmp_path: Path) -> None:
         return result.exit_code, result.output
 
     code, text = forked(as_nobody)()
-    assert (code, "Permission denied" in text, str(tmp_path) in text.replace("\n", "")) == (2, True, True), text
+    assert (code, "permission is denied" in text, str(tmp_path) in text.replace("\n", "")) == (2, True, True), text
     assert config.read_text() == before
