@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,10 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
 """After which a process is given up."""
+AFTER_PYTHON = re.compile(
+    r"Fatal Python error: Segmentation fault\n\nThread 0x\w+ \(most recent call first\):\n  <no Python frame>\n"
+)
+"""Crash of MindSpore's communicator when the process goes and no Python runs any more (seen once, 2.10)."""
 
 
 def run(script: str, ranks: int, root: Path) -> Path:
-    """Runs ``script`` in ``ranks`` processes; all must end with exit code 0. Returns where monitors have written."""
+    """Runs ``script`` in ``ranks`` processes; Python must end with exit code 0 in all. Returns where monitors have
+    written."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -31,7 +37,7 @@ def run(script: str, ranks: int, root: Path) -> Path:
     }
     roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
     with ExitStack() as ending:
-        workers = []
+        workers, files = [], []
         for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
             log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
             command = [sys.executable, script]
@@ -40,6 +46,7 @@ def run(script: str, ranks: int, root: Path) -> Path:
             ending.callback(process.kill)
             if role in roles:
                 workers.append(process)
+                files.append(Path(log.name))
         with suppress(subprocess.TimeoutExpired):
             for worker in workers:
                 worker.wait(SECONDS)
@@ -48,6 +55,9 @@ def run(script: str, ranks: int, root: Path) -> Path:
             with suppress(subprocess.TimeoutExpired):
                 worker.send_signal(signal.SIGABRT)  # one that still runs prints where it stands
                 worker.wait(SECONDS)
+    for number, file in enumerate(files):
+        if codes[number] == -signal.SIGSEGV and AFTER_PYTHON.search(file.read_text(encoding="utf-8", errors="replace")):
+            codes[number] = 0
     logs = "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in sorted(root.glob("*.log")))
     assert codes == [0] * ranks, f"exit codes {codes}\n{logs}"
     return root / "out"
