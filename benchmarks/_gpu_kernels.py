@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,19 @@ def _widest_load(ptx: str) -> int:
 
 def tests(_: str) -> Iterator[Row]:
     """Run the contract of moments on the kernels; without a device a part of it."""
-    yield ["", "result"]
     chosen = [] if HERE else ["-k", "below or limits or list or shards"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/contract/test_moments.py", *chosen]
-    environment = os.environ | {"CONTRACT_OF": "kernels", "PYTHONPATH": importable(ROOT)}
+    arguments = ["-n", "0", "tests/contract/test_moments.py", *chosen]
+    yield from tested("the contract of moments", arguments, {"CONTRACT_OF": "kernels"})
+
+
+def tested(title: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[Row]:
+    """Run tests of this repository; yield the closing line, and a line for each test that has failed."""
+    yield ["", "result"]
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    environment = os.environ | {"PYTHONPATH": importable(ROOT), **variables}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-    yield ["the contract of moments", lines[-1]]
+    yield [title, lines[-1]]
     for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))][:20]:
         yield ["", line]
     if done.returncode:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from _gpt import Training
-from _gpu_kernels import ROOT, importable
+from _gpu_kernels import tested
 from _monitors import SENTINEL, SETTINGS, attach_probe, configuration
 
 Row = list[Any]
@@ -168,14 +168,5 @@ def faults(_: str) -> Iterator[Row]:
 
 def tests(_: str) -> Iterator[Row]:
     """Run tests of the sentinel, with every tensor on the device."""
-    yield ["", "result"]
     files = [f"tests/pytorch/{name}.py" for name in ("test_on_device", "test_sentinel_numbers", "test_loop_findings")]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "tests.on_device", *files]
-    environment = os.environ | {"PYTHONPATH": importable(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-    yield ["numbers and findings of the sentinel", lines[-1]]
-    for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))][:20]:
-        yield ["", line]
-    if done.returncode:
-        raise SystemExit(lines[-1])
+    yield from tested("numbers and findings of the sentinel", ["-n", "8", "-p", "tests.on_device", *files], {})

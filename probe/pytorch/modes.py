@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._C import _functorch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _NOTHING = nullcontext()
-_transformation = torch._C._functorch.peek_interpreter_stack
+_transformation = _functorch.peek_interpreter_stack
 
 
 def unseen() -> AbstractContextManager[object]:
@@ -23,5 +23,12 @@ def unseen() -> AbstractContextManager[object]:
 
 @contextmanager
 def _untransformed() -> Iterator[None]:
-    with temporarily_clear_interpreter_stack(), _disable_current_modes():
-        yield
+    layers = []
+    try:
+        while _transformation() is not None:
+            layers.append(_functorch.pop_dynamic_layer_stack())
+        with _disable_current_modes():
+            yield
+    finally:
+        while layers:
+            _functorch.push_dynamic_layer_stack(layers.pop())

@@ -25,6 +25,7 @@ from tests.required import require, require_compiled
 torch = require("torch")
 
 from probe.pytorch import TrainerMon  # noqa: E402
+from probe.pytorch.modes import unseen  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "format": "api",
@@ -105,6 +106,24 @@ def test_nothing_is_found_where_nothing_is_wrong(name: str, tmp_path: Path, monk
     lines = [json.loads(line) for path in tmp_path.glob("*/checks.jsonl") for line in path.read_text().splitlines()]
     assert {line["check"] for line in lines if line["grade"] != "note"} <= FAULTS.get(name, set())
     assert FAULTS.get(name, set()) <= {line["check"] for line in lines}
+
+
+def test_reading_is_no_part_of_a_transformation() -> None:
+    """Within nested functions of ``torch.func`` a tensor of the program gives tensors with numbers, and the
+    transformation goes on as before."""
+    weight, sums = torch.arange(4.0), []
+
+    def loss(x: Any) -> Any:
+        with unseen():
+            doubled = weight * 2
+            assert doubled.data_ptr()  # a wrapper has no storage, which raises
+            sums.append(float(doubled.sum()))
+        return (x * weight).sum()
+
+    x = torch.ones(3, 4)
+    rows = torch.func.vmap(torch.func.grad(loss))(x)
+    assert sums == [12.0]
+    assert torch.equal(rows, weight.expand(3, 4))
 
 
 def entrances() -> list[Any]:
