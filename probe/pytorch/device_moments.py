@@ -46,8 +46,8 @@ def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: flo
     if not tensors or not tensors[0].is_cuda or HISTOGRAM in columns or (kernels := _kernels()) is None:
         return None
     limit = _limit(eps, tensors[0].device) if "below" in columns else None
-    found: torch.Tensor | None = kernels.in_place(tensors, columns, limit)
-    return found
+    rows: torch.Tensor | None = kernels.in_place(tensors, columns, limit)
+    return rows
 
 
 def histogram(tensor: torch.Tensor) -> torch.Tensor:

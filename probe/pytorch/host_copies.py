@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 LEAST = 1 << 10
 """Numbers that the smallest buffer holds."""
-MOST_KEPT = 64
+MOST_SPARE = 64
 """Buffers of one size that are kept for later copies."""
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed``."""
@@ -67,19 +67,19 @@ def _copy(rows: torch.Tensor) -> Callable[[], Array]:
         copied = rows.to("cpu")
         return copied.numpy
     number, size = rows.numel(), max(LEAST, 1 << (rows.numel() - 1).bit_length())
-    kept = _buffers.setdefault((rows.device, size), [])
-    buffer = kept.pop() if kept else _Buffer(size)
+    spare = _buffers.setdefault((rows.device, size), [])
+    buffer = spare.pop() if spare else _Buffer(size)
     buffer.numbers[:number].view(rows.shape).copy_(rows, non_blocking=True)
     buffer.done.record(torch.cuda.current_stream(rows.device))
-    return _Arrival(buffer, rows.shape, kept).wait
+    return _Arrival(buffer, rows.shape, spare).wait
 
 
 class _Arrival:
     """Rows on their way to the host, through a buffer that is given back once they are there."""
 
-    def __init__(self, buffer: _Buffer, shape: Sequence[int], kept: list[_Buffer]) -> None:
+    def __init__(self, buffer: _Buffer, shape: Sequence[int], spare: list[_Buffer]) -> None:
         self._buffer: _Buffer | None = buffer
-        self._shape, self._kept, self._lock = (*shape,), kept, threading.Lock()
+        self._shape, self._spare, self._lock = (*shape,), spare, threading.Lock()
         self._rows = np.empty((0, 0))
 
     def wait(self) -> Array:
@@ -90,8 +90,8 @@ class _Arrival:
                 number = int(np.prod(self._shape))
                 self._rows = buffer.array[:number].reshape(self._shape).copy()
                 self._buffer = None
-                if len(self._kept) < MOST_KEPT:
-                    self._kept.append(buffer)
+                if len(self._spare) < MOST_SPARE:
+                    self._spare.append(buffer)
         return self._rows
 
 

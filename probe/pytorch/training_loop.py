@@ -415,12 +415,12 @@ def counted(optimizer: Any, parameters: Sequence[Any]) -> int | torch.Tensor | N
     state = getattr(optimizer, "state", None)
     if not isinstance(state, dict) or not parameters:
         return None
-    held = state.get(parameters[0], {}).get("step")
-    steps = _on_host(held)
+    count = state.get(parameters[0], {}).get("step")
+    steps = _on_host(count)
     if not math.isnan(steps):
         return int(steps)
-    is_elsewhere = tensors.is_tensor(held) and held.numel() == 1 and held.device.type != "cpu"
-    return held if is_elsewhere else None
+    is_elsewhere = tensors.is_tensor(count) and count.numel() == 1 and count.device.type != "cpu"
+    return count if is_elsewhere else None
 
 
 def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

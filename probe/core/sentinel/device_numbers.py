@@ -47,6 +47,6 @@ class DeviceNumbers:
         return self._wait()
 
 
-def known(factor: Factor) -> float:
+def value_of(factor: Factor) -> float:
     """Return a factor; wait for it if only a device knows it."""
     return factor() if callable(factor) else factor

@@ -11,7 +11,7 @@ import numpy as np
 from probe.core.checks.check import JudgedUpdate
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts
 from probe.core.records import Outcome
-from probe.core.sentinel.device_numbers import Factor, known
+from probe.core.sentinel.device_numbers import Factor, value_of
 from probe.core.sentinel.own_gradients import TakenGradients
 from probe.core.sentinel.rota import RotaReading
 
@@ -62,7 +62,7 @@ class ReadUpdate(NamedTuple):
             own_sums=None if self.own_sums is None else self.own_sums(),
             clip=clip,
             clips=clips,
-            clipped_late=any(known(factor) < 1 for factor in self.late_clips),
+            clipped_late=any(value_of(factor) < 1 for factor in self.late_clips),
             state_steps=self.steps() if callable(self.steps) else self.steps,
         )
         return JudgedUpdate(facts, gradients)
@@ -75,7 +75,7 @@ class ReadUpdate(NamedTuple):
         1 and None if none was clipped."""
         if not self.clips:
             return 1.0, None
-        clipped = [(positions, known(factor)) for positions, factor in self.clips]
+        clipped = [(positions, value_of(factor)) for positions, factor in self.clips]
         every, factor = clipped[0]
         if len(clipped) == 1 and len(every) == number and [*self.measured] == [every]:
             return factor, np.full(number, factor)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from probe.core.backend.protocols import Tensors
-from probe.core.sentinel.device_numbers import DeviceNumbers, known
+from probe.core.sentinel.device_numbers import DeviceNumbers, value_of
 
 
 class Device:
@@ -41,7 +41,7 @@ def test_numbers_are_those_of_the_moment_and_are_copied_together() -> None:
     numbers.send()
     numbers.send()
     assert ([wait() for wait in waits], device.copies) == ([7.0, 0.25], 1)
-    assert (known(waits[1]), known(0.5)) == (0.25, 0.5)
+    assert (value_of(waits[1]), value_of(0.5)) == (0.25, 0.5)
 
 
 def test_numbers_that_come_with_others_need_no_copy() -> None:
