@@ -54,7 +54,9 @@ def anomalies(
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
     as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    why: Annotated[bool, typer.Option("--why", help="Print the reasons: evidence, consequences, other findings.")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Print the reasons: evidence, consequences, other findings.")
+    ] = False,
     engine: EngineName = None,
     jobs: Jobs = None,
     explain: Explain = False,

@@ -32,9 +32,7 @@ def parsed(text: str) -> Place:
         raise typer.BadParameter(translated(str(error))) from None
 
 
-def run_argument(
-    help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed
-) -> Any:
+def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed) -> Any:
     """Return the Typer argument of a :data:`Place`."""
     return typer.Argument(parser=parser, metavar=metavar, help=help_text)
 

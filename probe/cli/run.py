@@ -41,7 +41,8 @@ def run(
 ) -> None:
     """Run a training program as it is, and watch it: no line of it is changed.
 
-    `probe run train.py --lr 0.1`, `probe run --deep train.py`, `probe run -m package.train`, `probe run -- torchrun --nproc-per-node 2 train.py`.
+    `probe run train.py --lr 0.1`, `probe run --deep train.py`, `probe run -m package.train`,
+    `probe run -- torchrun --nproc-per-node 2 train.py`.
     The exit code is that of the program. PROBE_RUN=0 switches the watching off.
     """
     arguments = list(program or [])

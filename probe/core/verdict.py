@@ -85,7 +85,12 @@ class DeepSteps(NamedTuple):
     def explain(self, finding: JudgedFinding) -> JudgedFinding:
         """Return a finding with the module that the rows name; with the reason if they name none: once an update has
         spoilt the weights, numbers are not finite in innocent modules, too."""
-        if self.spoilt is not None and finding.where and finding.located and (finding.kind in NON_FINITE or finding.kind == TRACED):
+        if (
+            self.spoilt is not None
+            and finding.where
+            and finding.located
+            and (finding.kind in NON_FINITE or finding.kind == TRACED)
+        ):
             return finding  # its own row or the graph of its step has named the place
         if self.spoilt is not None:
             spoilt = f"the weights were already spoilt, by an update up to step {self.spoilt}, when more was collected"

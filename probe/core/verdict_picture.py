@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from probe.core.language import message
 from probe.core.messages import printable
 from probe.core.storage.csv_rows import rows
-from probe.core.storage.layout import CSV, STEP, TableName, table_name
+from probe.core.storage.layout import CSV, NAME, STEP, table_name
 from probe.core.verdict import Verdict
 
 SIGNALS = ("actv", "grad_unreduced", "grad_reduced", "actv_grad", "param_updated", "param_origin")
@@ -24,17 +24,20 @@ BEFORE, AFTER = 7, 2
 BESIDE = 2
 """Rows on either side of the one that is named."""
 MOST_BYTES = 16 << 20
-"""Files of a signal that are larger together are not read: the program has ended, and its user waits."""
+"""Larger files are not read: the program has ended, and its user waits."""
 BLOCKS, LEVELS = "▁▂▃▄▅▆▇█", "12345678"
 FLAT = 0.15
 """Difference of decimal logarithms below which the values of a row are drawn alike."""
 MIDDLE = 3
 
-Cells = dict[int, float]
+RowValues = dict[int, float]
 """Values of a row by step."""
+Cell = tuple[str, str, int, float]
+"""Column, row, step and value."""
+File = TypeVar("File")
 
 
-class Picture(NamedTuple):
+class VerdictPicture(NamedTuple):
     """Rows in the order of execution, over recorded steps."""
 
     signal: str
@@ -42,7 +45,7 @@ class Picture(NamedTuple):
     since: int
     """First bad step."""
     steps: tuple[int, ...]
-    rows: tuple[tuple[str, Cells], ...]
+    rows: tuple[tuple[str, RowValues], ...]
     named: int
     """Index of the row that is named."""
 
@@ -82,7 +85,7 @@ class Picture(NamedTuple):
 
 
 def card_lines(
-    verdict: Verdict, picture: Picture | None, files: str, change: str = "", blocks: bool = True
+    verdict: Verdict, picture: VerdictPicture | None, files: str, change: str = "", blocks: bool = True
 ) -> list[str]:
     """Return a verdict with its picture, and the command that opens the page at the place that is named.
 
@@ -104,7 +107,7 @@ def card_lines(
     return [*lines, message("open: {command}", command=f"probe view {address}")]
 
 
-def _change(picture: Picture | None) -> str:
+def _change(picture: VerdictPicture | None) -> str:
     """Return a clause about the row that is named before and after; an empty text if either is unknown."""
     before = None if picture is None else picture.before()
     after = None if picture is None else picture.first_bad()
@@ -122,74 +125,93 @@ def _change(picture: Picture | None) -> str:
     )
 
 
-def picture_of(directory: Path, verdict: Verdict) -> Picture | None:
+def picture_of(directory: Path, verdict: Verdict) -> VerdictPicture | None:
     """Return the picture of a verdict from the CSV files of a rank; None if they show nothing of it.
 
     Raises:
         OSError, ValueError: if files cannot be read.
     """
+    files: dict[str, list[tuple[int, Path]]] = {}
+    for path in directory.iterdir():
+        name = table_name(path.name)
+        if name is not None and name.format == CSV:
+            files.setdefault(name.signal, []).append((name.first, path))
+    return picture_from(files, _csv_cells, verdict)
+
+
+def picture_from(
+    files: Mapping[str, Sequence[tuple[int, File]]], cells: Callable[[File], Iterable[Cell]], verdict: Verdict
+) -> VerdictPicture | None:
+    """Return the picture of a verdict from files of a rank; None if they show nothing of it.
+
+    Args:
+        files: by signal, each with the first step that may be in it.
+        cells: function that returns column, row, step and value of a file, in the order of its rows.
+    """
     if verdict.since is None or not verdict.where:
         return None
-    files: dict[str, list[tuple[TableName, Path]]] = {}
-    for path in sorted(directory.iterdir()):
-        name = table_name(path.name)
-        if name is not None and name.format == CSV and name.signal in SIGNALS:
-            files.setdefault(name.signal, []).append((name, path))
-    pictures = (_of_signal(signal, files[signal], verdict) for signal in SIGNALS if signal in files)
+    pictures = [_of_signal(signal, sorted(files[signal]), cells, verdict) for signal in SIGNALS if signal in files]
     return max((picture for picture in pictures if picture is not None), key=_telling, default=None)
 
 
-def _of_signal(signal: str, files: Sequence[tuple[TableName, Path]], verdict: Verdict) -> Picture | None:
+def _of_signal(
+    signal: str, files: Sequence[tuple[int, File]], cells: Callable[[File], Iterable[Cell]], verdict: Verdict
+) -> VerdictPicture | None:
     since = verdict.since or 0
-    near = sorted(files)
-    near = [*[each for each in near if each[0].first < since][-BEFORE:], *_later(near, since)]
-    if sum(path.stat().st_size for _, path in near) > MOST_BYTES:
-        return None
-    column, values = _read(signal, [path for _, path in near])
-    steps = sorted({step for cells in values.values() for step in cells})
-    steps = [*[step for step in steps if step < since][-BEFORE:], *[step for step in steps if step >= since][: AFTER + 1]]
+    before = [file for first, file in files if first < since][-BEFORE:]
+    after = [file for first, file in files if first >= since][: AFTER + 1]
+    column, values = _read(signal, [*before, *after], cells)
+    steps = sorted({step for row in values.values() for step in row})
+    steps = [
+        *[step for step in steps if step < since][-BEFORE:],
+        *[step for step in steps if step >= since][: AFTER + 1],
+    ]
     named = _named([*values], verdict.where)
     if named is None or not steps:
         return None
     first = max(0, named - BESIDE)
     shown = [*values.items()][first : named + BESIDE + 1]
-    kept = tuple((name, {step: cells[step] for step in steps if step in cells}) for name, cells in shown)
-    return Picture(signal, column, since, tuple(steps), kept, named - first)
+    kept = tuple((name, {step: row[step] for step in steps if step in row}) for name, row in shown)
+    return VerdictPicture(signal, column, since, tuple(steps), kept, named - first)
 
 
-def _later(files: Sequence[tuple[TableName, Path]], since: int) -> list[tuple[TableName, Path]]:
-    return [each for each in files if each[0].first >= since][: AFTER + 1]
-
-
-def _read(signal: str, paths: Sequence[Path]) -> tuple[str, dict[str, Cells]]:
+def _read(
+    signal: str, files: Sequence[File], cells: Callable[[File], Iterable[Cell]]
+) -> tuple[str, dict[str, RowValues]]:
     """Return the column that is shown and its values by row, in the order of the last file: the order of execution."""
-    column, values = "", dict[str, Cells]()
-    for path in reversed(paths):
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
-            for chosen, name, step, value in _cells(signal, file):
-                column = column or chosen
-                if chosen == column:
-                    cells = values.setdefault(name, {})
-                    if math.isfinite(cells.get(step, 0.0)):  # of several micro steps, the one that is not finite
-                        cells[step] = value
+    column, values = "", dict[str, RowValues]()
+    for file in reversed(files):
+        for chosen, name, step, value in cells(file):
+            column = column or chosen
+            if chosen == column and (signal != "actv" or ".output" in name):
+                row = values.setdefault(name, {})
+                if math.isfinite(row.get(step, 0.0)):  # of several micro steps, the one that is not finite
+                    row[step] = value
     return column, values
 
 
-def _cells(signal: str, lines: Iterator[str]) -> Iterator[tuple[str, str, int, float]]:
-    """Yield column, row, step and value; rows that cannot be read are left out, which every other command reports."""
-    table = (row.cells for row in rows(lines) if row.cells)
-    header = next(table, [])
-    column = next((name for name in VALUES if name in header), "")
-    if not column or not {"name", STEP} <= {*header}:
+def column_of(columns: Sequence[str]) -> str:
+    """Return the column whose values are shown; an empty text if there is none."""
+    return next((name for name in VALUES if name in columns), "")
+
+
+def _csv_cells(path: Path) -> Iterator[Cell]:
+    """Yield the cells of a file; rows that cannot be read are left out, which every other command reports."""
+    if path.stat().st_size > MOST_BYTES:
         return
-    at = header.index("name"), header.index(STEP), header.index(column)
-    for cells in table:
-        try:
-            name, step, value = (cells[index] for index in at)
-            if signal != "actv" or ".output" in name:
+    with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
+        table = (row.cells for row in rows(file) if row.cells)
+        header = next(table, [])
+        column = column_of(header)
+        if not column or not {NAME, STEP} <= {*header}:
+            return
+        at = header.index(NAME), header.index(STEP), header.index(column)
+        for cells in table:
+            try:
+                name, step, value = (cells[index] for index in at)
                 yield column, name, int(step), float(value)
-        except (ValueError, IndexError):
-            continue
+            except (ValueError, IndexError):
+                continue
 
 
 def _named(names: Sequence[str], where: Sequence[str]) -> int | None:
@@ -201,7 +223,7 @@ def _named(names: Sequence[str], where: Sequence[str]) -> int | None:
     return None
 
 
-def _telling(picture: Picture) -> tuple[bool, bool, int]:
+def _telling(picture: VerdictPicture) -> tuple[bool, bool, int]:
     """Return how much a picture shows: a bad step beside good ones, and a bad row beside good ones."""
     cells: Mapping[int, float] = picture.rows[picture.named][1]
     before = any(step < picture.since for step in cells)
@@ -210,7 +232,7 @@ def _telling(picture: Picture) -> tuple[bool, bool, int]:
     return contrast, before and bool(since), -SIGNALS.index(picture.signal)
 
 
-def _drawn(values: Cells, steps: Sequence[int], blocks: bool) -> list[str]:
+def _drawn(values: RowValues, steps: Sequence[int], blocks: bool) -> list[str]:
     """Return a sign for each step: how large its value is among those of the row, on a logarithmic scale."""
     sizes = {step: math.log10(abs(value)) for step, value in values.items() if value and math.isfinite(value)}
     low, high = min(sizes.values(), default=0.0), max(sizes.values(), default=0.0)

@@ -39,8 +39,8 @@ def test_rows_and_steps_around_the_place_are_drawn(tmp_path: Path) -> None:
     assert picture.steps == (*range(BAD - BEFORE, BAD), *range(BAD, BAD + AFTER + 1))
     assert [name for name, _ in picture.rows] == [f"{name}.output" for name in NAMES]
     title, *rows = picture.lines()
-    assert title.split() == "norm of actv 5 6 7 8 9 10 11 | 12 13 14".split()
-    assert rows[2].split() == "> b.output ▁ ▂ ▃ ▅ ▆ ▇ █ | NaN NaN NaN".split()
+    assert title.split() == ["norm", "of", "actv", "5", "6", "7", "8", "9", "10", "11", "|", "12", "13", "14"]
+    assert rows[2].split() == [">", "b.output", "▁", "▂", "▃", "▅", "▆", "▇", "█", "|", "NaN", "NaN", "NaN"]
     assert [row.startswith(">") for row in rows] == [False, False, True, False, False]
     assert len({len(line) for line in [title, *rows]}) == 1
     assert rows[1].split()[-3:] != ["NaN"] * 3
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     """The rows around it are drawn."""
     written(tmp_path)
     file = tmp_path / f"actv_{BAD}-{BAD}.csv"
-    file.write_text(file.read_text() + "0,b.output,x,0,1\n0,b.output\n\"")
+    file.write_text(file.read_text() + '0,b.output,x,0,1\n0,b.output\n"')
     assert picture_of(tmp_path, verdict()) is not None
 
 

@@ -12,7 +12,7 @@ from probe.core.hindsight.onset import Onset
 from probe.core.messages import plural, shown_path
 from probe.core.storage.layout import ranks_text
 from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, united, verdict_of
-from probe.core.verdict_picture import Picture, card_lines
+from probe.core.verdict_picture import VerdictPicture, card_lines
 
 ALL = "all of them recorded"
 LOSS = "loss"
@@ -145,7 +145,7 @@ class RunReport(NamedTuple):
         """Return the report as one line."""
         return "; ".join(filter(None, [self.head, self.unknown or self.verdict.line(), self._files]))
 
-    def lines(self, picture: Picture | None = None, blocks: bool = True) -> list[str]:
+    def lines(self, picture: VerdictPicture | None = None, blocks: bool = True) -> list[str]:
         """Return the report for a terminal: the verdict first, then what was watched.
 
         Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from probe.core.sentinel.rank_lines import RankLine
     from probe.core.sentinel.watch_summary import WatchSummary
     from probe.core.verdict import JudgedFinding, Verdict
-    from probe.core.verdict_picture import Picture
+    from probe.core.verdict_picture import VerdictPicture
 
 LINES, OF = "-*.lines", "-of"
 """Names of the files of lines, and what comes in them before the number of the ranks: NumPy is not imported here."""
@@ -117,7 +117,7 @@ class Vigil:
             time.sleep(0.05)
 
 
-def _picture(verdict: Verdict, ranks: Sequence[WatchSummary]) -> Picture | None:
+def _picture(verdict: Verdict, ranks: Sequence[WatchSummary]) -> VerdictPicture | None:
     """Return the picture of a verdict from the files of the first rank that it names; None if there is none."""
     from probe.core.verdict_picture import picture_of
 

@@ -44,7 +44,7 @@ class AnomalySink:
         self._most_lines = 0 if context.is_summed_up else LINES_A_STEP
         self._before: set[tuple[str, str, Key, str]] = set()
         self._is_spoilt = False
-        """Whether a weight was not finite in the steps before, without a break."""
+        """True if a weight was not finite in the steps before, without a break."""
         self._repeated = RepeatedFindings()
 
     def open(self) -> None:
