@@ -24,10 +24,11 @@ EARLIER, LATER = 200, 50
 def verdict_about(analysis: Analysis) -> Verdict:
     """Return the verdict about a run: the first critical of its incidents, numbers and checks, else the first
     warning."""
+    alone = len(analysis.run.ranks) == 1
     findings = [
         *(_of_incident(diagnosis, analysis) for diagnosis in analysis.diagnoses),
-        *(of_number(each.finding)._replace(ranks=(each.rank,)) for each in analysis.of_run),
-        *(of_check(each.finding)._replace(ranks=each.ranks) for each in analysis.of_checks),
+        *(of_number(each.finding)._replace(ranks=() if alone else (each.rank,)) for each in analysis.of_run),
+        *(of_check(each.finding)._replace(ranks=() if alone else each.ranks) for each in analysis.of_checks),
     ]
     looked = Looked((analysis.extent.text,) if analysis.extent.rows else ())
     return verdict_of(findings, looked)
