@@ -348,6 +348,7 @@ class Output:
             pp_stage=attached.pp_stage,
             group_mates=attached.mates,
             dump=settings.alert.dump,
+            is_summed_up=settings.sentinel.enable,
             run=self._folder.name,
             start=attached.start,
             first_step=attached.first,
