@@ -92,7 +92,7 @@ endef
 venv: $(VENV)/.ready
 
 demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
-	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
+	@$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
 test: $(VENV)/.ready $(NUMPY2)/.ready browser servers compilers
@@ -185,6 +185,13 @@ compilers:
 		apt-get update && apt-get install -y --no-install-recommends $(COMPILERS); }; }; } || \
 		echo "No compiler for aarch64, so its test is skipped. On Debian: apt-get install $(COMPILERS)" >&2
 
+# Installs for the demonstration: its log is printed where that fails.
+define quietly
+@echo "Installing $(1) and probe into $(VENV): a minute or two; what pip prints is in $(VENV)/setup.log"
+@$(VENV)/bin/python -m pip install $(2) > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+@touch $@
+endef
+
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 
 # It changes where TORCH does, so that torch is installed again.
@@ -205,12 +212,10 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
-	$(VENV)/bin/python -m pip install $(TORCH) $(NUMPY) -e ".[tensorboard,analysis]"
-	touch $@
+	$(call quietly,PyTorch,$(TORCH) $(NUMPY) -e ".[tensorboard,analysis,services]")
 
 $(VENV)/.demo-mindspore: $(PACKAGING) | $(VENV)/.created
-	$(VENV)/bin/python -m pip install $(MINDSPORE) $(NUMPY) -e ".[tensorboard,analysis]"
-	touch $@
+	$(call quietly,MindSpore,$(MINDSPORE) $(NUMPY) -e ".[tensorboard,analysis,services]")
 
 $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
 	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,analysis,s3,alerts,services,test]"
@@ -230,5 +235,5 @@ $(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created $(DIST)/.created:
 		echo "Python 3.10 or newer is needed. Name one: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(@D)
-	touch $@
+	@$(PYTHON) -m venv $(@D)
+	@touch $@

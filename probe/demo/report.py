@@ -8,21 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from probe.core.messages import shown_path
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
-from probe.core.storage.anomaly_json import file_of
-from probe.core.storage.layout import CSV, names_of
-from probe.core.storage.manifest import FILE
 from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
-from probe.demo.training import LOG, DemoOutcome, DemoPlan, DemoProgress
+from probe.demo.training import DemoOutcome, DemoPlan, DemoProgress
 
 EVERY = 10
 """Steps from one plain line to the next without a terminal."""
@@ -111,20 +110,20 @@ def _found(diagnosis: FirstBad | None) -> Iterator[str]:
 def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) -> Iterator[str]:
     """Lines, not a table: commands to copy must not be folded."""
     directory = outcome.directory
-    yield "Where to look next:"
-    if diagnosis is not None:
-        files = f"{shlex.quote(str(directory))}/{names_of(diagnosis.first.signal)}.{CSV}"
-        yield f"  these numbers  grep -h ',{diagnosis.row},' {files}"
-        yield f"  findings       {file_of(plan.output, 0)}"
-    if "tensorboard" in plan.formats:
-        yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
-    yield f"  CSV            {directory}/*.{CSV}"
     beside = Path(sys.executable).with_name("probe")  # of this interpreter
     probe = shlex.quote(str(beside)) if beside.exists() else "probe"
-    yield f"  first cause    {probe} anomalies {shlex.quote(str(plan.output))}"
-    yield f"  a page         {probe} report {shlex.quote(str(plan.output))} -o report.html"
-    yield f"  manifest       {directory / FILE}"
-    yield f"  log            {directory / LOG}"
+    cell, output = "", shown_path(str(plan.output))
+    if diagnosis is not None:
+        first = diagnosis.first
+        place = {"signal": first.signal, "op": first.op, "row": diagnosis.row, "step": first.step}
+        cell = f"#{urlencode(place)}"
+    yield "Where to look next:"
+    yield f"  the page       {probe} view {shlex.quote(output + cell)}"
+    yield f"  first cause    {probe} anomalies {shlex.quote(output)}"
+    yield f"  one HTML file  {probe} report {shlex.quote(output)} -o report.html"
+    if "tensorboard" in plan.formats:
+        yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
+    yield f"  all files      {shown_path(str(directory))}"
 
 
 def _costs(outcome: DemoOutcome) -> Iterator[str]:
