@@ -50,7 +50,10 @@ def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | 
 def identity(tensor: torch.Tensor) -> tuple[Hashable, Callable[[], object]]:
     """Return object and version; every in-place change that autograd sees makes another version."""
     tensor = local(tensor)
-    version: object = object() if tensor.is_inference() else tensor._version
+    try:
+        version: object = tensor._version
+    except RuntimeError:  # an inference tensor counts no writes
+        version = object()
     return (id(tensor), version), weakref.ref(tensor)
 
 

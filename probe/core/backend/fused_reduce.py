@@ -175,7 +175,7 @@ class Slab:
         self._places = places(columns)
         self.writes = self._places is not None
         """True if the compiled pass is there and computes every column."""
-        self._used = 0
+        self._used, self._none = 0, np.empty((0, width(columns)))
         self._make(LEAST if self.writes else 0)
 
     def _make(self, rows: int) -> None:
@@ -216,8 +216,8 @@ class Slab:
 
     def rows(self) -> Array:
         """Return a copy of all rows, with the columns."""
-        if self._places is None:
-            return np.empty((0, width(self._columns)))
+        if not self._used or self._places is None:
+            return self._none
         rows: Array = self._rows[: self._used, self._places]
         return rows
 

@@ -41,21 +41,17 @@ class Readings:
     """The rows of one signal; a repeated key replaces its row."""
 
     micro_stepped: bool
-    keys: dict[Key, int] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    forgotten: set[int] = field(default_factory=set)
-    """Rows whose value is out of date, with no new one yet."""
+    rows: dict[Key, Row] = field(default_factory=dict)
+    forgotten: set[Key] = field(default_factory=set)
+    """Keys of rows whose value is out of date, with no new one yet."""
     computed: list[tuple[int, Finish]] = field(default_factory=list)
     """For rows that are not moments: the number of values each has in the blocks, and the function for its columns."""
 
     def put(self, key: Key, row: Row) -> None:
         """Add a row, or replace that of the same key."""
-        place = self.keys.setdefault(key, len(self.rows))
-        if place == len(self.rows):
-            self.rows.append(row)
-        else:
-            self.forgotten.discard(place)
-            self.rows[place] = row
+        self.rows[key] = row
+        if self.forgotten:
+            self.forgotten.discard(key)
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,9 @@ class Pending:
         return [batch for batch in made if batch is not None]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
-        described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
+        described, order, references, factors = (
+            zip(*readings.rows.values(), strict=True) if readings.rows else ((),) * 4
+        )
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         references = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
         at = self._indices(references)
@@ -106,7 +104,7 @@ class Pending:
         batch = Batch(
             signal=signal,
             step=step,
-            keys=tuple(readings.keys),
+            keys=tuple(readings.rows),
             shapes=shapes,
             dtypes=tuple(dtypes[dtype] for dtype in kinds),
             order=np.array(order, dtype=np.int64),
@@ -115,8 +113,12 @@ class Pending:
             coverage=coverage if any(coverage) else (),
             distribution=self.distribution,
         )
-        left_out = readings.forgotten.union(place for place, (kind, _) in enumerate(references) if kind == MISSING)
-        return _without(batch, left_out) if left_out else batch
+        kept = [
+            row
+            for row, (key, (kind, _)) in enumerate(zip(batch.keys, references, strict=True))
+            if kind != MISSING and key not in readings.forgotten
+        ]
+        return batch if len(kept) == len(batch) else _only(batch, kept)
 
     def _indices(self, references: Iterable[Reference]) -> npt.NDArray[np.int64]:
         """Return where the referenced values are among the rows of the blocks, those of the slab and, last, the one of
@@ -135,7 +137,7 @@ def _no_rows() -> Array:
 def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch | None:
     """Return a batch of rows that are not moments; None if none of them has columns."""
     made: dict[Key, tuple[Row, Mapping[str, float]]] = {}
-    for key, row, (length, finish) in zip(readings.keys, readings.rows, readings.computed, strict=True):
+    for (key, row), (length, finish) in zip(readings.rows.items(), readings.computed, strict=True):
         _, start = row[2]
         if (columns := finish(rows[start : start + length, 0])) is not None:
             made[key] = row, columns
@@ -154,9 +156,8 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
     )
 
 
-def _without(batch: Batch, rows: set[int]) -> Batch:
-    """Return ``batch`` without ``rows``."""
-    kept = [row for row in range(len(batch)) if row not in rows]
+def _only(batch: Batch, kept: Sequence[int]) -> Batch:
+    """Return ``batch`` with the rows ``kept`` alone."""
     return replace(
         batch,
         keys=tuple(batch.keys[row] for row in kept),
@@ -298,26 +299,24 @@ class Recorder:
         readings, keys = self._put(signal, False), [*keys]
         factor = None if scale is None else self._scale(scale)
         rows = self._read_all(tensors, scale)
-        others = [place for place in range(len(tensors)) if place not in rows]
-        if others:
-            names = [keys[place] for place in others]
-            rows.update(zip(others, self._reduce_all(signal, names, [tensors[i] for i in others], scale), strict=True))
-        order = self._order
-        for place, key in enumerate(keys):
-            described, reference = rows[place]
-            readings.put(key, (described, order + place, reference, factor))
+        others = [place for place, row in enumerate(rows) if row is None]
+        reduced = iter(
+            self._reduce_all(signal, [keys[place] for place in others], [tensors[place] for place in others], scale)
+        )
+        for order, (key, row) in enumerate(zip(keys, rows, strict=True), self._order):
+            described, reference = next(reduced) if row is None else row
+            readings.put(key, (described, order, reference, factor))
         self._calls += len(keys)
 
-    def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> dict[int, Reading]:
-        """Return the readings of the tensors that the compiled pass reads where they lie, by their positions."""
-        looked_up = ((i, self._host_place(tensor, scale)) for i, tensor in enumerate(tensors))
-        places = {i: place for i, place in looked_up if place is not None}
-        if not places:
-            return {}
-        addresses, sizes, kinds, described = zip(*places.values(), strict=True)
-        numbers = self._slab.read_each(addresses, sizes, kinds)
-        rows = zip(places, described, numbers, strict=True)
-        return {i: (about, (SLAB, number)) for i, about, number in rows if number is not None}
+    def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
+        """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
+        places = [self._host_place(tensor, scale) for tensor in tensors]
+        addresses, sizes, kinds = ([place[i] for place in places if place is not None] for i in range(3))
+        numbers = iter(self._slab.read_each(addresses, sizes, kinds) if addresses else ())
+        return [
+            None if place is None or (number := next(numbers)) is None else (place[3], (SLAB, number))
+            for place in places
+        ]
 
     def _reduce_all(
         self, signal: str, keys: Sequence[Key], values: Sequence[Tensor | Shard], scale: Tensor | None
@@ -361,13 +360,13 @@ class Recorder:
     def forget(self, signal: str, key: Key) -> None:
         """Leave out a row, whose value is out of date, until it is recorded again."""
         readings = self._readings.get(signal)
-        if readings is not None and key in readings.keys:
-            readings.forgotten.add(readings.keys[key])
+        if readings is not None and key in readings.rows:
+            readings.forgotten.add(key)
 
     def next_call(self, signal: str, key: Key) -> Key:
         """Return ``key`` or, if it was recorded before, its next repetition."""
         readings = self._readings.get(signal)
-        while readings is not None and key in readings.keys:
+        while readings is not None and key in readings.rows:
             key = key._replace(call=key.call + 1)
         return key
 
@@ -417,8 +416,8 @@ class Recorder:
     def _leave_out_held(self, number: int, error: Exception) -> None:
         """Count every row of a held tensor that could not be reduced."""
         for signal, readings in self._readings.items():
-            for key, place in readings.keys.items():
-                if readings.rows[place][2] == (HELD, number):
+            for key, row in readings.rows.items():
+                if row[2] == (HELD, number):
                     self._leave_out(signal, key, error)
 
     def _put(self, signal: str, micro_stepped: bool) -> Readings:
