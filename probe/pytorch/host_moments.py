@@ -15,7 +15,7 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import FixedArrays, Rows
 from probe.core.backend.numpy_moments import SMALL, Elements, of_elements
 from probe.core.backend.protocols import HostPlace
-from probe.pytorch.dtensor import PLAIN, distinct
+from probe.pytorch.dtensor import PLAIN, distinct, readable_places
 
 Array = npt.NDArray[np.float64]
 
@@ -42,20 +42,12 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Rows | None:
     """Return :func:`moments` of tensors with a :func:`host_place`, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
-    if fused_reduce.places(columns) is None or not tensors or not PLAIN.issuperset(map(type, tensors)):
+    if fused_reduce.places(columns) is None or not tensors or type(tensors[0]) not in PLAIN or not tensors[0].is_cpu:
         return None
-    addresses, sizes, kinds = list[int](), list[int](), list[int]()
-    for tensor in tensors:  # each once: most of the time is that of its first look at a tensor
-        kind = KINDS.get(tensor.dtype)
-        if kind is None or not tensor.is_cpu or tensor.layout is not torch.strided:
-            return None
-        if not tensor.is_contiguous() or tensor.is_neg():
-            return None
-        kinds.append(kind)
-        sizes.append(tensor.numel())
-        addresses.append(tensor.data_ptr())
-    if 0 in sizes:
+    if (places := readable_places(tensors, KINDS)) is None:
         return None
+    dtypes, addresses, sizes = places
+    kinds = [*map(KINDS.__getitem__, dtypes)]
     rows, valid = FixedArrays(columns, addresses, sizes, kinds, eps).read()
     return None if 0 in valid else rows
 
