@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from probe.core.backend import fused_reduce
-from probe.core.backend.fused_reduce import FixedArrays, Rows
+from probe.core.backend.fused_reduce import FixedArrays, HostRows
 from probe.core.backend.numpy_moments import SMALL, Elements, of_elements
 from probe.core.backend.protocols import HostPlace
 from probe.pytorch.dtensor import PLAIN, distinct, readable_places
@@ -39,7 +39,7 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
     return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
 
 
-def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Rows | None:
+def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
     """Return :func:`moments` of tensors with a :func:`host_place`, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
     if fused_reduce.places(columns) is None or not tensors or type(tensors[0]) not in PLAIN or not tensors[0].is_cpu:

@@ -101,7 +101,7 @@ def one(address: int, size: int, kind: int = FLOAT32, eps: float = 0.0, more: in
     return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) else None
 
 
-class Rows:
+class HostRows:
     """Moments in host memory, a row for each array. What NumPy does is left to the thread that needs them."""
 
     def __init__(self, buffer: array[float], columns: list[int]) -> None:
@@ -115,7 +115,7 @@ class Rows:
         return np.asarray(self(), *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows) and self._buffer.tobytes() == other._buffer.tobytes()
+        return isinstance(other, HostRows) and self._buffer.tobytes() == other._buffer.tobytes()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -148,10 +148,10 @@ class FixedArrays:
         self._function = _brief_rows if sum(sizes) <= BRIEF else _long_rows
         self._blank = bytes(ROW_BYTES * number), bytes(number)
 
-    def read(self) -> tuple[Rows, bytes]:
+    def read(self) -> tuple[HostRows, bytes]:
         """Return a row for each array, and for each whether it is valid: see :func:`one`."""
         buffer = array("d", self._blank[0])
-        return Rows(buffer, self._columns), self.write(buffer.buffer_info()[0])
+        return HostRows(buffer, self._columns), self.write(buffer.buffer_info()[0])
 
     def write(self, rows: int) -> bytes:
         """Write ``NUMBERS`` numbers for each array to the address ``rows``; return for each whether they are valid."""
