@@ -204,8 +204,7 @@ class Rota:
         self._last: _Read | None = None
         self._again: _Read | None = None
         self._paced = self._elements > LEAST
-        """True if less than all may be read at a time. Else time is not measured: the clock of a thread is a call of the
-        system."""
+        """True if less than all may be read at a time. Else time is not measured: that is a call of the system."""
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
