@@ -118,7 +118,7 @@ class Pending:
             for row, (key, (kind, _)) in enumerate(zip(batch.keys, references, strict=True))
             if kind != MISSING and key not in readings.forgotten
         ]
-        return batch if len(kept) == len(batch) else _only(batch, kept)
+        return batch if len(kept) == len(references) else _only(batch, kept)
 
     def _indices(self, references: Iterable[Reference]) -> npt.NDArray[np.int64]:
         """Return where the referenced values are among the rows of the blocks, those of the slab and, last, the one of
