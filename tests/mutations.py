@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation("core/backend/numpy_moments.py", "return max(_sum_of_squares(shifted) - x.size * off * off, 0.0)", "return max(_sum_of_squares(shifted) + x.size * off, 0.0)", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "block.mean = float(centre) + off", "block.mean = float(centre) - 1e-4", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "np.abs(flat) < eps", "np.abs(flat) <= eps", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
-    Mutation("core/backend/fused_reduce.py", "if write(address, size, kind, eps, more, ctypes.addressof(row)) else None", "if write(address, size, kind, eps, more, ctypes.addressof(row)) or True else None", "test_fused.py test_fused_reduce.py"),
+    Mutation("core/backend/fused_reduce.py", "return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) else None", "return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) or True else None", "test_fused.py test_fused_reduce.py"),
     # rules
     Mutation("core/rules/spike.py", "-excess > bound and self._may_be_small", "excess > bound and self._may_be_small", "test_rules.py"),
     Mutation("core/rules/spike.py", "lower[slots] = np.minimum(lower[slots], sizes)", "lower[slots] = lower[slots]", "test_rules_together.py"),
@@ -89,7 +89,7 @@ MUTATIONS = (
     Mutation("core/instrumentation/schedule.py", "(step - self.start_step) % self.step_interval:", "step % self.step_interval:", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "return -(-max(needed, self._least) // self._least) * self._least", "return max(needed, self._least)", "test_pace.py test_sampling_pace.py"),
     Mutation("core/instrumentation/schedule.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),
-    Mutation("core/instrumentation/recorder.py", "np.where(scales >= 0, rows[scales, 0], 1.0)", "np.where(scales >= 0, 1.0, 1.0)", "test_recorder.py test_steps.py", "not mindspore"),
+    Mutation("core/instrumentation/recorder.py", "scale[scaled] = rows[", "scale[scaled] = 1.0 + 0.0 * rows[", "test_recorder.py test_steps.py", "not mindspore"),
     Mutation("core/instrumentation/selection.py", "self._all_xy = all_xy or not targets", "self._all_xy = all_xy", "test_selection.py test_targets.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/signals/features/router.py", "pairs = experts * (experts - 1)", "pairs = experts * experts", "matrix/test_features.py", "router and numpy"),
     Mutation("core/instrumentation/signals/features/attention.py", "ops.log(total) - scores.sum(-1) / total", "ops.log(total) + scores.sum(-1) / total", "matrix/test_features.py", "attention and numpy"),
@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation("resources/prometheus/rules/gpu.yml", "max_over_time(probe_exporter_devices[1h])", "min_over_time(probe_exporter_devices[1h])", "test_prometheus_rules.py", "unit_tests"),
     Mutation("resources/alertmanager/alertmanager.yml", "    equal: [cluster, node]\n", "    equal: [cluster]\n", "test_alertmanager.py", "inhibition"),
     # frameworks, command line, demonstration
-    Mutation("pytorch/host_moments.py", "squares - total * total / x.numel()", "squares - total / x.numel()", "test_moments.py test_numbers.py", "torch"),
+    Mutation("pytorch/host_moments.py", "absent=tensor.numel() - values.numel()", "absent=tensor.numel()", "test_moments.py test_numbers.py", "torch"),
     Mutation("mindspore/device_moments.py", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 2}", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 1}", "test_moments.py test_tensors.py", "mindspore-device or device"),
     Mutation("cli/anomalies.py", "int(last) < int(first)", "int(last) < 0", "test_anomaly_processor.py test_anomaly_order.py test_causes_cli.py"),
     Mutation("demo/report.py", "diagnosis.first.step == injection.step", "diagnosis.first.step >= injection.step", "test_demo.py", "very_place"),

@@ -203,31 +203,37 @@ class Rota:
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
+        self._paced = self._elements > LEAST
+        """True if less than all may be read at a time. Else time is not measured: that is a call of the system."""
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
         """Read before an update the parameters whose turn it is, and those whose turn it was."""
-        begun = time.thread_time()
+        begun = self._clock()
         chosen, last = self._chosen(), self._last
         if last is not None and last.positions == chosen:
             self._before = self._again = self._read(chosen, last)
         else:
             self._again = None if last is None else self._read(last.positions, last)
             self._before = self._read(chosen)
-        self._spent += time.thread_time() - begun
+        self._spent += self._clock() - begun
 
     def after(self) -> RotaReading:
         """Read the same parameters after the update."""
-        begun = time.thread_time()
+        begun = self._clock()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
         past = self._past if after is not None and len(after.positions) == len(self._all) else None
         looked = RotaReading(before, after, self._last, self._again, past)
         self._last, self._again = after, None
-        now = time.perf_counter()
-        self._pace(self._spent + time.thread_time() - begun, now - self._began)
-        self._spent, self._began = 0.0, now
+        if self._paced:
+            now = time.perf_counter()
+            self._pace(self._spent + self._clock() - begun, now - self._began)
+            self._spent, self._began = 0.0, now
         return looked
+
+    def _clock(self) -> float:
+        return time.thread_time() if self._paced else 0.0
 
     def _chosen(self) -> list[int]:
         """Return the positions of the next parameters that fit into the room; at least one.

@@ -164,6 +164,9 @@ def cut_torn_line(file: FileIO, path: Path) -> None:
     """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` is then at its
     end."""
     size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) in (b"", b"\n"):
+        return
     file.seek(max(0, size - LONGEST_LINE))
     torn = len(file.read().rpartition(b"\n")[2])
     if torn:

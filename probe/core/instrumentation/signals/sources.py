@@ -58,7 +58,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(backward)))
             scale = hooks.loss_scale(lambda: (thing,))
-            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale)
             if reduced:
                 restarted.add(identity)
 
