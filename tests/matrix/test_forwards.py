@@ -34,7 +34,7 @@ class Failing:
 
 def open_calls(monitor: Any) -> int:
     """The number of forwards of which something is kept."""
-    return len(monitor._collector.run.forwards)
+    return len(monitor._attachment.run.forwards)
 
 
 def failed(framework: Harness, model: Failing, loop: Any, error: type[BaseException]) -> None:

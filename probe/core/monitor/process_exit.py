@@ -24,7 +24,7 @@ Handler = Any
 
 
 class Endings:
-    """Listener to the end of the process until :meth:`forget`. A forked child is another process and does not react.
+    """Listener to the end of the process until :meth:`remove`. A forked child is another process and does not react.
     The objects of the two methods are not kept alive.
 
     Args:
@@ -51,7 +51,7 @@ class Endings:
             atexit.unregister(self._exit)
             atexit.register(self._exit)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the handlers; a signal handler that was set after ours stays. A further call does nothing."""
         self._over = True
         atexit.unregister(self._exit)
@@ -77,7 +77,7 @@ class Endings:
             ended(cause, error)
 
 
-def put_back() -> None:
+def restore_handler() -> None:
     """Restore the previous signal handler, if no monitor is left and this is the main thread."""
     _live.settle()
 
@@ -105,7 +105,7 @@ def _handler(before: Handler) -> Handler:
     """Return a handler that flushes, then acts as ``before`` would."""
 
     def terminate(number: int, frame: Any) -> None:
-        put_back()
+        restore_handler()
         for endings in _live:
             endings.terminated(dies=before == signal.SIG_DFL)
         if callable(before):

@@ -368,7 +368,7 @@ class RunNumbers:
         """Return work for the thread that processes a waiting step."""
         return partial(self._complete, self._late.take(), -1 if self._last is None else self._last)
 
-    def let_go(self) -> None:
+    def close_unattended(self) -> None:
         """End the thread after the finished steps without waiting for it."""
         worker, self._worker, self._closed = self._worker, None, True
         if worker is not None:

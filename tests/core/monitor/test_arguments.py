@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.monitor.attachment import Attachment, read
+from probe.core.monitor.arguments import read
 
 
 class Optimizer:
@@ -17,7 +17,14 @@ class Optimizer:
 
 
 MODEL, OPTIMIZER = object(), Optimizer()
-FULL = Attachment(MODEL, 4, OPTIMIZER, dp_group="dp", tp_group="tp", start_iteration=7)
+FULL = {
+    "model": MODEL,
+    "grad_acc_steps": 4,
+    "optimizer": OPTIMIZER,
+    "dp_group": "dp",
+    "tp_group": "tp",
+    "start_iteration": 7,
+}
 
 
 @pytest.mark.parametrize(
@@ -27,17 +34,7 @@ FULL = Attachment(MODEL, 4, OPTIMIZER, dp_group="dp", tp_group="tp", start_itera
         ((MODEL, OPTIMIZER, 4, "tp", "dp", 7), {}),
         ((MODEL, 4), {"optimizer": OPTIMIZER, "tp_group": "tp", "dp_group": "dp", "start_iteration": 7}),
         ((MODEL, OPTIMIZER), {"grad_acc_steps": 4, "dp_group": "dp", "tp_group": "tp", "start_iteration": 7}),
-        (
-            (),
-            {
-                "model": MODEL,
-                "optimizer": OPTIMIZER,
-                "grad_acc_steps": 4,
-                "tp_group": "tp",
-                "dp_group": "dp",
-                "start_iteration": 7,
-            },
-        ),
+        ((), FULL),
     ],
     ids=["documented", "existing", "documented with keywords", "existing with keywords", "keywords"],
 )
@@ -49,7 +46,7 @@ def test_every_way_to_call(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Non
 
 def test_defaults() -> None:
     """One micro batch, no groups, from step 0."""
-    expected = Attachment(MODEL, 1, OPTIMIZER, None, None, 0)
+    expected = {**FULL, "grad_acc_steps": 1, "dp_group": None, "tp_group": None, "start_iteration": 0}
     assert read(MODEL, 1, OPTIMIZER) == expected
     assert read(MODEL, OPTIMIZER) == expected
     assert read(model=MODEL, optimizer=OPTIMIZER) == expected
@@ -58,9 +55,9 @@ def test_defaults() -> None:
 def test_a_list_of_optimizers() -> None:
     """Several optimizers may stand wherever one may."""
     optimizers = [OPTIMIZER, Optimizer()]
-    assert read(MODEL, optimizers, 4).optimizer is optimizers
-    assert read(MODEL, optimizers, 4).grad_acc_steps == 4
-    assert read(MODEL, 4, optimizers).optimizer is optimizers
+    assert read(MODEL, optimizers, 4)["optimizer"] is optimizers
+    assert read(MODEL, optimizers, 4)["grad_acc_steps"] == 4
+    assert read(MODEL, 4, optimizers)["optimizer"] is optimizers
 
 
 @pytest.mark.parametrize(
@@ -86,8 +83,9 @@ def test_missing_and_unknown_arguments() -> None:
 def test_integers_of_other_kinds() -> None:
     """A number from a checkpoint is accepted as a number."""
     found = read(MODEL, np.int64(2), OPTIMIZER, start_iteration=np.array(7, np.int32))
-    assert (found.grad_acc_steps, found.start_iteration) == (2, 7)
-    assert {type(found.grad_acc_steps), type(found.start_iteration)} == {int}
+    numbers = found["grad_acc_steps"], found["start_iteration"]
+    assert numbers == (2, 7)
+    assert {*map(type, numbers)} == {int}
 
 
 @pytest.mark.parametrize("given", [{"model": []}, {"optimizer": []}, {"optimizer": ()}])
