@@ -274,7 +274,7 @@ class Control:
         if enabled and self._leads and self._toggle is None:
             self._toggle = Toggle()
         elif not enabled and self._toggle is not None:
-            self._toggle.forget()
+            self._toggle.remove()
             self._toggle = None
 
     def _look(self) -> _Seen:
@@ -434,7 +434,7 @@ class Toggle:
         received, self._received = self._received, False
         return received
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Restore the previous handler, unless another was set since. Python permits that on the main thread alone; on
         another thread our handler stays, and restores and calls the previous one at the next signal."""
         self._forgotten = True
@@ -445,7 +445,7 @@ class Toggle:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._received = True
         if self._forgotten:
-            self.forget()
+            self.remove()
         if callable(self._before):
             self._before(number, frame)
         elif self._forgotten and self._before == signal.SIG_DFL:
