@@ -11,7 +11,7 @@ from tests.required import require
 
 torch = require("torch")
 
-from probe.core.instrumentation.compiled_updates import COMPILED  # noqa: E402
+from probe.core.instrumentation.other_updates import COMPILED  # noqa: E402
 from probe.pytorch import TrainerMon  # noqa: E402
 
 STEPS = 4

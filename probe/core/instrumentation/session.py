@@ -58,7 +58,7 @@ class Session:
             self._place(sources)
             for optimizer in run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self.steps))
-            self._stack.callback(run.framework.on_every_step(*self.steps.listeners(), run.faults))
+            self._stack.callback(run.framework.on_every_step(*self.steps.other_updates.listeners(), run.faults))
             self.steps.forwards.step_ended(run.clock.sampled and self.steps.listens)
         except BaseException:
             self.steps.end()

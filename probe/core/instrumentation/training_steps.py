@@ -11,9 +11,9 @@ from typing import Protocol
 from probe.core.backend.protocols import Module, Optimizer, Tensor
 from probe.core.door import attempt, count
 from probe.core.faults import Faults
-from probe.core.instrumentation.compiled_updates import CompiledUpdates
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.idle_hooks import UNPLACED
+from probe.core.instrumentation.other_updates import OtherUpdates
 from probe.core.instrumentation.overhead import StepTimer
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
@@ -27,7 +27,6 @@ from probe.core.instrumentation.step_boundary import (
     UpdateReading,
     Updates,
 )
-from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome
 
 Between = Callable[[int], None]
@@ -67,8 +66,8 @@ class TrainingSteps:
         owner: HookOwner,
     ) -> None:
         self._hooks, self._owner = run.framework.hooks, owner
-        self._compiled_updates = CompiledUpdates(self._ended_unseen)
-        self._succession = Succession(run, self.follow, self.suspend)
+        self.other_updates = OtherUpdates(run, self.follow, self.suspend, self._ended_unseen)
+        """Updates that the hooks of the watched optimizers do not see."""
         self.take(run, schedule, output)
         self._between = between
         self.settled = False
@@ -101,15 +100,14 @@ class TrainingSteps:
     def take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
         """Begin watching ``run``. Call between steps."""
         self.run, self._schedule, self.output = run, schedule, output
-        self._compiled_updates.look_in(run)
-        self._succession.run = run
+        self.other_updates.watch(run)
         self.parameters = Parameters(run)
 
     def end(self) -> None:
         """Take no further step: from now on the hooks have no effect. Count compiled updates so far."""
-        if self._compiled_updates and not self.over:
-            attempt(self.faults, "compiled update", self._compiled_updates.find, self.run)
-        self.over = self._succession.over = True
+        if not self.over:
+            attempt(self.faults, "compiled update", self.other_updates.find_compiled)
+        self.over = self.other_updates.over = True
         self.run.clock.sampled = False
 
     @property
@@ -132,10 +130,6 @@ class TrainingSteps:
 
     # Called by hooks.
 
-    def listeners(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Return functions to call before and after each update in the process, whatever the optimizer."""
-        return self._succession.listeners()
-
     def forward_listener(self, model: Module) -> Callable[..., None]:
         """Return a function to call when a forward of ``model`` begins in a sampled step."""
 
@@ -150,8 +144,8 @@ class TrainingSteps:
             return
         self.thread = threading.current_thread()
         self.forwards.noted = True
-        if self.run.clock.micro_step > self._succession.limit:
-            self._succession.give_up()
+        if self.run.clock.micro_step > self.other_updates.limit:
+            self.other_updates.give_up()
         self.parameters.look()
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -160,7 +154,7 @@ class TrainingSteps:
         if self.over:  # or a wrapper holds the hook, so that it could not be removed
             attempt(self.faults, "end of the run", self._owner.leave)
             return
-        self._succession.updating = True
+        self.other_updates.updating = True
         before, self.working = self.working, True
         try:
             self._before(optimizer, scale)
@@ -212,7 +206,7 @@ class TrainingSteps:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
         if self.over:
             return
-        self._succession.updates, self._succession.updating = self._succession.updates + 1, False
+        self.other_updates.updates, self.other_updates.updating = self.other_updates.updates + 1, False
         if not self._watches(optimizer):
             return
         before, self.working = self.working, True
@@ -292,7 +286,7 @@ class TrainingSteps:
 
     def _compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
         if not self.over:
-            self._compiled_updates.add(self.run, optimizer, updates)
+            self.other_updates.add_compiled(optimizer, updates)
 
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""
@@ -352,8 +346,8 @@ class TrainingSteps:
             overhead = None if self.output is None else self.output.overhead
             self._timer.ended(overhead, self._schedule.pace, sampled, hooks, handing)
             self._updates.updated.clear()
-            if run.clock.micro_step > self._succession.micro_steps:
-                self._succession.step_ended(run.clock.micro_step)
+            if run.clock.micro_step > self.other_updates.micro_steps:
+                self.other_updates.step_ended(run.clock.micro_step)
             self.parameters.looked = False
             if self._between is not None and not self.settled:
                 run.clock.begin(step + 1, False)
