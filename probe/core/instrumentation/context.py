@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from probe.core.backend.protocols import (
     ForwardKind,
     FrameworkAdapter,
+    Guard,
     Module,
     Optimizer,
     Parameter,
@@ -40,7 +40,7 @@ _log = logging.getLogger("probe")
 Each = TypeVar("Each")
 BeforeUpdate = Callable[[Optimizer, list[Watched], Tensor | None], None]
 AfterUpdate = Callable[[Optimizer, list[Watched]], None]
-GradientsNow = Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]
+GradientsNow = Callable[[Optimizer, list[Watched], Tensor | None, Recorder], None]
 
 
 @dataclass
@@ -323,6 +323,14 @@ class Run:
         """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising."""
         return StepHook(self, where, function)
 
+    def guard_of(self, where: str) -> Guard:
+        """Return :meth:`guard` for hooks whose failures are counted under ``where``."""
+
+        def guard(function: Callable[..., None]) -> Callable[..., None]:
+            return StepHook(self, where, function)
+
+        return guard
+
     def on_forward(
         self,
         module: Module,
@@ -358,9 +366,10 @@ class Run:
             else:
                 dropped()
 
-        clock, guard = self.clock, partial(self.guard, where)
+        clock = self.clock
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         leave = unheard if after is None else ended
+        guard = self.guard_of(where)
         return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
 
 

@@ -81,10 +81,8 @@ class Session:
             raise
 
     def _listen_to_forwards(self, run: Run, model: Module) -> Remove:
-        def guard(listener: Callable[..., None]) -> Callable[..., None]:
-            return run.guard("parameters", listener)
-
-        return run.idle.keep(self._hooks.on_forward(model, self.steps.forward_listener(model), unheard, guard))
+        began, guard = self.steps.forward_listener(model), run.guard_of("parameters")
+        return run.idle.keep(self._hooks.on_forward(model, began, unheard, guard))
 
     def hook(self, optimizer: Optimizer) -> None:
         """Place the hooks of an optimizer that has replaced another.

@@ -322,7 +322,7 @@ class TrainingSteps:
         for optimizer in self.run.optimizers:
             if id(optimizer) not in self._updates.updated:
                 for record in self.run.gradients_now:
-                    record(into, optimizer, self.parameters.of(optimizer), self._hooks.held_scale(optimizer))
+                    record(optimizer, self.parameters.of(optimizer), self._hooks.held_scale(optimizer), into)
 
     def _end(self) -> None:
         """Hand a sampled step over and begin the next; a failure is counted."""

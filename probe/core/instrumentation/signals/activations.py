@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -58,17 +57,16 @@ def activations(run: Run) -> Iterator[None]:
 
         return gone
 
-    with run.each_watched_module.added(attach), run.step_ended.added(partial(_end_step, run, listeners)):
+    def end_step() -> None:
+        run.forwards.clear()
+        ran = [(listener.inner, listener.drop_step()) for listener in listeners]
+        if run.framework.hooks.has_compiled():  # hooks of the whole model are outside the graph: they run in any case
+            ran = [pair for pair in ran if pair[0]] or ran
+        if ran and not any(called for _, called in ran):
+            note_unseen(run, "activations")
+
+    with run.each_watched_module.added(attach), run.step_ended.added(end_step):
         yield
-
-
-def _end_step(run: Run, listeners: Collection[ActivationListener]) -> None:
-    run.forwards.clear()
-    ran = [listener.forget() for listener in listeners]
-    if run.framework.hooks.has_compiled():  # hooks of the whole model are outside the graph: they run in any case
-        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
-    if listeners and not any(ran):
-        note_unseen(run, "activations")
 
 
 class _Opened(NamedTuple):
@@ -94,18 +92,18 @@ class ActivationListener:
         self._run, self._module, self._places = run, module, places
         self._record = record
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
-        self._guard = partial(run.guard, f"gradient of module {module.full!r}")
+        self._guard = run.guard_of(f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing, not self.inner)
-        self.forget()
+        self.drop_step()
 
     @property
     def inner(self) -> bool:
         """True if this is a module of a model, not the whole model."""
         return bool(self._module.full)
 
-    def forget(self) -> bool:
+    def drop_step(self) -> bool:
         """Drop the rest of a step; return true if the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
         self._calls: dict[tuple[str, int], Iterator[int]] = {}
@@ -188,13 +186,15 @@ class ActivationListener:
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
-        return partial(self._record_gradient, part, call, micro_step, self._run.clock.step)
+        """Return a function that records a gradient, unless the step has ended meanwhile."""
+        run, record, step = self._run, self._record, self._run.clock.step
 
-    def _record_gradient(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
-        """Record a gradient, unless the step has ended meanwhile."""
-        clock = self._run.clock
-        if clock.step == step and not clock.searching and self._run.in_training_backward():
-            self._record("actv_grad", part, gradient, micro_step, call)
+        def listen(gradient: Tensor) -> None:
+            clock = run.clock
+            if clock.step == step and not clock.searching and run.in_training_backward():
+                record("actv_grad", part, gradient, micro_step, call)
+
+        return listen
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""

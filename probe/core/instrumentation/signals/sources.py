@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from probe.core.backend.protocols import ForwardKind, Optimizer, Remove, Shard, Tensor
@@ -64,7 +63,9 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
         return hooks.on_gradient(thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard)
 
-    guard, collect = partial(run.guard, "gradient"), partial(_reduced, run, touched)
+    guard = run.guard_of("gradient")
+
+    collect = _reduced(run, touched)
 
     def begin_another() -> None:
         touched.clear()
@@ -74,36 +75,41 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     with (
         run.each_parameter.added(attach),
-        run.before_update.added(partial(collect, run.recorder)),
+        run.before_update.added(collect),
         run.gradients_now.added(collect),
         run.step_ended.added(begin_another),
     ):
         yield
 
 
-def _reduced(
-    run: Run, touched: set[int], into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None
-) -> None:
-    """Record the gradients that ``optimizer`` receives. Read buffers that always exist only for parameters whose
-    identities are ``touched``: others may hold values of earlier steps."""
-    hooks, trained, main_grad = run.framework.hooks, run.trained, run.main_grad
-    gradient, repeated = hooks.gradients_of(optimizer, main_grad), bool(run.repeats or run.tensor_repeats)
-    keys: list[Key] = []
-    gradients: list[Tensor | Shard] = []
-    for parameter in owned:
-        thing, identity = parameter.thing, id(parameter.thing)
-        if trained and identity not in trained:
-            continue
-        try:
-            if identity not in touched and not hooks.holds(optimizer, thing, main_grad):
+def _reduced(run: Run, touched: set[int]) -> Callable[..., None]:
+    """Return a function that records the gradients that an optimizer receives. It reads buffers that always exist only
+    for parameters whose identities are ``touched``: others may hold values of earlier steps."""
+    hooks, main_grad = run.framework.hooks, run.main_grad
+
+    def collect(
+        optimizer: Optimizer, owned: list[Watched], scale: Tensor | None, into: Recorder = run.recorder
+    ) -> None:
+        trained, repeated = run.trained, bool(run.repeats or run.tensor_repeats)
+        gradient = hooks.gradients_of(optimizer, main_grad)
+        keys: list[Key] = []
+        gradients: list[Tensor | Shard] = []
+        for parameter in owned:
+            thing, identity = parameter.thing, id(parameter.thing)
+            if trained and identity not in trained:
                 continue
-            value = gradient(thing)
-            if value is not None and not (repeated and run.elsewhere(thing, value)):
-                keys.append(parameter.key)
-                gradients.append(value)
-        except Exception as error:  # noqa: BLE001 - the others can still be read
-            count(run.faults, f"grad_reduced of {parameter.name}", error)
-    into.record_all("grad_reduced", keys, gradients, scale=scale)
+            try:
+                if identity not in touched and not hooks.holds(optimizer, thing, main_grad):
+                    continue
+                value = gradient(thing)
+                if value is not None and not (repeated and run.elsewhere(thing, value)):
+                    keys.append(parameter.key)
+                    gradients.append(value)
+            except Exception as error:  # noqa: BLE001 - the others can still be read
+                count(run.faults, f"grad_reduced of {parameter.name}", error)
+        into.record_all("grad_reduced", keys, gradients, scale=scale)
+
+    return collect
 
 
 @contextmanager
@@ -119,7 +125,10 @@ def parameters(run: Run) -> Iterator[None]:
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         record("param_origin", optimizer, owned)
 
-    with run.before_update.added(before), run.after_update.added(partial(record, "param_updated")):
+    def after(optimizer: Optimizer, owned: list[Watched]) -> None:
+        record("param_updated", optimizer, owned)
+
+    with run.before_update.added(before), run.after_update.added(after):
         yield
 
 
@@ -180,18 +189,19 @@ class _MicroBatches:
         """Listen to the backward through the outputs."""
         if kind != "training" or (micro_step := self._open.end()) is None:
             return
-        framework = self._run.framework
-        reached = self._run.guard(MICRO_BATCH, partial(self._reached, self._run.clock.step, micro_step))
-        for tensor in filter(framework.tensors.is_tensor, leaves(outputs)):
-            framework.hooks.on_tensor_gradient(tensor, reached)
+        run, step = self._run, self._run.clock.step
+
+        def reached(_: Tensor) -> None:
+            if run.in_training_backward() and run.clock.step == step:
+                run.clock.backward_reached(micro_step, run.framework.hooks.backward_id())
+
+        listen = run.guard(MICRO_BATCH, reached)
+        for tensor in filter(run.framework.tensors.is_tensor, leaves(outputs)):
+            run.framework.hooks.on_tensor_gradient(tensor, listen)
 
     def drop(self) -> None:
         """Keep nothing of a forward that raised."""
         self._open.end()
-
-    def _reached(self, step: int, micro_step: int, _: Tensor) -> None:
-        if self._run.in_training_backward() and self._run.clock.step == step:
-            self._run.clock.backward_reached(micro_step, self._run.framework.hooks.backward_id())
 
 
 SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {
