@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from probe.core.backend.protocols import Module, OutOfReach, Parameter, Remove, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
@@ -95,7 +94,6 @@ class ActivationListener:
         self._guard = run.guard_of(f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
-        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing, not self.inner)
         self.drop_step()
 
     @property
@@ -129,12 +127,13 @@ class ActivationListener:
                 edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
             except OutOfReach as out:
                 self._miss(out.rows)
-        self._open.begin(micro_step, _Opened(self._run.clock.step, micro_step, call, names, edges))
+        opened = _Opened(self._run.clock.step, micro_step, call, names, edges)
+        self._run.forwards.begin(self, self._module.thing, micro_step, opened, not self.inner)
 
     def after(self, kind_: str, outputs: Any) -> None:
         """Read outputs, and place hooks for gradients in the graph that this forward has built."""
-        opened, clock = self._open.end(), self._run.clock
-        if opened is None or opened.step != clock.step or clock.searching:
+        opened, clock = self._run.forwards.end(self), self._run.clock
+        if type(opened) is not _Opened or opened.step != clock.step or clock.searching:
             return
         _, micro_step, call, names, edges = opened
         parts = output_parts(self._tensors, outputs, self._leave)
@@ -152,7 +151,7 @@ class ActivationListener:
 
     def drop(self) -> None:
         """Keep nothing of a forward that raised."""
-        self._open.end()
+        self._run.forwards.end(self)
 
     def _miss(self, rows: int) -> None:
         if COMPILED not in self._run.faults.counts:

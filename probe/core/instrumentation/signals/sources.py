@@ -11,7 +11,6 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.door import count
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.instrumentation.signals.activations import activations
@@ -175,7 +174,6 @@ class _MicroBatches:
 
     def __init__(self, run: Run, stage: int, model: Any) -> None:
         self._run, self._stage, self._model = run, stage, model
-        self._open: OpenCalls[int] = OpenCalls(run.forwards, model, True)
 
     def before(self, kind: ForwardKind, _inputs: Any) -> None:
         """Begin a micro batch, if this forward is the first after a backward."""
@@ -183,11 +181,12 @@ class _MicroBatches:
         if kind == "training" and not clock.searching:
             pipelined = self._run.framework.parallel.pipelined(self._model)
             micro_step = clock.forward_began(whole=True, pipeline=self._stage if pipelined else None)
-            self._open.begin(micro_step, micro_step)
+            self._run.forwards.begin(self, self._model, micro_step, micro_step, True)
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
         """Listen to the backward through the outputs."""
-        if kind != "training" or (micro_step := self._open.end()) is None:
+        micro_step = self._run.forwards.end(self) if kind == "training" else None
+        if type(micro_step) is not int:
             return
         run, step = self._run, self._run.clock.step
 
@@ -201,7 +200,7 @@ class _MicroBatches:
 
     def drop(self) -> None:
         """Keep nothing of a forward that raised."""
-        self._open.end()
+        self._run.forwards.end(self)
 
 
 SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {

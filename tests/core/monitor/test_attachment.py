@@ -1,0 +1,63 @@
+"""Objects of an attachment in a running program: of how many classes they are, and that none is left at the end."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.matrix import numpy_harness
+from tests.matrix.numpy_framework import Tensor, TrainerMon
+
+ROOMS = tuple(
+    f"probe.core.{room}" for room in ("monitor", "control", "distributed", "instrumentation", "output", "worker")
+)
+BESIDE = ("probe.core.output.sinks", "probe.core.output.metrics", "probe.core.instrumentation.signals.")
+"""Writers and sources: a user who has configured one knows its name."""
+MOST_CLASSES = 43
+"""Most classes of which an attachment has objects; of these, some are values: a plan, a schedule, a name."""
+CONFIG: dict[str, Any] = {
+    **dict.fromkeys(("wg_distribution", "param_distribution", "mv_distribution", "xy_distribution"), True),
+    "cc_distribution": {"enable": True},
+    "alert": {"rules": [{"rule_name": "AnomalyNan", "args": {}}]},
+    "history": 3,
+    "max_overhead": 0.5,
+    "ops": ["norm", "max"],
+    "format": ["csv"],
+    "run": {"enable": True},
+}
+
+
+def objects() -> Counter[str]:
+    """The number of objects in the process of each class of the rooms; the interpreter knows them all."""
+    gc.collect()
+    kinds = (type(each) for each in gc.get_objects())
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if isinstance(kind.__module__, str))
+    return Counter(name for name in names if name.startswith(ROOMS) and not name.startswith(BESIDE))
+
+
+def test_an_attachment_has_objects_of_few_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads what a running monitor consists of meets a limited number of classes; after the end there is no
+    object of any of them."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+    before = objects()
+    model = numpy_harness.linear(np.ones((2, 3)), np.ones(2))
+    optimizer = numpy_harness.optimizer("momentum", model, lr=0.1)
+    loop = numpy_harness.loop(model, optimizer)
+    monitor = TrainerMon(CONFIG)
+    monitor.set_monitor(model, 1, optimizer)
+    for _ in range(3):
+        loop.micro_batch(Tensor(np.ones((4, 3))))
+        loop.update()
+    loop.micro_batch(Tensor(np.ones((4, 3))))
+    assert monitor.flush()  # no step is on its way
+    made = objects() - before
+    assert {"probe.core.monitor.attachment.Attachment", "probe.core.instrumentation.schedule.Pace"} <= {*made}
+    assert len(made) <= MOST_CLASSES, sorted(made)
+    monitor.stop()
+    del monitor
+    assert objects() - before == Counter()
