@@ -69,7 +69,7 @@ class Session:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         steps = self.steps
         try:
-            self._sources.callback(steps.parameters.unhook)
+            self._sources.callback(steps.parameters.remove_hooks)
             steps.listens = bool(sources)
             for source in sources:
                 self._sources.enter_context(source(steps.run))

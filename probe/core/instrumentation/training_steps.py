@@ -225,9 +225,10 @@ class TrainingSteps:
 
     def _take_outcome(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """Note an update that was skipped, or perhaps: in a sampled step with the number on a device that shows it."""
-        known = outcome != "unknown" or not self.run.clock.sampled
-        found = None if known else attempt(self.faults, "outcome", lambda: self._hooks.found_inf(optimizer))
-        self._updates.note_outcome(outcome, found)
+        found_inf = None
+        if outcome == "unknown" and self.run.clock.sampled:
+            found_inf = attempt(self.faults, "outcome", self._hooks.found_inf, optimizer)
+        self._updates.note_outcome(outcome, found_inf)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self.run
@@ -241,7 +242,7 @@ class TrainingSteps:
 
     def follow(self, number: int, optimizer: Optimizer) -> None:
         """Put ``optimizer``, whose update has just ended a step, in the place of the watched one with this number."""
-        if not any(optimizer is known for known in self._hooked):
+        if not any(optimizer is hooked for hooked in self._hooked):
             self._owner.hook(optimizer)
             self._hooked.append(optimizer)
         self._exchange(number, optimizer)
@@ -251,14 +252,14 @@ class TrainingSteps:
 
     def _come_back(self, optimizer: Optimizer) -> None:
         """Restore an optimizer that another has replaced, since it is about to update."""
-        mine = {id(parameter) for parameter in self._hooks.owned(optimizer)}
-        sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self.run.optimizers]
-        if any(sharing):
-            self._exchange(sharing.index(max(sharing)), optimizer)
+        parameters = {id(parameter) for parameter in self._hooks.owned(optimizer)}
+        shared = [len(parameters & {id(p) for p in self._hooks.owned(watched)}) for watched in self.run.optimizers]
+        if any(shared):
+            self._exchange(shared.index(max(shared)), optimizer)
 
     def release(self, identities: Collection[int]) -> None:
         """Watch the optimizers with these identities no more. Call between steps, before :meth:`change`."""
-        self.run.adopt([each for each in self.run.optimizers if id(each) not in identities])
+        self.run.adopt([optimizer for optimizer in self.run.optimizers if id(optimizer) not in identities])
 
     def _watches(self, optimizer: Optimizer) -> bool:
         for watched in self.run.optimizers:  # noqa: SIM110 - in each step; a generator takes longer
@@ -364,8 +365,9 @@ class TrainingSteps:
 
     def _report(self, listener: RunListener, step: int) -> None:
         run = self.run
-        known = [seconds for each in run.waited if (seconds := each()) is not None] if run.clock.sampled else []
-        listener.ended(step, self._update.update.outcome, sum(known) if known else None)
+        waits = [wait() for wait in run.waited] if run.clock.sampled else []
+        seconds = [wait for wait in waits if wait is not None]
+        listener.ended(step, self._update.update.outcome, sum(seconds) if seconds else None)
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read; a failure is counted."""
@@ -407,7 +409,7 @@ class TrainingSteps:
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
-            beside = [each.drain() for each in run.collectors.all]
+            others = [collector.drain() for collector in run.collectors.all]
         except BaseException:
             self._drop()
             raise
@@ -415,7 +417,7 @@ class TrainingSteps:
         self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self.output is not None:
-            rows, ended = (pending, *beside), outcome or update.update.outcome
+            rows, ended = (pending, *others), outcome or update.update.outcome
             self.output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update))
 
     def _drop(self, drained: bool = False) -> None:

@@ -94,7 +94,7 @@ class _Roles(NamedTuple):
 def _roles(run: Run) -> _Roles:
     groups, parallel = run.framework.groups, run.framework.parallel
     models = [model for _, model in run.chunks]
-    parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
+    parameters = [named for model in models for named in run.framework.hooks.parameters(model)]
     loop = run.framework.loop
     apart = loop is not None and loop.part_ways(models)
     sharded = apart or any(_is_part(run, parameter) for _, parameter in parameters)

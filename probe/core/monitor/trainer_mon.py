@@ -159,15 +159,16 @@ class Monitor(AssignedSettings):
     def _watches_any(self, models: Sequence[Any]) -> bool:
         if not self._attached:
             return False
-        mine = [model for each in self._models if (model := each()) is not None]
-        return bool(self._parts(mine) & self._parts(models))
+        watched = [model for reference in self._models if (model := reference()) is not None]
+        return bool(self._parts(watched) & self._parts(models))
 
     def _replace_others(self, subject: Subject) -> None:
         """End the automatic runs on the same models, and runs of the same configuration on the same models and
         parameters, as when a cell of a notebook runs again. Hooks keep these alive, even where no reference to their
         monitors is left."""
-        for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
-            other.stop()
+        for monitor in [*_ATTACHED]:
+            if monitor.automatic and monitor._watches_any(subject.models):
+                monitor.stop()
         for attachment, configuration in [*_RUNS.items()]:
             run = attachment.run
             is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
@@ -185,7 +186,7 @@ class Monitor(AssignedSettings):
         return [id(next(iter(self.framework.hooks.modules(model)), ("", model))[1]) for _, model in chunks]
 
     def _owned(self, optimizers: Iterable[Any]) -> set[int]:
-        return {id(parameter) for each in optimizers for parameter in self.framework.hooks.owned(each)}
+        return {id(parameter) for optimizer in optimizers for parameter in self.framework.hooks.owned(optimizer)}
 
     def _parts(self, models: Sequence[Any]) -> set[int]:
         """Return the identities of models and of all modules in them, whatever wraps them."""

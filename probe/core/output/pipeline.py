@@ -154,18 +154,18 @@ class Writer:
 
     def write(self, snapshot: Snapshot) -> None:
         """Judge ``snapshot``, and write it or hold it back."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if self._rules:
-            found = find(
+            findings = find(
                 self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e)
             )
-            snapshot = replace(snapshot, findings=tuple(found))
-        self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
-        self._news.extend(found[:NEWS_KEPT])
-        self.found += len(found)
+            snapshot = replace(snapshot, findings=tuple(findings))
+        self.findings.extend(findings[: FINDINGS_KEPT - len(self.findings)])
+        self._news.extend(findings[:NEWS_KEPT])
+        self.found += len(findings)
         self.steps += 1
         if self.found and self._judged is not None:
-            attempt(self._faults, "alerts", self._judged, snapshot.step, found)
+            attempt(self._faults, "alerts", self._judged, snapshot.step, findings)
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for listener in self._listeners.all if self._listeners is not None else ():

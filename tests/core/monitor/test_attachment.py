@@ -18,7 +18,7 @@ ROOMS = tuple(
 )
 BESIDE = ("probe.core.output.sinks", "probe.core.output.metrics", "probe.core.instrumentation.signals.")
 """Writers and sources: a user who has configured one knows its name."""
-MOST_CLASSES = 43
+MOST_CLASSES = 44
 """Most classes of which an attachment has objects; of these, some are values: a plan, a schedule, a name."""
 CONFIG: dict[str, Any] = {
     **dict.fromkeys(("wg_distribution", "param_distribution", "mv_distribution", "xy_distribution"), True),
