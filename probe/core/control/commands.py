@@ -116,13 +116,8 @@ class CommandInbox:
         faults: Faults,
     ) -> None:
         self._thread = CommandThread(folder, rank, leads, began, faults)
-        self._leads, self._lead_steps, self._notices, self._first, self._faults = (
-            leads,
-            lead_steps,
-            notices,
-            first,
-            faults,
-        )
+        self._leads, self._lead_steps, self._notices = leads, lead_steps, notices
+        self._first, self._faults = first, faults
         self._process = os.getpid()
         self._pending: deque[_Announced] = deque()
         self._to_announce: deque[tuple[str, Command]] = deque()

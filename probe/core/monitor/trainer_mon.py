@@ -13,7 +13,8 @@ from probe.core.backend.protocols import Remove
 from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration
 from probe.core.door import attempt
-from probe.core.instrumentation.context import Listeners
+from probe.core.instrumentation.context import Listeners, Run
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
 from probe.core.monitor.collector import Collector
@@ -23,7 +24,7 @@ from probe.core.monitor.process_exit import restore_handler
 from probe.core.monitor.readback import Metrics, activations_of, gradients_of
 from probe.core.monitor.subject import Subject, ranks_of
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.run_output import FLUSH_SECONDS
+from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
@@ -150,11 +151,6 @@ class Monitor(AssignedSettings):
         _ATTACHED.add(self)
         if not self.automatic:
             _RUNS[self._collector.attachment] = self._configuration
-
-    def _narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
-        if self._collector is not None and models and optimizers:
-            self._collector.narrow(models, optimizers)
-            self._models = [weakref.ref(model) for model in models]
 
     def _watches_any(self, models: Sequence[Any]) -> bool:
         if not self._attached:
@@ -315,20 +311,17 @@ class Monitor(AssignedSettings):
     @property
     def output_directory(self) -> str | None:
         """The directory of this run's files; None before ``set_monitor`` and if nothing is written."""
-        output = self._attachment.output if self._attachment is not None else None
-        return str(output.directory) if output is not None and output.directory else None
+        return str(self._output.directory) if self._output is not None and self._output.directory else None
 
     @property
     def findings(self) -> list[Finding]:
         """The first findings of the run (at most a thousand) in the steps that the delivery thread has processed."""
-        output = self._attachment.output if self._attachment is not None else None
-        return output.findings if output is not None else []
+        return self._output.findings if self._output is not None else []
 
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that probe itself spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
-        output = self._attachment.output if self._attachment is not None else None
-        return output.cost if output is not None else {}
+        return self._output.cost if self._output is not None else {}
 
     @property
     def faults(self) -> dict[str, int]:
@@ -345,15 +338,20 @@ class Monitor(AssignedSettings):
         Wait for the device. Between the end of a step and the first forward of the next, return those of the step that
         ended; before the update, read the present reduced gradients. After a step that is not sampled, return nothing.
         """
-        if (attachment := self._attachment) is None or attachment.session is None:
-            return {}, {}
-        return attempt(self._noted, "read", gradients_of, attachment.run, attachment.session.steps) or ({}, {})
+        return self._read(gradients_of)
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
+        return self._read(activations_of)
+
+    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]]) -> tuple[Metrics, Metrics]:
         if (attachment := self._attachment) is None or attachment.session is None:
             return {}, {}
-        return attempt(self._noted, "read", activations_of, attachment.run, attachment.session.steps) or ({}, {})
+        return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})
+
+    @property
+    def _output(self) -> Output | None:
+        return self._attachment.output if self._attachment is not None else None
 
     @property
     def _first(self) -> int:
@@ -386,7 +384,9 @@ def watcher_of(models: Sequence[Any]) -> Monitor | None:
 
 def narrow(monitor: Monitor, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
     """Watch these alone of the models and optimizers that were passed to ``monitor``, from the next step on."""
-    monitor._narrow(models, optimizers)
+    if monitor._collector is not None and models and optimizers:
+        monitor._collector.narrow(models, optimizers)
+        monitor._models = [weakref.ref(model) for model in models]
 
 
 def close_report(monitor: Monitor) -> None:

@@ -5,31 +5,19 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.matrix import numpy_harness
 from tests.matrix.numpy_framework import Tensor, TrainerMon
+from tests.matrix.watching import EVERYTHING
 
-ROOMS = tuple(
-    f"probe.core.{room}" for room in ("monitor", "control", "distributed", "instrumentation", "output", "worker")
-)
+ROOMS = tuple(f"probe.core.{room}" for room in ("monitor", "control", "distributed", "instrumentation", "output"))
 BESIDE = ("probe.core.output.sinks", "probe.core.output.metrics", "probe.core.instrumentation.signals.")
 """Writers and sources: a user who has configured one knows its name."""
-MOST_CLASSES = 44
-"""Most classes of which an attachment has objects; of these, some are values: a plan, a schedule, a name."""
-CONFIG: dict[str, Any] = {
-    **dict.fromkeys(("wg_distribution", "param_distribution", "mv_distribution", "xy_distribution"), True),
-    "cc_distribution": {"enable": True},
-    "alert": {"rules": [{"rule_name": "AnomalyNan", "args": {}}]},
-    "history": 3,
-    "max_overhead": 0.5,
-    "ops": ["norm", "max"],
-    "format": ["csv"],
-    "run": {"enable": True},
-}
+MOST_CLASSES = 43
+CONFIG = {**EVERYTHING, "history": 3, "max_overhead": 0.5, "format": ["csv"], "run": {"enable": True}}
 
 
 def objects() -> Counter[str]:
@@ -41,8 +29,7 @@ def objects() -> Counter[str]:
 
 
 def test_an_attachment_has_objects_of_few_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads what a running monitor consists of meets a limited number of classes; after the end there is no
-    object of any of them."""
+    """A running monitor consists of a limited number of classes, values included; its end leaves no object of any."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
     before = objects()
     model = numpy_harness.linear(np.ones((2, 3)), np.ones(2))
