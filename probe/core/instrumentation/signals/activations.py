@@ -93,13 +93,10 @@ class ActivationListener:
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
         self._guard = run.guard_of(f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
+        self.inner = bool(module.full)
+        """True if this is a module of a model, not the whole model."""
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.drop_step()
-
-    @property
-    def inner(self) -> bool:
-        """True if this is a module of a model, not the whole model."""
-        return bool(self._module.full)
 
     def drop_step(self) -> bool:
         """Drop the rest of a step; return true if the module ran in it."""
