@@ -110,6 +110,10 @@ class TrainingSteps:
         self.over = self.other_updates.over = True
         self.run.clock.sampled = False
 
+    def unsettle(self) -> None:
+        """Call ``between`` at the next boundary between two steps. Callable on any thread."""
+        self.settled = False
+
     @property
     def waits(self) -> bool:
         """True if the output may still wait for other ranks, for whose numbers an end would have to wait, too."""

@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from probe.core.instrumentation.signals.collectives import Listening
 from probe.core.instrumentation.step_boundary import ForwardMarks
 from probe.core.instrumentation.training_steps import Between
 from probe.core.monitor.alarms import Cause
-from probe.core.monitor.process_exit import Endings, restore_handler
+from probe.core.monitor.process_exit import Endings, restore_handler, while_alive
 from probe.core.monitor.reporting import Reporting
 from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, warnings_for
@@ -103,7 +102,7 @@ class Attachment:
                 settings,
                 groups,
                 self.account,
-                weakref.WeakMethod(self._state),
+                while_alive(self._state),
                 self.faults,
                 self._program_number.number,
             )
@@ -116,7 +115,7 @@ class Attachment:
             self.numbers = self._new_numbers(settings, session.steps.forwards)
             undo.callback(self.numbers.close, 0.0)
             self.judge, self.planner.armed = attached(
-                session, settings, self.numbers, self._directory_of_checks, self.reporting, self.faults
+                session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
             )
             subject.check(self.planner.plan, self.run, self.planner.lead)
             undo.pop_all()
@@ -211,14 +210,8 @@ class Attachment:
         return self.numbers
 
     def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
-        files = weakref.WeakMethod(self._files_of_numbers)  # the thread must not keep the model alive
-
-        def context() -> tuple[SinkContext, Sequence[Sink]]:
-            if (make := files()) is None:
-                raise RuntimeError("the run has ended")
-            return make()
-
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self.reporting.marks, forwards)
+        files = while_alive(self._files_of_numbers)  # the thread must not keep the model alive
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, files, self.reporting.marks, forwards)
         self.reporting.follow(numbers)
         numbers.on_findings(self.account.run_found)
         numbers.listeners.append(self.account.run_step)  # not listen(), which begins the numbers

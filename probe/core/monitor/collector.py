@@ -57,7 +57,7 @@ class Collector:
     def obey_program(self) -> None:
         """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
         if (session := self.attachment.session) is not None:
-            session.steps.settled = False
+            session.steps.unsettle()
             session.steps.at_once(self._apply_assigned)
 
     def commands(self, accepts: Collection[type[Command]]) -> list[Command]:
@@ -71,7 +71,7 @@ class Collector:
         """Watch these alone of the present models and optimizers, from the next step on."""
         self._narrowed = self._subject.narrowed(models, optimizers)
         if (session := self.attachment.session) is not None:
-            session.steps.settled = False
+            session.steps.unsettle()
 
     def _between(self, step: int) -> None:
         """Apply every plan that takes effect with ``step``, which is about to begin."""
@@ -82,7 +82,7 @@ class Collector:
             self._apply_plans(step)
         finally:
             if not self._planner.settled:
-                session.steps.settled = False
+                session.steps.unsettle()
 
     def _apply_plans(self, step: int) -> None:
         attachment = self.attachment

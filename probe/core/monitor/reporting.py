@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,15 +37,14 @@ SUMMARY = "summary of the run"
 """Place of failures of the summary."""
 RENEW_SECONDS = 1.0
 """Least time between two summaries of a run that goes on."""
-State = Callable[[], tuple[int, str | None]]
+State = Callable[[], tuple[int, str | None] | None]
 
 
 class Reporting:
     """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured, and its summary.
 
     Args:
-        state: method that returns the number of the step in progress, and the directory of the files; other threads
-            must not keep its object, and with it the model, alive.
+        state: returns the number of the step in progress, and the directory of the files; None if the run is gone.
         number: number of the run among those that live side by side in a program without a launcher; it takes the
             place of the rank.
 
@@ -60,7 +58,7 @@ class Reporting:
         settings: Settings,
         groups: Groups,
         account: RunAccount,
-        state: weakref.WeakMethod[State],
+        state: State,
         faults: Faults,
         number: int = 0,
     ) -> None:
@@ -172,7 +170,7 @@ class Reporting:
 
     def _summary(self, ended: bool) -> WatchSummary | None:
         state = self._state()
-        return None if state is None else self.account.summary(*state(), self._faults.counts, ended)
+        return None if state is None else self.account.summary(*state, self._faults.counts, ended)
 
     # Parts.
 

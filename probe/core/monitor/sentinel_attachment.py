@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import SPLIT, Run
 from probe.core.instrumentation.session import Session
+from probe.core.monitor.process_exit import while_alive
 from probe.core.monitor.reporting import Reporting
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.board import Board
@@ -38,39 +38,27 @@ def attached(
     finds, None without a sentinel.
 
     Args:
-        directory: a method that returns the directory of this rank's files; the thread of ``numbers``, which calls it,
-            does not keep its object alive.
+        directory: returns the directory of this rank's files, on the thread of ``numbers``; None if there is none.
     """
     loop = session.steps.run.framework.loop
     if not settings.sentinel.enable or loop is None or not numbers.active:
         return None, None
-    method = weakref.WeakMethod(directory)
-
-    def folder() -> Path | None:
-        return None if (call := method()) is None else call()
-
     lines, own = None, None
     if reporting.board is not None:
         roles = _roles(session.steps.run)
         lines = partial(_lines, reporting.board, roles)
         own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.steps.run)
-    judge = UpdateJudge(numbers, folder, reporting.account, lines, faults)
+    judge = UpdateJudge(numbers, directory, reporting.account, lines, faults)
     sentinel = Sentinel(session.steps, loop, judge.receive if own is None else partial(_with_own, judge, own))
     if own is not None:
         session.remove_at_end(own.remove)
     session.remove_at_end(sentinel.attach())
     session.steps.update_listener = sentinel
     armed = ArmedCollection()
-    armed.wake = partial(_wake, weakref.ref(session))  # the thread of numbers does not keep the model alive
+    armed.wake = while_alive(session.steps.unsettle)  # the thread of numbers does not keep the model alive
     judge.tripped, sentinel.roots.suspect = armed.receive, armed.suspect
     reporting.account.stretches = armed.stretches
     return judge, armed
-
-
-def _wake(session: weakref.ref[Session]) -> None:
-    """Have the session ask for plans at the next boundary between two steps."""
-    if (running := session()) is not None:
-        running.steps.settled = False
 
 
 def _with_own(judge: UpdateJudge, own: OwnGradients, update: ReadUpdate) -> None:

@@ -150,9 +150,9 @@ class OutputFolder:
 
     def succeeded(self, run: Run) -> None:
         """Note that an optimizer has replaced another."""
-        optimizers = _optimizer_types(run)
-        self._contents |= dict(zip(OF_OPTIMIZERS, (optimizers, _state_names(run)), strict=True))
-        self.note({"step": run.clock.step, "collecting": True, "optimizer": optimizers})
+        described = self._described(run)
+        self._contents |= {name: described[name] for name in OF_OPTIMIZERS}
+        self.note({"step": run.clock.step, "collecting": True, "optimizer": described["optimizer"]})
 
     def note(self, change: dict[str, object]) -> None:
         """Add ``change``, with ``step`` and ``collecting``, to the list of changes."""
@@ -179,8 +179,8 @@ class OutputFolder:
             first_step=self.first,
             pp_stage=self.pp_stage,
             model=[type(model).__name__ for _, model in run.chunks],
-            optimizer=_optimizer_types(run),
-            optimizer_state_names=_state_names(run),
+            optimizer=[type(optimizer).__name__ for optimizer in run.optimizers],
+            optimizer_state_names=[dict(run.framework.hooks.state_names(optimizer)) for optimizer in run.optimizers],
             raw_names=_raw_names(run),
             start_time=self._start,
             time_zone=time.strftime("%Z", now),
@@ -201,14 +201,6 @@ class OutputFolder:
         if run.replicas and run.framework.groups.world_size() > 1:  # this rank alone has no copies
             groups.setdefault(DATA, list(run.replicas))
         return groups
-
-
-def _optimizer_types(run: Run) -> list[str]:
-    return [type(optimizer).__name__ for optimizer in run.optimizers]
-
-
-def _state_names(run: Run) -> list[dict[str, str]]:
-    return [dict(run.framework.hooks.state_names(optimizer)) for optimizer in run.optimizers]
 
 
 def _raw_names(run: Run) -> dict[str, str]:
