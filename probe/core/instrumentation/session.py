@@ -85,11 +85,7 @@ class Session:
         return run.idle.keep(self._hooks.on_forward(model, began, unheard, guard))
 
     def hook(self, optimizer: Optimizer) -> None:
-        """Place the hooks of an optimizer that has replaced another.
-
-        Raises:
-            ValueError: if it cannot be watched.
-        """
+        """Place the hooks of an optimizer that has replaced another; raise an error if it cannot be watched."""
         self._hooks.check_optimizer(optimizer)
         self._stack.callback(self._hooks.on_step(optimizer, self.steps))
 

@@ -135,22 +135,18 @@ class TrainingSteps:
     # Called by hooks.
 
     def forward_listener(self, model: Module) -> Callable[..., None]:
-        """Return a function to call when a forward of ``model`` begins in a sampled step."""
+        """Return a function to call when a forward of ``model`` begins in a sampled step: it looks for parameters."""
 
         def began(*_: object) -> None:
-            self._forward_began(model)
+            if self._hooks.forward_kind(model) is None:
+                return
+            self.thread = threading.current_thread()
+            self.forwards.noted = True
+            if self.run.clock.micro_step > self.other_updates.limit:
+                self.other_updates.give_up()
+            self.parameters.look()
 
         return began
-
-    def _forward_began(self, model: Module) -> None:
-        """Look for new parameters at the first forward of a sampled step."""
-        if self._hooks.forward_kind(model) is None:
-            return
-        self.thread = threading.current_thread()
-        self.forwards.noted = True
-        if self.run.clock.micro_step > self.other_updates.limit:
-            self.other_updates.give_up()
-        self.parameters.look()
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that the update of ``optimizer`` begins: gradients are as they will be applied."""
@@ -287,11 +283,8 @@ class TrainingSteps:
     def compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
         """Count the steps of an optimizer whose update is compiled by looking for its updates in each hook. Called
         while the compiler traces: first before any compiled update, later also after parts of one."""
-        attempt(self.faults, "compiled update", self._compiled, optimizer, updates)
-
-    def _compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
         if not self.over:
-            self.other_updates.add_compiled(optimizer, updates)
+            attempt(self.faults, "compiled update", self.other_updates.add_compiled, optimizer, updates)
 
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""

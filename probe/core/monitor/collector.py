@@ -24,16 +24,8 @@ JUDGEMENT_SECONDS = 0.1
 
 
 class Collector:
-    """An attachment, and all plans that are applied to it, each at a step boundary.
-
-    Args:
-        listening: the monitor's listener of collectives.
-        process_group: the pipeline-parallel group.
-        listeners: receive each step with its findings, on the delivery thread.
-
-    Raises:
-        Exception: if anything cannot be watched or written; then no hook or file stays behind.
-    """
+    """An attachment, and all plans that are applied to it, each at a step boundary. Arguments are those of
+    :class:`Attachment`."""
 
     def __init__(
         self,

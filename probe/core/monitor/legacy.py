@@ -41,14 +41,7 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
 
 
 class AssignedSettings:
-    """The configuration of a monitor, whose values a program may assign, and older names for that.
-
-    Args:
-        source: JSON or YAML file, or a mapping with the same keys.
-
-    Raises:
-        ConfigError: naming every problem.
-    """
+    """The configuration of a monitor, whose values a program may assign, and older names for that."""
 
     framework: FrameworkAdapter
 
