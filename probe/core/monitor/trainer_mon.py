@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
-from probe.core.backend.protocols import Remove
+from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration
 from probe.core.door import attempt
@@ -53,6 +53,7 @@ class Monitor(AssignedSettings):
         ConfigError: naming every problem of the configuration.
     """
 
+    framework: FrameworkAdapter
     _wrapped: Any = None
     """Optimizer that was wrapped, in older scripts."""
 
