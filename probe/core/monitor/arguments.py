@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature
 from operator import index
 from typing import Any, TypeVar
 
@@ -17,26 +17,18 @@ _DOCUMENTED = ("model", "grad_acc_steps", "optimizer", "dp_group", "tp_group", "
 _EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "start_iteration")
 """The order in the existing tool's code."""
 _DEFAULTS = {"grad_acc_steps": 1, "optimizer": None, "dp_group": None, "tp_group": None, "start_iteration": 0}
+_LEAST = {"grad_acc_steps": 1, "start_iteration": 0}
+"""Least values of the numbers."""
 _KIND = Parameter.POSITIONAL_OR_KEYWORD
-
-
-def _shown(
-    self: Any,
-    model: Any,
-    grad_acc_steps: int,
-    optimizer: Any,
-    dp_group: Any = None,
-    tp_group: Any = None,
-    start_iteration: int = 0,
-) -> None:
-    """Have the documented signature."""
 
 
 def documented(set_monitor: Function) -> Function:
     """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
-    own = signature(_shown, eval_str=True)
-    parameters = [own.parameters["self"].replace(annotation=Parameter.empty), *[*own.parameters.values()][1:]]
-    set_monitor.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    shown = [Parameter("self", _KIND)]
+    for name in _DOCUMENTED:
+        default = _DEFAULTS[name] if name in _DOCUMENTED[3:] else Parameter.empty
+        shown.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
+    set_monitor.__signature__ = Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
     return set_monitor
 
 
@@ -84,8 +76,7 @@ def _checked(arguments: Arguments) -> Arguments:
         for key in model:
             if not isinstance(key, str) or not key or key != key.strip(".") or ":" in key:
                 raise ValueError(f"set_monitor: model: expected names such as 'generator', got {key!r}; {_ADVICE}")
-    least = {"grad_acc_steps": 1, "start_iteration": 0}
-    return {**arguments, **{name: _count(name, arguments[name], number) for name, number in least.items()}}
+    return {**arguments, **{name: _count(name, arguments[name], least) for name, least in _LEAST.items()}}
 
 
 def _steps(value: Any) -> bool:
