@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
-from probe.cli.places import RunPlace
+from probe.cli.places import RunPlace, usual_place
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
@@ -25,15 +26,17 @@ from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
+from probe.core.analysis.diagnosis.run_verdict import picture_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.language import joined, message, translated
-from probe.core.messages import complain, printable
+from probe.core.messages import complain, has_blocks, printable, shown_path
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
+from probe.core.verdict_picture import card_lines
 
 WIDTH = 160
 """Characters of a line without a terminal."""
@@ -43,7 +46,7 @@ MOST_STEPS = 100_000
 
 
 def anomalies(
-    directory: RunPlace,
+    directory: RunPlace = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
@@ -51,17 +54,21 @@ def anomalies(
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
     as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Print the reasons: evidence, consequences, other findings.")
+    ] = False,
     engine: EngineName = None,
     jobs: Jobs = None,
     explain: Explain = False,
 ) -> None:
-    """Name the first cause in the files of all ranks: kind, place, rank and step, and its consequences.
+    """Name the first cause in the files of all ranks: kind, place, rank and step, and what followed.
 
     The files are judged again by the rules of the run (the default ones if it had none), and replicas are compared.
 
     Exit code 0 if nothing was found in what was judged, 1 if something was found or data were skipped, 2 for wrong use
     or if nothing could be judged: then the findings of the run itself are shown.
     """
+    directory = usual_place() if directory is None else directory
     try:
         wanted = chosen(steps)
         if explain:
@@ -75,9 +82,9 @@ def anomalies(
         _show_dumped(directory, topk)
         raise typer.Exit(2) from None
     if as_machine:
-        typer.echo(json.dumps(as_json(analysis), indent=1))
+        typer.echo(json.dumps({**as_json(analysis), "verdict": verdict_about(analysis).as_json()}, indent=1))
     else:
-        _show(analysis, topk)
+        _show(analysis, topk, why, directory)
     for line in [*analysis.notes, *analysis.problems.lines()]:
         complain(line, "warning")
     if written:
@@ -138,23 +145,28 @@ def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
     return [*main, *(pair for other in analysis.others for pair in other.incident.findings)][:topk]
 
 
-def _show(analysis: Analysis, topk: int) -> None:
+def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     console, number = Console(), analysis.number
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
+    verdict = verdict_about(analysis)
+    if verdict.kind:
+        picture = picture_about(verdict, analysis)
+        card = card_lines(verdict, picture, printable(shown_path(str(directory))), blocks=has_blocks(sys.stdout))
+        _print(console, [*card, ""], style="bold red" if verdict.grade == "critical" else "bold yellow")
     found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
     head = message("{run}: {findings}", run=analysis.run.name, findings=found)
-    for line in [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)]:
-        console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
+    _print(console, [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)])
     if analysis.diagnosis is None:
         return
-    console.print()
-    console.print(printable(translated(analysis.diagnosis.text)), highlight=False, markup=False)
+    if why:
+        console.print()
+        console.print(printable(translated(analysis.diagnosis.text)), highlight=False, markup=False)
     console.print()
     console.print(_table(analysis, topk))
-    for other in analysis.others:
+    for other in analysis.others if why else ():
         brief = message(
             "Separate incident, steps {first} to {last}: {text}",
             first=other.incident.first,
@@ -162,6 +174,13 @@ def _show(analysis: Analysis, topk: int) -> None:
             text=other.text,
         )
         console.print(printable(translated(brief)), highlight=False, markup=False)
+
+
+def _print(console: Console, lines: Sequence[str], style: str | None = None) -> None:
+    """Print lines as they are, the first one in a style."""
+    for number, line in enumerate(lines):
+        shown = printable(translated(line))
+        console.print(shown, style=None if number else style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_dumped(directory: Place, topk: int) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from probe.core.language import translated
 from probe.core.storage.location import Place, located
+from probe.core.storage.run_directory import output_root
 
-HELP = "Where the ranks have written: MONITOR_OUTPUT_DIR of the run, or its URL, such as s3://bucket/run."
+HELP = (
+    "Where the ranks have written: MONITOR_OUTPUT_DIR of the run, or its URL, such as s3://bucket/run. "
+    "Else ./monitor_output."
+)
 
 
 def parsed(text: str) -> Place:
@@ -25,10 +32,15 @@ def parsed(text: str) -> Place:
         raise typer.BadParameter(translated(str(error))) from None
 
 
-def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY") -> Any:
+def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed) -> Any:
     """Return the Typer argument of a :data:`Place`."""
-    return typer.Argument(parser=parsed, metavar=metavar, help=help_text)
+    return typer.Argument(parser=parser, metavar=metavar, help=help_text)
 
 
 RunPlace = Annotated[Any, run_argument()]
 """Annotation of such an argument; its value is a :data:`Place`. Typer refuses the annotation of a union."""
+
+
+def usual_place() -> Path:
+    """Return the folder that is read if none is named: MONITOR_OUTPUT_DIR, else ``./monitor_output``."""
+    return output_root(os.environ)

@@ -13,7 +13,7 @@ import typer
 
 from probe.core.language import message
 from probe.core.messages import complain
-from probe.launch.environment import flags, watched
+from probe.launch.environment import DEEP, LIGHT, flags, watched
 from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
@@ -32,15 +32,25 @@ def run(
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module in place of a script, as python -m does.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Record activations and parameters too, at every step: names the layer.")
+    ] = False,
+    light: Annotated[
+        bool, typer.Option("--light", help="Record no rows: only the checks of every step, at the least cost.")
+    ] = False,
 ) -> None:
     """Run a training program as it is, and watch it: no line of it is changed.
 
-    `probe run train.py --lr 0.1`, `probe run -m package.train`, `probe run -- torchrun --nproc-per-node 2 train.py`.
+    `probe run train.py --lr 0.1`, `probe run --deep train.py`, `probe run -m package.train`,
+    `probe run -- torchrun --nproc-per-node 2 train.py`.
     The exit code is that of the program. PROBE_RUN=0 switches the watching off.
     """
     arguments = list(program or [])
     if not arguments:
         complain(message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples"))
+        raise typer.Exit(2)
+    if deep + light + (config is not None) > 1:
+        complain(message("expected one of -c, --deep and --light: each says what is recorded"))
         raise typer.Exit(2)
     if config is not None:
         _check(config)
@@ -51,7 +61,7 @@ def run(
             "out, or write the three lines in the program",
             "warning",
         )
-    start(command, config)
+    start(command, DEEP if deep else LIGHT if light else config)
 
 
 def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str]:
@@ -91,7 +101,7 @@ def _check(config: Path) -> None:
         raise typer.Exit(2) from None
 
 
-def start(command: list[str], config: Path | None) -> None:
+def start(command: list[str], config: Path | str | None) -> None:
     """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same

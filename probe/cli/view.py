@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import webbrowser
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
 
 import typer
 
 from probe.cli import refusing
-from probe.cli.places import run_argument
+from probe.cli.places import parsed, run_argument, usual_place
 from probe.core.messages import printable
+from probe.core.storage.location import Place
 
 PLACES = "Folders with runs, such as MONITOR_OUTPUT_DIR of one, or URLs. Else ./monitor_output, or the current folder."
 
 
+_cell: list[str] = []
+"""Query of the page that the place on the command line names, such as ``signal=actv&step=30``."""
+
+
+def _place_and_cell(text: str) -> Place:
+    """Parse a folder or a URL, of which the part after ``#`` is a place on the page, as ``probe run`` prints it."""
+    folder, mark, cell = text.rpartition("#")
+    if not mark or Path(text).exists():
+        return parsed(text)
+    _cell[:] = [urlencode(parse_qsl(cell))]
+    return parsed(folder)
+
+
 def view(
-    directories: Annotated[list[Any] | None, run_argument(PLACES, "[DIR]...")] = None,
+    directories: Annotated[list[Any] | None, run_argument(PLACES, "[DIR]...", _place_and_cell)] = None,
     listen: Annotated[
         str, typer.Option(help="The address to listen at: HOST:PORT; 0.0.0.0:8090 for other machines too.")
     ] = "127.0.0.1:0",
@@ -32,17 +48,13 @@ def view(
     with refusing(ServerError, ValueError, ImportError, OSError):
         host, port = parsed_address(listen)
         places = tuple(map(str, directories or [_usual()]))
-        view_until_ended(ViewOptions(places, host, port), lambda address: _started(address, browser))
+        query = f"&run=0&{_cell[0]}" if _cell and len(places) == 1 else ""
+        view_until_ended(ViewOptions(places, host, port), lambda address: _started(f"{address}{query}", browser))
 
 
 def _usual() -> str:
     """Return the folder that is shown if none is named."""
-    import os
-    from pathlib import Path
-
-    from probe.core.storage.run_directory import output_root
-
-    usual = output_root(os.environ)
+    usual = usual_place()
     return str(usual if usual.is_dir() else Path.cwd())
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from probe.core.alerting.redaction import redact
@@ -24,16 +27,39 @@ def lines(level: str, text: str) -> str:
     return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
 
 
+def has_blocks(stream: Any) -> bool:
+    """Return whether a stream can encode the block characters of small charts."""
+    try:
+        "▁█·".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def shown_path(path: str) -> str:
+    """Return a path as people write it: relative if it is below the current folder."""
+    with suppress(OSError, ValueError):
+        return str(Path(path).relative_to(Path.cwd())) if path else ""
+    return path
+
+
 unwritten = 0
 """Number of texts that could not be written to standard error."""
 
 
-def complain(text: str, level: str = "error") -> None:
-    """Write ``text`` to standard error, in the language of the command line if it is a message. Never raises."""
+def complain(text: str, level: str = "error", colour: int = 0) -> None:
+    """Write ``text`` to standard error, in the language of the command line if it is a message. Never raises.
+
+    Args:
+        colour: ANSI number of the colour of the first line on a terminal, unless ``NO_COLOR`` is set; 0 for none.
+    """
     global unwritten  # noqa: PLW0603 - a fact of the process
     try:
         shown = translated(message(level)) if isinstance(text, Message) else level
-        _write(sys.stderr, lines(shown, translated(text)) + "\n")
+        first, newline, others = lines(shown, translated(text)).partition("\n")
+        if colour and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+            first = f"\x1b[1;{colour}m{first}\x1b[0m"
+        _write(sys.stderr, f"{first}{newline}{others}\n")
     except Exception:  # noqa: BLE001 - closed, full, replaced or no terminal any more: a report ends no program
         unwritten += 1
 

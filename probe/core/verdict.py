@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from probe.core.hindsight.onset import Onset, on_rank, rarer
-from probe.core.messages import plural
+from probe.core.language import Message, joined, message
 from probe.core.storage.layout import ranks_text
 
 Grade = Literal["critical", "warning", "note"]
@@ -15,8 +15,7 @@ Certainty = Literal["certain", "first recorded", "place unknown"]
 """``first recorded``: steps before it were not recorded; ``place unknown``: it may have begun elsewhere."""
 MOST_NUMBERS = 3
 MOST_NAMED = 3
-MOST_LINES = 8
-SWITCH_ON = 'record activations, with "xy_distribution": true and "all_xy": true in the configuration'
+SWITCH_ON = 'record activations: `probe run --deep`, or "xy_distribution": true and "all_xy": true in a configuration'
 """Advice where the layer cannot be named."""
 NON_FINITE = ("NaN", "Inf")
 TRACED, UPDATED = "loss-not-finite", "gradient-not-finite"
@@ -86,6 +85,13 @@ class DeepSteps(NamedTuple):
     def explain(self, finding: JudgedFinding) -> JudgedFinding:
         """Return a finding with the module that the rows name; with the reason if they name none: once an update has
         spoilt the weights, numbers are not finite in innocent modules, too."""
+        if (
+            self.spoilt is not None
+            and finding.where
+            and finding.located
+            and (finding.kind in NON_FINITE or finding.kind == TRACED)
+        ):
+            return finding  # its own row or the graph of its step has named the place
         if self.spoilt is not None:
             spoilt = f"the weights were already spoilt, by an update up to step {self.spoilt}, when more was collected"
             return finding._replace(text=f"{finding.text}; {spoilt}, so that later steps name no module")
@@ -141,29 +147,41 @@ class Verdict(NamedTuple):
     def line(self) -> str:
         """Return the verdict as one clause."""
         if not self.kind:
-            return self._nothing()
+            return "; ".join(self.lines())
         more = f", and {self.more} more" if self.more else ""
         before = f"; {self.onset.text()}" if self.onset is not None and self.onset.where else ""
         return f"{self.grade}: {self._head()}{more}{before}"
 
-    def lines(self) -> list[str]:
-        """Return the verdict for a terminal, at most eight lines."""
+    def lines(self, change: str = "", picture: Sequence[str] = ()) -> list[str]:
+        """Return the verdict for a terminal: what and where, the numbers, what is not known, and what to do next.
+
+        Args:
+            change: clause about a number before and after, in place of the numbers of the finding.
+            picture: lines of the rows around the place.
+        """
         if not self.kind:
-            return [self._nothing()]
-        lines = [f"{self.grade}: {self._head()}", self.text]
-        if self.evidence:
-            lines.append(", ".join(f"{name} {_number(value)}" for name, value in self.evidence.items()))
-        if self.certainty == "place unknown":
-            lines.append("the layer in which it began cannot be named: activations were not recorded")
-        if self.after is not None:
-            lines.append(f"it began after step {self.after}, the last one before it that was recorded")
-        if self.onset is not None and self.onset.looked:
-            lines.append(f"looking back: {self.onset.text()}")
-        lines += [f"before it: {text}" for text in self.before[:1]]
+            not_at = message("not looked at: {what}", what=_listed(self.looked.not_at)) if self.looked.not_at else ""
+            return [self._looked_at(), *filter(None, [not_at])]
+        numbers = ", ".join(f"{name} {_number(value)}" for name, value in self.evidence.items())
+        lines = [joined(": ", [message(self.grade or ""), self._head()]), self.text]
+        lines += [*filter(None, [change or numbers]), *picture, *self._limits()]
+        lines += [message("before it: {text}", text=text) for text in self.before[:1]]
         if self.more or self.notes:
             lines.append(self._others())
-        advice = [*self.next_steps[:2], *([f"`{self.command}` shows more"] if self.command else [])]
-        return [*lines[: MOST_LINES - 1], f"next: {'; '.join(advice)}"] if advice else lines[:MOST_LINES]
+        return [*lines, *(message("next: {text}", text=text) for text in self._advice())]
+
+    def _limits(self) -> Iterator[str]:
+        """Yield what the recorded numbers do not say, and what those before say."""
+        if self.certainty == "place unknown":
+            yield message("the layer in which it began cannot be named: activations were not recorded")
+        if self.after is not None:
+            yield message("it began after step {step}, the last one before it that was recorded", step=self.after)
+        if self.onset is not None and self.onset.where:
+            yield message("looking back: {text}", text=self.onset.text())
+
+    def _advice(self) -> list[str]:
+        more = [message("`{command}` shows more", command=self.command)] if self.command else []
+        return [*map(message, self.next_steps[:2]), *more]
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as values that JSON can hold."""
@@ -172,24 +190,42 @@ class Verdict(NamedTuple):
         onset = None if self.onset is None else self.onset._asdict()
         return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "onset": onset, "lines": self.lines()}
 
-    def _head(self) -> str:
-        names = ", ".join(self.where[:MOST_NAMED]) + (", ..." if len(self.where) > MOST_NAMED else "")
-        ranks = f", {plural(len(self.ranks), 'rank')} {ranks_text(self.ranks)}" if self.ranks else ""
-        step = f"step {self.since}" + (f" (found at {self.step})" if self.step != self.since else "")
+    def _head(self) -> Message:
+        """Return kind, place, step and ranks as a clause."""
+        kind, names = message(self.kind), ", ".join(self.where[:MOST_NAMED])
+        names += ", ..." if len(self.where) > MOST_NAMED else ""
         if not names:
-            return f"{self.kind}, {step}{ranks}"
-        if self.certainty == "place unknown":
-            return f"{self.kind}, first seen in {names}, {step}{ranks}"
-        return f"{self.kind} in {names}, {step}{ranks}"
+            place = kind
+        elif len(self.where) == 2 and "between `{}` and `{}`".format(*self.where) in self.text:
+            one, other = self.where
+            place = message("{kind} between {one} and {other}", kind=kind, one=one, other=other)
+        elif self.certainty == "place unknown":
+            place = message("{kind}, first seen in {names}", kind=kind, names=names)
+        else:
+            place = message("{kind} in {names}", kind=kind, names=names)
+        at = message("step {step}", step=self.since)
+        if self.step != self.since:
+            at = message("step {step} (found at {found})", step=self.since, found=self.step)
+        return joined(", ", [place, at, *([_ranks(self.ranks)] if self.ranks else [])])
 
-    def _nothing(self) -> str:
-        notes = f", {self.notes} {plural(self.notes, 'note')}" if self.notes else ""
-        at = f"nothing found in {_listed(self.looked.at)}{notes}" if self.looked.at else "nothing was looked at"
-        return f"{at}; not looked at: {_listed(self.looked.not_at)}" if self.looked.not_at else at
+    def _looked_at(self) -> Message:
+        if not self.looked.at:
+            return message("nothing was looked at")
+        return joined("", [message("nothing found in {what}", what=_listed(self.looked.at)), _notes(", ", self.notes)])
 
-    def _others(self) -> str:
-        parts = [f"{self.more} more {plural(self.more, 'finding')}"] if self.more else []
-        return " and ".join([*parts, *([f"{self.notes} {plural(self.notes, 'note')}"] if self.notes else [])])
+    def _others(self) -> Message:
+        one = "{number} more finding" if self.more == 1 else "{number} more findings"
+        more = [message(one, number=self.more)] if self.more else []
+        return joined("", [*more, _notes(" and " if more else "", self.notes)])
+
+
+def _ranks(ranks: Sequence[int]) -> Message:
+    return message("rank {ranks}" if len(ranks) == 1 else "ranks {ranks}", ranks=ranks_text(ranks))
+
+
+def _notes(before: str, number: int) -> Message:
+    notes = message("{number} note" if number == 1 else "{number} notes", number=number)
+    return joined("", [before, notes]) if number else message("")
 
 
 def verdict_of(
@@ -240,7 +276,7 @@ def verdict_of(
     )
 
 
-def joined(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]:
+def united(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]:
     """Return findings of several ranks, equal ones once with all their ranks.
 
     Args:
@@ -261,7 +297,9 @@ def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    if len(names) < 2:
+        return "".join(names)
+    return message("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
 
 
 def _number(value: float) -> str:

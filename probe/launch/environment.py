@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONFIG = "PROBE_CONFIG"
-"""Variable with the path of the configuration; ``default`` for :data:`DEFAULTS`. Processes without it are left
-alone."""
+"""Variable with the path of the configuration, or with a name of :data:`NAMED`. Processes without it are left alone."""
 WATCHED = "PROBE_RUN_ID"
 """Variable with the identity of the program: that of ``probe.core.launch``, which not every process is to import."""
 CHECKED = "PROBE_CHECK"
 """Variable that is 1 in the processes of ``probe check``, by which a program knows that it is only tried."""
 SWITCH = "PROBE_RUN"
 """Variable that is 0 where nothing is to be watched."""
-DEFAULT = "default"
+DEFAULT, DEEP, LIGHT = "default", "deep", "light"
 DEFAULTS: Mapping[str, object] = {
     "wg_distribution": True,
     "ops": ["norm", "min", "max", "nans"],
@@ -25,20 +24,35 @@ DEFAULTS: Mapping[str, object] = {
     "sentinel": {"enable": True},
 }
 """Configuration without a file: gradients and alerts, within a hundredth of the time of training, and the sentinel."""
+NAMED: Mapping[str, Mapping[str, object]] = {
+    DEFAULT: DEFAULTS,
+    DEEP: {
+        **DEFAULTS,
+        "xy_distribution": True,
+        "all_xy": True,
+        "param_distribution": True,
+        "max_overhead": None,
+        "step_count_per_record": 100,
+    },
+    LIGHT: {"format": ["csv"], "sentinel": {"enable": True}},
+}
+"""Configurations without a file: the usual one; activations and parameters too, at every step; the sentinel alone."""
 SITE = Path(__file__).resolve().parent / "site"
 """Folder of the ``sitecustomize`` that prepares each process."""
 _PATH = "PYTHONPATH"
 
 
-def watched(environ: Mapping[str, str], config: Path | None) -> dict[str, str]:
+def watched(environ: Mapping[str, str], config: Path | str | None) -> dict[str, str]:
     """Return ``environ`` with what the processes of a watched program need; what the program has set stays.
 
     Args:
-        config: None for the one that ``environ`` names, else for :data:`DEFAULTS`.
+        config: a file, or a name of :data:`NAMED`; None for the one that ``environ`` names, else for :data:`DEFAULTS`.
     """
     others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
     paths = [str(SITE), *(each for each in others if each != str(SITE))]
-    chosen = environ.get(CONFIG, DEFAULT) if config is None else str(config.resolve())
+    chosen = environ.get(CONFIG, DEFAULT) if config is None else str(config)
+    if isinstance(config, Path):
+        chosen = str(config.resolve())
     identity = environ.get(WATCHED) or f"{time.time_ns():x}"
     return {**environ, CONFIG: chosen, WATCHED: identity, _PATH: os.pathsep.join(paths)}
 
@@ -51,7 +65,7 @@ def is_watched(environ: Mapping[str, str]) -> bool:
 def configuration(environ: Mapping[str, str]) -> Path | Mapping[str, object]:
     """Return the configuration that an environment names."""
     chosen = environ[CONFIG]
-    return DEFAULTS if chosen == DEFAULT else Path(chosen)
+    return NAMED[chosen] if chosen in NAMED else Path(chosen)
 
 
 def flags(original: list[str]) -> list[str]:

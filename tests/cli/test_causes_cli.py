@@ -43,10 +43,12 @@ def test_healthy(tmp_path: Path) -> None:
 
 
 def test_found(tmp_path: Path) -> None:
-    """A paragraph with kind, tensor, module, rank, step, evidence, extent and advice, then a table; exit code 1."""
+    """Kind, place and step first; with --why a paragraph with module, evidence, extent and advice; then a table; exit
+    code 1."""
     write_run(tmp_path, 2, STEPS, NAN)
-    done = run(tmp_path, "-k", 3)
+    done = run(tmp_path, "-k", 3, "--why")
     assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("critical: NaN in b.output, step 20, rank 1\n")
     said = flat(done.stdout)
     for part in (
         "First cause: NaN.",
@@ -255,7 +257,28 @@ def test_one_rank_alone(tmp_path: Path) -> None:
 def test_a_step_that_was_not_sampled_lies_between(tmp_path: Path) -> None:
     """With an interval, the last clean sampled step is printed."""
     write_rank(tmp_path, 0, range(0, 60, 5), bad(("actv", 0, 55, "b.output")))
-    assert "The sampled step before, 50, was clean" in flat(run(tmp_path).stdout)
+    assert "it began after step 50, the last one before it that was recorded" in run(tmp_path).stdout
+    assert "The sampled step before, 50, was clean" in flat(run(tmp_path, "--why").stdout)
+
+
+def test_the_verdict_is_the_same_in_every_form(tmp_path: Path) -> None:
+    """Kind, place, step and rank of the first line are those of the JSON."""
+    write_run(tmp_path, 2, STEPS, NAN)
+    verdict = json.loads(run(tmp_path, "--json").stdout)["verdict"]
+    assert (verdict["kind"], verdict["where"], verdict["since"], verdict["ranks"]) == ("NaN", ["b.output"], AT, [1])
+    shown = run(tmp_path).stdout.splitlines()
+    assert shown[: len(verdict["lines"][:2])] == verdict["lines"][:2]
+    assert "norm of b.output (actv): " in shown[2]
+
+
+def test_without_a_folder_the_usual_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MONITOR_OUTPUT_DIR, else monitor_output in the current folder."""
+    write_run(tmp_path / "monitor_output", 2, STEPS, NAN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
+    assert run().stdout.startswith("critical: NaN in b.output")
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", "elsewhere")
+    assert run().exit_code == 2
 
 
 def test_rules_that_cannot_be_used(tmp_path: Path) -> None:
@@ -265,7 +288,7 @@ def test_rules_that_cannot_be_used(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.exit_code == 1
     assert "alert rules that cannot be used" in done.stderr
-    assert "First cause: NaN" in done.stdout
+    assert "critical: NaN in b.output, step 20, rank 1" in done.stdout
 
 
 def test_names_are_no_markup_and_no_sql(tmp_path: Path) -> None:

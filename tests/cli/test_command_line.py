@@ -77,7 +77,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["anomalies"], ["probe anomalies: expected DIRECTORY: ", "`probe anomalies monitor_output`"]),
+        (["merge"], ["probe merge: expected DIRECTORY: ", "`probe merge "]),
         (
             ["compare", "a"],
             ["probe compare: expected B: ", "`probe compare monitor_output/first monitor_output/second`"],

@@ -50,29 +50,33 @@ def test_a_program_that_was_not_watched_ends_without_a_line(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
 
 
-def test_a_run_in_which_nothing_was_found_is_one_line(tmp_path: Path) -> None:
-    """Steps, those recorded and why, the loss, and what was looked at and was not; the exit code is the program's."""
+def test_a_run_in_which_nothing_was_found_is_three_lines(tmp_path: Path) -> None:
+    """What was looked at and was not, steps, those recorded and why, and the loss; the exit code is the program's."""
     done = ran(tmp_path, "summary(); raise SystemExit(3)")
     assert done.returncode == 3
     assert done.stderr == (
-        "probe: info: 20 steps watched, 5 of them recorded (step_interval is 4); loss 2.5 to 1.5; nothing found in "
-        "gradients in 5 of 20 steps; not looked at: activations; files in out/rank0\n"
+        "probe: info: nothing found in gradients in 5 of 20 steps\n"
+        "probe:   not looked at: activations\n"
+        "probe:   20 steps watched, 5 of them recorded (step_interval is 4); loss 2.5 to 1.5; files in out/rank0\n"
     )
 
 
-def test_a_finding_is_a_verdict_below_the_line(tmp_path: Path) -> None:
-    """With the step at which the loss was finite last."""
+def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
+    """With the step at which the loss was finite last, and the command that opens the page."""
     text = """
     nan = float("nan")
     finding = JudgedFinding("critical", "NaN", ("head.bias",), 17, 17, "NaN of head.bias", {"norm": nan}, after=13)
     summary(findings=[finding._replace(located=False)], loss=LossSpan(2.5, nan, 16, 20, 19))
     """
-    head, *verdict = ran(tmp_path, text).stderr.splitlines()
+    *verdict, head = ran(tmp_path, text).stderr.splitlines()
     assert "; loss 2.5 to nan, last finite at step 16; files in out/rank0" in head
     assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, step 17"
     assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
     assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
-    assert verdict[-1].endswith("`probe anomalies out/rank0` shows more")
+    assert verdict[-2:] == [
+        "probe:   next: `probe anomalies out/rank0` shows more",
+        "probe:   open: probe view out/rank0",
+    ]
 
 
 def test_a_process_that_was_killed_is_no_run_without_findings(tmp_path: Path) -> None:
@@ -102,7 +106,7 @@ def test_the_lines_of_a_killed_process_show_how_far_it_came(tmp_path: Path) -> N
 def test_several_runs_of_a_program_are_reported_each(tmp_path: Path) -> None:
     """In their order, as for two stages of training; one without a step is left out."""
     done = ran(tmp_path, "summary(steps=7, number=1); summary(steps=20); summary(steps=0, number=2)")
-    assert [line.split()[2] for line in done.stderr.splitlines()] == ["20", "7"]
+    assert [line.split()[1] for line in done.stderr.splitlines() if "watched" in line] == ["20", "7"]
 
 
 def test_ranks_of_a_node_are_one_report(tmp_path: Path) -> None:
@@ -112,8 +116,8 @@ def test_ranks_of_a_node_are_one_report(tmp_path: Path) -> None:
     summary(findings=[finding], steps=20 - rank)
     """
     done = ran(tmp_path, text, 2)
-    head, first, *_ = done.stderr.splitlines()
-    assert head.startswith("probe: info: 19 to 20 steps watched on 2 ranks, ")
+    first, *_, head = done.stderr.splitlines()
+    assert head.startswith("probe:   19 to 20 steps watched on 2 ranks, ")
     assert head.endswith("files in out")
     assert first == "probe: warning: warning: spike in loss, step 8, ranks 0-1"
 

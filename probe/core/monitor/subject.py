@@ -223,7 +223,8 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
     Args:
         ranks: number of processes.
     """
-    nothing = not (chosen(settings) or settings.cc_distribution.enable or settings.run.enable)
+    others = settings.cc_distribution.enable, settings.run.enable, settings.sentinel.enable
+    nothing = not (chosen(settings) or any(others))
     if nothing and not dynamic(environ):
         yield (
             "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "

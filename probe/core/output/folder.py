@@ -97,6 +97,7 @@ class OutputFolder:
             pp_stage=self.pp_stage,
             group_mates=self._mates,
             dump=settings.alert.dump and not run_numbers,
+            is_summed_up=settings.sentinel.enable and not run_numbers,
             run=self.name,
             start=self._start,
             first_step=first,

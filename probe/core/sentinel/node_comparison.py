@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.checks.check import CheckFinding
+from probe.core.judged_findings import of_check
 from probe.core.sentinel.node_exchange import NodeExchange
 from probe.core.sentinel.rank_comparison import REMEDIES, GroupComparison
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import SUFFIX, LinesHeader, LinesReader, RankLine
-from probe.core.sentinel.run_account import of_check
 from probe.core.storage.check_lines import CHECKS, CheckLines
 from probe.core.storage.layout import ranks_text
 from probe.core.verdict import JudgedFinding

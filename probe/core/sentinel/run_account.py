@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,20 +12,18 @@ from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
+from probe.core.judged_findings import of_check, of_number
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
-from probe.core.rules import RULES
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import explain, module_of, word
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
-from probe.core.run_state.rules import RUN_RULES, RunFinding, RunStep
-from probe.core.sentinel.watch_summary import LossSpan, WatchSummary
-from probe.core.verdict import NON_FINITE, UPDATED, DeepSteps, Grade, JudgedFinding, Looked
+from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.sentinel.watch_summary import LOSS, LossSpan, WatchSummary
+from probe.core.verdict import NON_FINITE, UPDATED, DeepSteps, JudgedFinding, Looked
 
-LOSS = "loss"
-"""Number of the run that a program or a trainer logs as its loss."""
 MOST_FINDINGS = 200
 """Findings that are remembered, the first ones of each kind."""
 MOST_OF_KIND = 10
@@ -129,7 +126,7 @@ class RunAccount:
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Take the findings of rules about numbers of the run; those of checks come by :meth:`checked`."""
-        self._add(_of_run(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS)
+        self._add(of_number(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS)
 
     def checked(self, findings: Iterable[CheckFinding]) -> None:
         """Take the findings of checks."""
@@ -243,42 +240,6 @@ class RunAccount:
         if settings.start_step > self.first:
             return f"start_step is {settings.start_step}"
         return "as configured, or as there was room"
-
-
-def of_check(finding: CheckFinding) -> JudgedFinding:
-    """Return a finding of a check, or one between ranks, in the form of the verdict."""
-    check = CHECKS.get(finding.check)
-    return JudgedFinding(
-        grade=finding.grade,
-        kind=finding.check,
-        where=tuple(finding.where),
-        step=finding.step,
-        since=finding.since,
-        text=finding.text,
-        evidence=dict(finding.evidence),
-        ranks=tuple(finding.ranks),
-        remedy=check.remedy if check is not None else "",
-        onset=finding.onset,
-    )
-
-
-def _of_run(finding: RunFinding) -> JudgedFinding:
-    rule = RUN_RULES.get(finding.rule) or RULES.get(finding.rule)
-    numbers = {finding.name: finding.value, "expected": finding.expected}
-    if math.isnan(finding.expected):
-        del numbers["expected"]
-    grade: Grade = "note" if finding.severity == "info" else finding.severity
-    title = rule.title if rule is not None else finding.rule
-    return JudgedFinding(
-        grade=grade,
-        kind=title,
-        where=(finding.name,),
-        step=finding.step,
-        since=finding.step,
-        text=finding.message,
-        evidence=numbers,
-        located=math.isfinite(finding.value),  # else it shows here, and began in a layer
-    )
 
 
 def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from probe.core.hindsight.onset import Onset
-from probe.core.messages import plural
+from probe.core.messages import plural, shown_path
 from probe.core.storage.layout import ranks_text
-from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, joined, verdict_of
+from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, united, verdict_of
+from probe.core.verdict_picture import VerdictPicture, card_lines
 
 ALL = "all of them recorded"
+LOSS = "loss"
+"""Name of the loss among the numbers of a finding."""
 
 
 class LossSpan(NamedTuple):
@@ -25,12 +29,21 @@ class LossSpan(NamedTuple):
     steps: int = 0
     """Steps at which it was seen."""
     last_step: int = -1
+    finite: float = math.nan
+    """The last one that was finite."""
 
     def at(self, step: int, value: float) -> LossSpan:
         """Return the span with one more step."""
         first = self.first if self.steps else value
-        finite = step if math.isfinite(value) else self.finite_until
-        return LossSpan(first, value, finite, self.steps + 1, step)
+        if math.isfinite(value):
+            return LossSpan(first, value, step, self.steps + 1, step, value)
+        return LossSpan(first, value, self.finite_until, self.steps + 1, step, self.finite)
+
+    def change(self) -> str:
+        """Return the last finite loss and the last one as a clause; an empty text if every loss was finite, or none."""
+        if self.finite_until is None or math.isfinite(self.last) or math.isnan(self.finite):
+            return ""
+        return f"loss {self.finite:.4g} at step {self.finite_until} -> {self.last:.4g} at step {self.finite_until + 1}"
 
     def text(self) -> str:
         """Return the span as a clause; an empty text if no loss was seen."""
@@ -41,7 +54,8 @@ class LossSpan(NamedTuple):
             return span
         if self.finite_until is None:
             return f"{span}, never finite"
-        return f"{span}, last finite at step {self.finite_until}"
+        finite = "" if math.isnan(self.finite) else f" ({self.finite:.4g})"
+        return f"{span}, last finite at step {self.finite_until}{finite}"
 
 
 class WatchSummary(NamedTuple):
@@ -124,16 +138,27 @@ class RunReport(NamedTuple):
     """Folder of its files; empty if nothing is written."""
     unknown: str
     """Clause about ranks that were killed before they could report; empty if there are none."""
+    change: str = ""
+    """Clause about the loss before and after; empty if the verdict is not about it."""
 
     def line(self) -> str:
         """Return the report as one line."""
         return "; ".join(filter(None, [self.head, self.unknown or self.verdict.line(), self._files]))
 
-    def lines(self) -> list[str]:
-        """Return the report for a terminal: a line, and the verdict on further ones if there is anything to say."""
+    def lines(self, picture: VerdictPicture | None = None, blocks: bool = True) -> list[str]:
+        """Return the report for a terminal: the verdict first, then what was watched.
+
+        Args:
+            picture: of the rows around the place that is named.
+            blocks: whether the terminal has block characters.
+        """
         if not self.verdict.kind:
-            return [self.line()]
-        return ["; ".join(filter(None, [self.head, self.unknown, self._files])), *self.verdict.lines()]
+            return [*([self.unknown] if self.unknown else self.verdict.lines()), self._watched()]
+        lines = card_lines(self.verdict, picture, self.files, self.change, blocks)
+        return [*lines, *filter(None, [self.unknown]), self._watched()]
+
+    def _watched(self) -> str:
+        return "; ".join(filter(None, [self.head, self._files]))
 
     @property
     def _files(self) -> str:
@@ -153,12 +178,13 @@ def report_of(
     ranks = sorted(summaries, key=lambda each: each.rank)
     first = ranks[0]
     alone = len(ranks) == 1 and not of_ranks
-    findings = joined([(-1 if alone else each.rank, finding) for each in ranks for finding in each.findings])
+    findings = united([(-1 if alone else each.rank, finding) for each in ranks for finding in each.findings])
     looked = first.looked._replace(at=(*first.looked.at, *([compared] if compared else ())))
-    files = first.directory if alone or not first.directory else str(Path(first.directory).parent)
+    files = shown_path(first.directory if alone or not first.directory else str(Path(first.directory).parent))
     deep = [steps for summary in ranks for steps in summary.deep]
-    verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {files}" if files else "", deep)
-    return RunReport("; ".join(_head(ranks)), verdict, files, _unknown(ranks))
+    verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
+    change = first.loss.change() if LOSS in verdict.evidence else ""
+    return RunReport("; ".join(_head(ranks)), verdict, files, _unknown(ranks), change)
 
 
 def _head(ranks: Sequence[WatchSummary]) -> list[str]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probe.core.messages import complain
+from probe.core.language import joined
+from probe.core.messages import complain, has_blocks
 from probe.core.sentinel.board import SUMMARIES, Board
 
 if TYPE_CHECKING:
     from probe.core.sentinel.node_comparison import NodeComparison
     from probe.core.sentinel.rank_lines import RankLine
     from probe.core.sentinel.watch_summary import WatchSummary
-    from probe.core.verdict import JudgedFinding
+    from probe.core.verdict import JudgedFinding, Verdict
+    from probe.core.verdict_picture import VerdictPicture
 
 LINES, OF = "-*.lines", "-of"
 """Names of the files of lines, and what comes in them before the number of the ranks: NumPy is not imported here."""
+COLOURS = {"info": 32, "warning": 31}
+"""ANSI numbers of green and red, by the level of a report."""
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -60,7 +66,7 @@ class Vigil:
         self.look(last=True)
         try:
             for text, level in self._lines():
-                complain(text, level)
+                complain(text, level, COLOURS.get(level, 0))
         except Exception as error:  # noqa: BLE001 - the exit code is the program's
             complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
 
@@ -88,8 +94,8 @@ class Vigil:
             between = [finding for of, finding in self._comparison.findings if of == launch]
             compared = self._comparison.compared(launch)
         report = report_of(ranks, between, compared)
-        head, *verdict = report.lines()
-        return [(head, "info"), *([("\n".join(verdict), "warning")] if verdict else [])]
+        text = joined("\n", report.lines(_picture(report.verdict, ranks), has_blocks(sys.stderr)))
+        return [(text, "warning" if report.verdict.kind else "info")]
 
     def _followed(self, summary: WatchSummary) -> WatchSummary:
         """Return the summary of a process that was killed as its lines continue it."""
@@ -109,6 +115,18 @@ class Vigil:
             if sum(each.ended for each in found) >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
                 return [each if each.ended else self._followed(each) for each in found]
             time.sleep(0.05)
+
+
+def _picture(verdict: Verdict, ranks: Sequence[WatchSummary]) -> VerdictPicture | None:
+    """Return the picture of a verdict from the files of the first rank that it names; None if there is none."""
+    from probe.core.verdict_picture import picture_of
+
+    of_rank = next((each for each in ranks if each.rank in verdict.ranks), ranks[0])
+    if not verdict.kind or not of_rank.directory:
+        return None
+    with suppress(OSError, ValueError):  # what cannot be read is reported by the command that the lines name
+        return picture_of(Path(of_rank.directory), verdict)
+    return None
 
 
 def _has_others(name: str) -> bool:

@@ -188,3 +188,43 @@ def test_what_stays_bad_is_counted_not_repeated(tmp_path: Path, caplog: pytest.L
         "a norm is bad at step 4",
         words.format("First bad", 4, "a"),
     ]
+
+
+def test_a_step_has_one_line_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of several numbers of one tensor the first is printed, the others are counted."""
+    found = [finding(4, name, op=op, value=math.nan) for name in "ab" for op in ("norm", "min", "max")]
+    SINKS["anomaly"](context(tmp_path)).write(snapshot(4, findings=found))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:3] == [
+        "a norm is bad at step 4",
+        "b norm is bad at step 4",
+        "and 4 more findings at step 4 (AnomalyNan 4)",
+    ]
+
+
+def test_what_stays_bad_for_long_takes_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A count for the first step, then for two, four and more of them; the rest at the end."""
+    sink = SINKS["anomaly"](context(tmp_path))
+    for step in range(12):
+        sink.write(snapshot(step, findings=[finding(step, "a", value=math.nan)]))
+    sink.close()
+    assert [record.getMessage() for record in caplog.records][2:] == [
+        "and 1 more finding at step 1 (AnomalyNan 1)",
+        "and 2 more findings at steps 2 to 3 (AnomalyNan 2)",
+        "and 4 more findings at steps 4 to 7 (AnomalyNan 4)",
+        "and 4 more findings at steps 8 to 11 (AnomalyNan 4)",
+    ]
+
+
+def test_after_a_spoilt_weight_other_numbers_that_are_not_finite_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They follow from it; a finding of another kind is printed."""
+    sink = SINKS["anomaly"](context(tmp_path))
+    weight = finding(0, "w", value=math.nan, signal="param_origin")
+    sink.write(snapshot(0, findings=[weight]))
+    caplog.clear()
+    later = [finding(1, "a", value=math.nan), finding(1, "b", value=9.0, rule="AnomalySpike")]
+    sink.write(snapshot(1, findings=[weight, *later]))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["b norm is bad at step 1", "and 2 more findings at step 1 (AnomalyNan 2)"]

@@ -233,7 +233,7 @@ def paragraph(
     ranks = [located.rank for located in begun if located.place == first.place]
     sentences = [
         message("First cause: {kind}.", kind=message(kind.value)),
-        _beginning(first, ranks),
+        beginning(first, ranks),
         *_ambiguity(begun, ranks),
         *([message("The unfinished last step explains every finding.")] if kind is Kind.ending else []),
         *_shown(shown),
@@ -265,7 +265,8 @@ def spoilt_text(kind: Kind, incident: Incident, step: int) -> Message:
     )
 
 
-def _beginning(first: Located, ranks: Sequence[int]) -> Message:
+def beginning(first: Located, ranks: Sequence[int]) -> Message:
+    """Sentence about the place, the value and the rule of the first finding."""
     finding = first.finding
     waited = finding.step > first.began
     return message(

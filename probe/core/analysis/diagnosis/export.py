@@ -16,6 +16,7 @@ from probe.core.naming import tag
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import documented_fields, entry_key, in_json, value_fields
 from probe.core.storage.layout import cell_name
+from probe.core.verdict import Grade
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -57,13 +58,16 @@ def graded(analysis: Analysis) -> list[dict[str, Any]]:
     return sorted([*rows, *of_run], key=lambda entry: entry["step"])
 
 
-def _of_row(located: Located, cause: Cause, spoilt: int | None) -> dict[str, Any]:
-    """Return a finding about a row; a note if the end of the run explains it, or weights that an update of the step
-    ``spoilt`` had spoilt."""
+def grade_of(located: Located, cause: Cause, spoilt: int | None) -> Grade:
+    """Return the grade of a finding about a row; a note if the end of the run explains it, or weights that an update of
+    the step ``spoilt`` had spoilt."""
     follows = spoilt is not None and located.is_non_finite and located.began > spoilt
-    grade = "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
+    return "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
+
+
+def _of_row(located: Located, cause: Cause, spoilt: int | None) -> dict[str, Any]:
     return {
-        "grade": grade,
+        "grade": grade_of(located, cause, spoilt),
         "kind": kind_of_finding(located).value,
         "where": cell_name(located.finding.key),
         "rank": located.rank,

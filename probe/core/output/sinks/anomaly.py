@@ -34,13 +34,18 @@ SPOILT = " Weights were spoilt before this step: what else is not finite in it m
 class AnomalySink:
     """Writer of findings, first causes first, to the log and to their dump.
 
-    A finding of the step before is counted, not logged again: a NaN stays for the rest of the run. If any finding is
-    new, the step's last line explains the first one in words.
+    A finding of the step before is counted, not logged again: a NaN stays for the rest of the run. Once a weight is not
+    finite, further numbers that are not follow from it, and are counted. If any finding is new, the step's last line
+    explains the first one in words.
     """
 
     def __init__(self, context: SinkContext) -> None:
         self._file = AnomalyFile(context) if context.dump else None
+        self._most_lines = 0 if context.is_summed_up else LINES_A_STEP
         self._before: set[tuple[str, str, Key, str]] = set()
+        self._is_spoilt = False
+        """True if a weight was not finite in the steps before, without a break."""
+        self._repeated = RepeatedFindings()
 
     def open(self) -> None:
         """Do nothing: files are made with the first finding, so a run without findings leaves none."""
@@ -51,29 +56,81 @@ class AnomalySink:
             self._file.write(snapshot.findings)
 
     def close(self) -> None:
+        self._repeated.end()
         if self._file is not None:
             self._file.close()
 
     def _print(self, findings: Sequence[Finding], step: int) -> None:
         new = [finding for finding in findings if _identity(finding) not in self._before]
-        printed = new[:LINES_A_STEP]
+        if self._is_spoilt:
+            new = [finding for finding in new if not _is_non_finite(finding)]
+        rows = {(finding.rule, finding.signal, finding.key): finding for finding in reversed(new)}
+        printed = [*reversed(rows.values())][: self._most_lines]
+        if new:
+            self._repeated.end()
         for finding in printed:
             logger.warning("%s", " ".join(finding.message.splitlines()))
         rest = Counter(finding.rule for finding in findings)
         rest.subtract(finding.rule for finding in printed)
-        if total := rest.total():
-            rules = ", ".join(f"{rule} {number}" for rule, number in sorted(rest.items()) if number)
-            logger.warning("and %d more finding%s at step %d (%s)", total, "s" * (total > 1), step, rules)
         if new:
+            if printed:
+                _count(rest, step, step)
             what = "New beside what was bad before" if self._before else "First bad"
             text = " ".join(explain(new[0]).splitlines()) + (SPOILT if _is_spoilt_weight(new[0]) else "")
-            logger.warning("%s on rank %d: %s", what, new[0].rank, text)
+            more = "" if printed else f" ({len(findings)} {plural(len(findings), 'finding')} at this step)"
+            logger.warning("%s on rank %d: %s%s", what, new[0].rank, text, more)
+        elif findings:
+            self._repeated.add(rest, step)
         self._before = {_identity(finding) for finding in findings}
+        self._is_spoilt = any(map(_is_spoilt_weight, findings)) or (self._is_spoilt and bool(findings))
+
+
+class RepeatedFindings:
+    """Findings of steps without a new one: a line for the first of these steps, for the next two, four, eight, ..."""
+
+    def __init__(self) -> None:
+        self._rules = Counter[str]()
+        self._first = self._last = -1
+        self._steps, self._most = 0, 1
+
+    def add(self, rules: Counter[str], step: int) -> None:
+        """Take the number of findings of a step by rule."""
+        self._first = step if not self._steps else self._first
+        self._rules += rules
+        self._steps += 1
+        if self._steps == self._most:
+            self._log(step)
+            self._most *= 2
+        self._last = step
+
+    def end(self) -> None:
+        """Log what was taken and not logged yet."""
+        if self._steps:
+            self._log(self._last)
+        self._most = 1
+
+    def _log(self, last: int) -> None:
+        _count(self._rules, self._first, last)
+        self._rules.clear()
+        self._steps = 0
+
+
+def _count(rules: Counter[str], first: int, last: int) -> None:
+    """Log a number of findings, if there are any, by rule."""
+    if total := rules.total():
+        names = ", ".join(f"{rule} {number}" for rule, number in sorted(rules.items()) if number)
+        at = f"step {first}" if first == last else f"steps {first} to {last}"
+        logger.warning("and %d more %s at %s (%s)", total, plural(total, "finding"), at, names)
+
+
+def _is_non_finite(finding: Finding) -> bool:
+    """Return whether a finding is about a number that is not finite."""
+    return word(finding.rule, finding.op, finding.value) in NON_FINITE
 
 
 def _is_spoilt_weight(finding: Finding) -> bool:
     """Return whether a parameter was not finite before the forward of its step."""
-    return signal_of(finding.signal).phase == WEIGHTS and word(finding.rule, finding.op, finding.value) in NON_FINITE
+    return signal_of(finding.signal).phase == WEIGHTS and _is_non_finite(finding)
 
 
 def _identity(finding: Finding) -> tuple[str, str, Key, str]:

@@ -31,6 +31,8 @@ class SinkContext:
     """Ranks of this rank's pipeline group, itself included."""
     dump: bool = False
     """True if findings are also written to a file."""
+    is_summed_up: bool = False
+    """True if a verdict follows at the end of the run: findings of rows are logged as one line a step."""
     run: str = ""
     """The name of this run's and rank's directory, also where none is made; empty if unknown."""
     start: str = ""

@@ -1,0 +1,85 @@
+"""Verdict about a run from its analysis: the one that the run itself has printed, as far as its files show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import nan
+
+from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
+from probe.core.analysis.diagnosis.explain import NEXT, beginning
+from probe.core.analysis.diagnosis.export import grade_of
+from probe.core.judged_findings import of_check, of_number
+from probe.core.language import capitalized, joined, message
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import NAME, STEP, cell_name
+from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import TableFile
+from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
+from probe.core.verdict_picture import Cell, VerdictPicture, column_of, picture_from
+
+EARLIER, LATER = 200, 50
+"""Steps before the first bad one, and after it, that are read for a picture."""
+
+
+def verdict_about(analysis: Analysis) -> Verdict:
+    """Return the verdict about a run: the first critical of its incidents, numbers and checks, else the first
+    warning."""
+    alone = len(analysis.run.ranks) == 1
+    findings = [
+        *(_of_incident(diagnosis, analysis) for diagnosis in analysis.diagnoses),
+        *(of_number(each.finding)._replace(ranks=() if alone else (each.rank,)) for each in analysis.of_run),
+        *(of_check(each.finding)._replace(ranks=() if alone else each.ranks) for each in analysis.of_checks),
+    ]
+    looked = Looked((analysis.extent.text,) if analysis.extent.rows else ())
+    return verdict_of(findings, looked)
+
+
+def picture_about(verdict: Verdict, analysis: Analysis) -> VerdictPicture | None:
+    """Return the picture of a verdict from the files of the first rank that it names; None if they show nothing."""
+    of_rank = [each for each in analysis.run.directories if not verdict.ranks or each.rank == verdict.ranks[0]]
+    if not verdict.kind or not of_rank:
+        return None
+    since = verdict.since or 0
+    # the analysis has reported what cannot be read
+    with Rows([each for each in of_rank if each.rank == of_rank[0].rank], Problems()) as rows:
+
+        def cells(file: TableFile) -> Iterator[Cell]:
+            columns, table = rows.read([file], since - EARLIER, since + LATER)
+            column = column_of(columns)
+            at = [columns.index(name) for name in (NAME, STEP, column) if name in columns]
+            for row in table if len(at) == 3 else ():
+                name, step, value = (row[index] for index in at)
+                yield column, name, step, nan if value is None else value
+
+        files = {
+            signal: [(file.first, file) for n in range(len(rows.directories)) for file in rows.files_of(signal, n)]
+            for signal in rows.signals
+        }
+        return picture_from(files, cells, verdict)
+
+
+def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFinding:
+    first = diagnosis.first
+    _, cause = diagnosis.incident.findings[0]
+    clean = next(
+        (rank.before.get(diagnosis.incident.first) for rank in analysis.judged if rank.rank == first.rank), None
+    )
+    return JudgedFinding(
+        grade=grade_of(first, cause, diagnosis.spoilt),
+        kind=diagnosis.kind.value,
+        where=(cell_name(first.finding.key),),
+        step=first.finding.step,
+        since=first.began,
+        text=joined(" ", _sentences(diagnosis)),
+        evidence={first.finding.op: first.finding.value},
+        ranks=diagnosis.ranks if len(analysis.run.ranks) > 1 else (),
+        remedy=message(NEXT.get(diagnosis.kind) or NEXT[first.phase]),
+        after=clean,
+        onset=diagnosis.onset,
+    )
+
+
+def _sentences(diagnosis: IncidentDiagnosis) -> Iterator[str]:
+    yield beginning(diagnosis.first, diagnosis.ranks)
+    if diagnosis.evidence.inputs:
+        yield message("{sentence}.", sentence=capitalized(diagnosis.evidence.inputs))

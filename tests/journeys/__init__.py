@@ -1,0 +1,1 @@
+"""Journeys of new users, from their program to the right insight: two commands, no guide."""
