@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from probe.core.config import parse
 from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
-from probe.core.control.agreement import AgreedPace, Ahead
+from probe.core.control.agreement import AgreedPace, LeadTime
 from probe.core.control.armed_collection import STEPS, ArmedCollection
-from probe.core.control.command_requests import folder_of
+from probe.core.control.command_requests import Command, folder_of
 from probe.core.control.commands import CommandInbox
 from probe.core.control.config_follower import follow
 from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper, whole
@@ -95,11 +95,15 @@ class Planner:
             self._broadcast = broadcast = announcements.of_configuration(settings, number, framework, faults)
             if broadcast is not None:
                 undo.callback(broadcast.close)
-            self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
+            self._lead_time = LeadTime(groups.world_size() == 1, self._seen_within())
             control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
-            self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control, number)
+            self._switch = follow(
+                path, settings, content, first, groups, faults, self._lead_time.steps, control, number
+            )
             self._commands = self._notices(COMMANDS) if path is not None else None
+            self._inbox: CommandInbox | None = None
+            self._warned_of_commands = False
             self._arming: Arming | None = None
             self._arm(None)
             self.armed: ArmedCollection | None = None
@@ -167,7 +171,7 @@ class Planner:
         """
         self._step = step
         yield from self.of_program(findings is not None)
-        self._ahead.ended()
+        self._lead_time.step_ended()
         if (pace := self.plan.schedule.pace) is not None:
             pace.between(step)
         yield from self._after_its_end(step)
@@ -194,7 +198,7 @@ class Planner:
         elif plan.purpose != "deeper":
             self._configuration.settings = plan.settings
             self._latest_pace = plan.schedule.pace or self._latest_pace
-            self._ahead.seconds = self._seen_within()
+            self._lead_time.seconds = self._seen_within()
             self._arm(before.on_anomaly)
 
     def close(self) -> None:
@@ -206,20 +210,42 @@ class Planner:
                 ending.callback(self._switch.close)
                 self._configuration.content = self._switch.content
 
-    def command_inbox(self, first: int, began: float) -> CommandInbox | None:
-        """Return the commands to the program; None if there is no configuration file beside which they could lie.
+    # Commands to the program.
+
+    def commands(self, step: int, accepts: Collection[type[Command]], first: int, began: float) -> list[Command]:
+        """Return the commands that take effect before ``step``, which is about to begin.
 
         Args:
             first: number of the first step of training.
             began: time at which the run began.
         """
+        if self._inbox is None:
+            try:
+                self._inbox = self._new_inbox(first, began)
+            except RuntimeError as error:  # no thread can be started
+                self._faults.note("commands", error)
+                return []
+        if self._inbox is None:
+            if not self._warned_of_commands:
+                self._warned_of_commands = True
+                _log.warning("commands: none will come, since the configuration is no file beside which they could lie")
+            return []
+        return self._inbox.due(step, accepts)
+
+    def close_commands(self) -> None:
+        """Write the answers to commands so far."""
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _new_inbox(self, first: int, began: float) -> CommandInbox | None:
+        """Return the commands to the program; None if there is no configuration file beside which they could lie."""
         path, groups = self._configuration.path, self._framework.groups
         if path is None or self._commands is None:
             return None
         alone, rank = groups.world_size() == 1, groups.rank()
         begins = first if alone else first + 1
         folder = folder_of(path)
-        return CommandInbox(folder, rank, rank == 0, self._ahead, self._commands, begins, began, self._faults)
+        return CommandInbox(folder, rank, rank == 0, self._lead_time.steps, self._commands, begins, began, self._faults)
 
     # Proposals.
 
@@ -376,7 +402,7 @@ class Planner:
         if not settings.global_stats or groups.world_size() == 1:
             return Pace(budget, interval)
         leads = groups.rank() == min(settings.module_ranks, default=0)
-        return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._lead_time.steps, self._faults)
 
     def _arm(self, before: OnAnomaly | None) -> None:
         """Rebuild the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
@@ -385,7 +411,7 @@ class Planner:
             self._arming = None
         elif self._arming is None or about != before:
             rank, notices = self._framework.groups.rank(), self._notices(ARMING)
-            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
+            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._lead_time.steps, self._faults)
 
     def _seen_within(self) -> float:
         """Return the seconds after which all ranks see an announcement."""

@@ -63,7 +63,7 @@ class LightMonitor:
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what waits within ``seconds``, and that no more follows; the rest is kept for the next run."""
-        self._endings.forget()
+        self._endings.remove()
         self._progress.close()
         self._heartbeats.close(seconds)
 

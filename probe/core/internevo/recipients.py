@@ -192,7 +192,7 @@ class Recipients:
             if not self._known:
                 endings, self._endings = self._endings, None
         if endings is not None:
-            self.attempt(endings.forget)
+            self.attempt(endings.remove)
         self._each(left, Recipient.close, GRACE_SECONDS)
 
     def _each(self, those: Iterable[Recipient], work: Callable[[Recipient, float], None], seconds: float) -> None:

@@ -165,11 +165,12 @@ class AnomalySpike(About):
     def _report(
         self, batches: Sequence[Batch], batch_of: Indices, found: HistoryReadings, expected: Array
     ) -> Iterator[Finding]:
-        for place in np.unique(batch_of * len(self._ops) + found.op).tolist():
-            n, op = divmod(place, len(self._ops))
-            own = (batch_of == n) & (found.op == op)
+        """Yield the findings of each batch and op, in their order."""
+        pairs = np.unique(np.stack([batch_of, found.op], axis=1), axis=0)
+        for number, op in pairs.tolist():
+            rows = (batch_of == number) & (found.op == op)
             yield from self._reporter.findings(
-                batches[n], self._ops[op], found.at[own], found.values[own], expected[own]
+                batches[number], self._ops[op], found.at[rows], found.values[rows], expected[rows]
             )
 
     def _spikes(

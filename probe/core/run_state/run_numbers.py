@@ -33,8 +33,7 @@ from probe.core.naming import (
     THROUGHPUT,
     TOKENS_PER_SECOND,
 )
-from probe.core.output.sinks import Sink, shows_numbers
-from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks import shows_numbers
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
 from probe.core.run_state.log_places import LogPlaces
@@ -42,7 +41,7 @@ from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.rules.threshold import limits_of
-from probe.core.run_state.writer import RunWriter
+from probe.core.run_state.writer import Files, RunWriter
 from probe.core.worker import Worker
 
 RATES = {THROUGHPUT: BATCH_SIZE, TOKENS_PER_SECOND: BATCH_TOKENS}
@@ -104,7 +103,7 @@ class RunNumbers:
 
     Args:
         files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
-            on the thread. None if nothing is written.
+            on the thread; it returns None if the run is gone. None if nothing is written.
         marks: receives the progress; None if no process reads it.
         forwards: shows whether the step in progress has begun; None if nothing does.
     """
@@ -114,7 +113,7 @@ class RunNumbers:
         settings: Settings,
         framework: FrameworkAdapter,
         faults: Faults,
-        files: Callable[[], tuple[SinkContext, Sequence[Sink]]] | None,
+        files: Files | None,
         marks: ProgressMarks | None = None,
         forwards: ForwardMarks | None = None,
     ) -> None:
@@ -368,7 +367,7 @@ class RunNumbers:
         """Return work for the thread that processes a waiting step."""
         return partial(self._complete, self._late.take(), -1 if self._last is None else self._last)
 
-    def let_go(self) -> None:
+    def close_unattended(self) -> None:
         """End the thread after the finished steps without waiting for it."""
         worker, self._worker, self._closed = self._worker, None, True
         if worker is not None:

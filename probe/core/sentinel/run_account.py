@@ -57,7 +57,7 @@ class RunAccount:
     """
 
     def __init__(self, settings: Settings, rank: int, number: int, first: int) -> None:
-        self._settings, self._rank, self._number, self._first = settings, rank, number, first
+        self._settings, self._rank, self._number, self.first = settings, rank, number, first
         self._began, self._launch = time.time(), "\n".join(launch_names(os.environ, restarts=True).values())
         self._loss = LossSpan()
         self._own_loss = False
@@ -160,7 +160,7 @@ class RunAccount:
             faults: number of failures and losses inside probe, by place.
             ended: whether the run has ended.
         """
-        steps = max(0, step - self._first)
+        steps = max(0, step - self.first)
         recorded = min(self._recorded, steps)
         return WatchSummary(
             rank=self._rank,
@@ -237,7 +237,7 @@ class RunAccount:
             return f"max_overhead allows {settings.max_overhead * 100:g} % of the time"
         if settings.step_interval > 1:
             return f"step_interval is {settings.step_interval}"
-        if settings.start_step > self._first:
+        if settings.start_step > self.first:
             return f"start_step is {settings.start_step}"
         return "as configured, or as there was room"
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
 from probe.core.faults import Faults
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.records import Outcome
 from probe.core.sentinel.device_numbers import Factor
 from probe.core.sentinel.gradient_marks import GradientMarks
@@ -24,7 +25,7 @@ from probe.core.sentinel.gradient_norms import GradientNorms
 from probe.core.sentinel.loss_roots import LossRoots
 from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory, RunningBackward
 from probe.core.sentinel.read_update import ReadUpdate
-from probe.core.sentinel.watched_optimizers import SeenSession, WatchedOptimizers
+from probe.core.sentinel.watched_optimizers import WatchedOptimizers
 
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
@@ -47,11 +48,11 @@ class Sentinel:
     """Listener to the updates of a session, and to the backwards and total norms of the process.
 
     Args:
-        watch: the session.
+        watch: the steps of the session.
         receive: is called with each update that has ended.
     """
 
-    def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
+    def __init__(self, watch: TrainingSteps, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive, self._process = watch, loop, receive, os.getpid()
         self._optimizers, self._norms = WatchedOptimizers(watch, loop), GradientNorms(loop, watch.run)
         self.roots = LossRoots(loop, watch.run, lambda: watch.parameters)

@@ -6,13 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from probe.core.backend.protocols import Optimizer, Parameter, TrainingLoop
-from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.parameters import Parameters
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.sentinel.gradient_marks import GradientMarks
 from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory
 from probe.core.sentinel.rota import Rota
@@ -24,26 +23,14 @@ UPDATES_A_LOOK, SHARE_OF_LOOKS = 8, 0.01
 most."""
 
 
-class SeenSession(Protocol):
-    """Session, as far as the sentinel reads it."""
-
-    @property
-    def run(self) -> Run:
-        """The run in progress."""
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters of the models."""
-
-
 class WatchedOptimizers:
     """The optimizers of a session.
 
     Args:
-        watch: the session.
+        watch: the steps of the session.
     """
 
-    def __init__(self, watch: SeenSession, loop: TrainingLoop) -> None:
+    def __init__(self, watch: TrainingSteps, loop: TrainingLoop) -> None:
         self._watch, self._loop = watch, loop
         self._watched: dict[int, OptimizerMemory] = {}
         self._present: list[OptimizerMemory] | None = None

@@ -147,7 +147,7 @@ class CallbackCore:
         if self._writer is not None:
             self.attempt("event file", self._writer.flush)
         if endings is not None:
-            self.attempt("end of the run", endings.forget)
+            self.attempt("end of the run", endings.remove)
 
     def _ended(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from probe.core.backend.protocols import Remove
-from probe.core.control.agreement import Ahead, ScheduledChange
+from probe.core.control.agreement import LeadTime, ScheduledChange
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
 from probe.core.language import message
@@ -231,13 +231,13 @@ class AgreedStart:
         self._alone = len(request.pids) == 1
         index = request.pids.index(int(place.folder.name))
         self._leads, self._announced = index == 0, False
-        self._ahead = Ahead(self._alone, SEEN_SECONDS)
+        self._lead_time = LeadTime(self._alone, SEEN_SECONDS)
         notices = FolderNotices(place.notices, index)
         self._changes = ScheduledChange("attach", notices, lambda notice: int(notice["step"]), Faults())
 
     def is_due(self, step: int) -> bool:
         """Return whether this process begins with ``step``, which is about to begin."""
-        self._ahead.ended()
+        self._lead_time.step_ended()
         if self._at is not None:
             return self._is_reached(self._at, step)
         if self._alone or not step:
@@ -246,7 +246,7 @@ class AgreedStart:
             self._changes.next_step()
             if self._leads and not self._announced and self._place.all_ready():
                 self._announced = True
-                self._changes.announce(step + self._ahead(step))
+                self._changes.announce(step + self._lead_time.steps())
         return self._changes.poll(step) is not None
 
     def _is_reached(self, at: int, step: int) -> bool:
