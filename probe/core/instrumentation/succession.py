@@ -22,6 +22,17 @@ MICRO_STEPS, TIMES = 50, 10
 _log = logging.getLogger("probe")
 
 
+class StepMark:
+    """Stand-in for an optimizer where the program passes none: the first that updates the model takes its place. Until
+    then each call of :meth:`step` ends a training step."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+
+    def step(self) -> None:
+        """End a training step."""
+
+
 class Succession:
     """Listener to every update in the process that the framework can report. It finds updates by other optimizers of
     the parameters that a watched optimizer is expected to update.
@@ -76,7 +87,9 @@ class Succession:
         if self.updating or began != self.updates or optimizer in self._others:
             return
         number, shares = self._place(run, optimizer)
-        if number is not None:
+        if number is not None and isinstance(run.optimizers[number], StepMark):
+            self._follow(number, optimizer)
+        elif number is not None:
             _log.warning(
                 "another optimizer (%s) updates the parameters of the one that is watched (%s), which takes no steps: "
                 "it is followed from now on",

@@ -133,7 +133,8 @@ class Collector:
             self._listeners.add(self.closing.account.rows)
             undo.callback(self._listeners.remove, self.closing.account.rows)
             groups = subject.framework.groups
-            self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
+            root = output_root(os.environ, configuration.settings.output_dir).absolute()
+            self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
             undo.callback(self._program_number.release)
             self._reporting = Reporting(
                 configuration.settings, groups, self.first, subject.faults, self._program_number.number

@@ -46,7 +46,8 @@ class Reporting:
 
     def __init__(self, settings: Settings, groups: Groups, first: int, faults: Faults, number: int = 0) -> None:
         self._settings, self._faults = settings, faults
-        self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
+        self._job = job_name(settings.run.job)
+        self._root = output_root(os.environ, settings.output_dir).absolute()
         self._rank, self._launched = groups.rank() + number, groups.world_size()
         self._ranks = max(self._launched, self._rank + 1)
         self._watcher: WatcherProcess | None = None

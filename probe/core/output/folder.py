@@ -24,7 +24,8 @@ class OutputFolder:
     """
 
     def __init__(self, settings: Settings, rank: int, first: int) -> None:
-        self.root = run_directory.output_root(os.environ).absolute()  # training may change its directory
+        # training may change its directory
+        self.root = run_directory.output_root(os.environ, settings.output_dir).absolute()
         writes = set(settings.formats) - {KEPT}
         self.resumed: Resumed | None = resume(self.root, rank, settings.append_output, first) if writes else None
         """The directory of an earlier run that is continued."""

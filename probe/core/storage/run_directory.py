@@ -35,9 +35,10 @@ _DIRECTORY = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
-def output_root(environ: Mapping[str, str]) -> Path:
-    """Return ``MONITOR_OUTPUT_DIR``, else ``./monitor_output``."""
-    return Path(environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
+def output_root(environ: Mapping[str, str], configured: str | None = None) -> Path:
+    """Return the directory that a configuration names (``output_dir``), else ``MONITOR_OUTPUT_DIR``, else
+    ``./monitor_output``."""
+    return Path(configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
 
 
 def stamp(now: float) -> str:
