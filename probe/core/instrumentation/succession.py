@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -24,10 +24,16 @@ _log = logging.getLogger("probe")
 
 class StepMark:
     """Stand-in for an optimizer where the program passes none: the first that updates the model takes its place. Until
-    then each call of :meth:`step` ends a training step."""
+    then each call of :meth:`step` ends a training step.
 
-    def __init__(self) -> None:
-        self.param_groups: list[dict[str, Any]] = []
+    Args:
+        parameters: the model's.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": [*parameters], "lr": 0.0}]
+        self.is_replaced = False
+        """True once an optimizer has taken its place, whose updates end training steps."""
 
     def step(self) -> None:
         """End a training step."""
@@ -87,7 +93,8 @@ class Succession:
         if self.updating or began != self.updates or optimizer in self._others:
             return
         number, shares = self._place(run, optimizer)
-        if number is not None and isinstance(run.optimizers[number], StepMark):
+        if number is not None and isinstance(mark := run.optimizers[number], StepMark):
+            mark.is_replaced = True
             self._follow(number, optimizer)
         elif number is not None:
             _log.warning(
@@ -109,7 +116,10 @@ class Succession:
         hooks = run.framework.hooks
         there = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
         new = {id(parameter) for parameter in hooks.owned(optimizer)} & there
-        old = [{id(parameter) for parameter in hooks.owned(known)} & there for known in run.optimizers]
+        old = [
+            set() if isinstance(known, StepMark) else {id(parameter) for parameter in hooks.owned(known)} & there
+            for known in run.optimizers
+        ]
         if not new:
             return None, False
         # first those that still have parameters in the model, then one whose parameters have all been replaced

@@ -68,7 +68,7 @@ class TrainerMonitorV2:
         if model is None:
             raise ValueError("TrainerMonitorV2.start: model: expected a model, got None; call start(model=model, ...)")
         if optimizer is None:
-            optimizer = self._mark = self._stand_in()
+            optimizer = self._mark = self._stand_in(model)
         passed = {name: context.pop(name) for name in _ATTACHING & context.keys()}
         counts = (context.pop(name, None) for name in ("micro_batch_number", "grad_acc_steps"))
         accumulated = next((count for count in (*self._micro_batches(), *counts) if count is not None), 1)
@@ -81,7 +81,8 @@ class TrainerMonitorV2:
     def step(self) -> None:
         """End a training step if no optimizer was passed; else steps are counted by updates, and this has no effect."""
         if self._mark is not None:
-            self._mark.step()
+            if not self._mark.is_replaced:
+                self._mark.step()
         elif self._warns and self.config.patch_optimizer_step is not False and self.monitor is not None:
             self._warns = False
             _log.warning(
@@ -94,7 +95,7 @@ class TrainerMonitorV2:
         if self.monitor is not None:
             self.monitor.stop()
 
-    def _stand_in(self) -> StepMark:
+    def _stand_in(self, model: Any) -> StepMark:
         needing = [name for name in self.config.monitors.enabled if name not in ("module", "cc")]
         if needing or self.config.patch_optimizer_step:
             key = f"monitors.{needing[0]}" if needing else "patch_optimizer_step"
@@ -102,7 +103,8 @@ class TrainerMonitorV2:
                 f"TrainerMonitorV2.start: optimizer: expected the optimizer that trains, as {key} needs it, got None; "
                 "call start(model=model, optimizer=optimizer)"
             )
-        return StepMark()
+        hooks = self._class.framework.hooks
+        return StepMark(parameter for _, each in _stages(model) for _, parameter in hooks.parameters(each))
 
     def _micro_batches(self) -> Iterator[int | None]:
         section = self.config.monitors.weight_grad
@@ -121,7 +123,7 @@ class TrainerMonitorV2:
         if not isinstance(module, ModuleSection) or not module.targets:
             return {}
         hooks = self._class.framework.hooks
-        stages = list(enumerate(model)) if isinstance(model, list | tuple) else [(0, model)]
+        stages = _stages(model)
         names = [f"{stage}:{name}" for stage, each in stages for name, _ in hooks.modules(each) if name]
         chosen = [name for name in names if any(part in name for part in module.targets)]
         missing = [part for part in module.targets if not any(part in name for name in names)]
@@ -141,3 +143,8 @@ class TrainerMonitorV2:
             _log.warning("not on this rank: %s", "; ".join(sentences))
         elif sentences:
             raise ValueError("\n".join(sentences))
+
+
+def _stages(model: Any) -> list[tuple[int, Any]]:
+    """Return the model, or the stages of a virtual pipeline, with their numbers."""
+    return list(enumerate(model)) if isinstance(model, list | tuple) else [(0, model)]
