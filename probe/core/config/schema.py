@@ -478,12 +478,13 @@ class Settings(Section):
     """Data that are collected in addition for some steps when a rule fires. All ranks start at the same step, which
     with several ranks lies about dynamic_seconds in the future. Missing: nothing."""
     format: Formats = ("csv",)
-    """Formats of the output: `csv` files, `csv_v2` (CSV files in the layout of msprobe's Monitor V2), `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`,
-    which writes no file and keeps the values for the program. `prometheus` shows the latest numbers to `probe exporter`
-    and to Prometheus, `otlp` sends them to a collector of OpenTelemetry. `wandb`, `mlflow`, `swanlab` and `trackio`
-    show a part of the numbers in that tracker of experiments. A list writes to several at once. Parquet files are
-    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then. Other
-    names are those of installed packages with an entry point in the group `probe.sinks`."""
+    """Formats of the output: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`,
+    which writes no file and keeps the values for the program. `csv_v2` writes CSV files in the layout of msprobe's
+    Monitor V2. `prometheus` shows the latest numbers to `probe exporter` and to Prometheus, `otlp` sends them to a
+    collector of OpenTelemetry. `wandb`, `mlflow`, `swanlab` and `trackio` show a part of the numbers in that tracker of
+    experiments. A list writes to several at once. Parquet files are written every step_count_per_record steps and at
+    the end: a run that is killed loses the steps since then. Other names are those of installed packages with an entry
+    point in the group `probe.sinks`."""
     prometheus: PrometheusSettings = PrometheusSettings()
     """Numbers for Prometheus, with `format: prometheus`."""
     otlp: OtlpSettings = OtlpSettings()

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import Annotated, Any
 
 import annotated_types as ranges
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
 from probe.core.config.dialect import Dialect, keys_of
 from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
@@ -190,7 +190,7 @@ class MonitorV2Config(Section):
     """If false, the program calls `step()` after each update; else that call has no effect. Either way steps are
     counted by updates; without an optimizer, by `step()`. Missing: true if an optimizer is passed."""
     monitors: Annotated[Monitors, BeforeValidator(lambda value: {} if value is None else value)] = Field(Monitors())
-    """What is recorded."""
+    """Sections of what is recorded."""
 
     @property
     def times(self) -> int:
@@ -233,7 +233,6 @@ def _collectives(section: CcSection) -> dict[str, Any]:
     lines = [line.replace("[", r"\[").replace("]", r"\]") if "\\" not in line else line for line in section.cc_codeline]
     names = CcDistribution.model_fields.keys() & CcSection.model_fields.keys()
     return {**{name: getattr(section, name) for name in names}, "enable": True, "cc_codeline": lines}
-
 
 
 MONITOR_V2 = Dialect(

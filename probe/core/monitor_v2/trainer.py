@@ -129,9 +129,9 @@ class TrainerMonitorV2:
         missing = [part for part in module.targets if not any(part in name for name in names)]
         self._refuse(missing, names)
         if not sections.keys() & {"weight_grad", "optimizer", "param"}:
-            return dict.fromkeys(chosen, {})
+            return {name: {} for name in chosen}
         parameters = [f"{stage}:{name}" for stage, each in stages for name, _ in hooks.parameters(each)]
-        return dict.fromkeys((*chosen, *parameters), {})
+        return {name: {} for name in (*chosen, *parameters)}
 
     def _refuse(self, missing: Iterable[str], names: list[str]) -> None:
         listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))

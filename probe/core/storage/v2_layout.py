@@ -17,7 +17,7 @@ from probe.core.language import message
 from probe.core.records import Key
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import opened
-from probe.core.storage.layout import MICRO_STEP, NAME, NEEDED, STEP, TableName, csv_cell, row_name, whole
+from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, row_name, whole
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import FILE
 from probe.core.storage.problems import Problems
@@ -170,7 +170,9 @@ def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list
 def _row(section: str, ops: Sequence[str], cells: Mapping[str, str]) -> _Row:
     scope, micro = cells[SCOPE], cells.get(MICRO_STEP)
     if (section, scope) not in SIGNALS and section != OPTIMIZER:
-        raise ValueError(message("expected a {section} with a known scope, got {scope!r}", section=section, scope=scope))
+        raise ValueError(
+            message("expected a {section} with a known scope, got {scope!r}", section=section, scope=scope)
+        )
     stage, colon, name = cells[MODULE_NAME].partition(":")
     stage, name = (stage, name) if colon and stage.isdigit() else (cells[STAGE] or "0", cells[MODULE_NAME])
     return _Row(
