@@ -43,6 +43,7 @@ from probe.core.errors import TrainingStopped  # noqa: E402
 from probe.core.fields import describe  # noqa: E402
 from probe.core.internevo.configuration import INTERNEVO  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
+from probe.core.monitor_v2.configuration import MONITOR_V2  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
 from probe.core.prechecks import PRECHECKS  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
@@ -136,7 +137,7 @@ A known key that stands elsewhere is an error in a section whose keys are checke
 path and the section where it belongs. Keys without an effect are named in a warning, with what does the same. How to
 change over: [coming from another monitor](../guides/coming_from.md). This page is made by `make reference`.
 """
-DIALECTS: tuple[Dialect, ...] = (MSPROBE, TRANSFORMERS, INTERNEVO)
+DIALECTS: tuple[Dialect, ...] = (MSPROBE, MONITOR_V2, TRANSFORMERS, INTERNEVO)
 
 
 def dialects() -> str:
