@@ -10,11 +10,13 @@ import typer
 from probe.cli import refusing
 from probe.core.messages import printable
 
+PORT = 9445
+
 
 def exporter(
     listen: Annotated[
         str, typer.Option(help="The address to listen at: HOST:PORT; 0.0.0.0:9445 for other machines too.")
-    ] = "127.0.0.1:9445",
+    ] = f"127.0.0.1:{PORT}",
     token_file: Annotated[
         Path | None, typer.Option(help="The file that holds a token; else the variable PROBE_EXPORTER_TOKEN, if set.")
     ] = None,
@@ -54,6 +56,6 @@ def exporter(
 
     with refusing(ServerError, ValueError, ImportError, OSError):
         token = token_in(token_file, "--token-file", TOKEN_VARIABLE)
-        at = address_asked_for(listen, host, port)
+        at = address_asked_for(listen, PORT, host, port)
         options = ExporterOptions(*at, token, progress or (), json_file or (), gpu, device_command, interval, deadline)
         serve_until_ended(options, started)

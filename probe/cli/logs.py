@@ -78,6 +78,8 @@ def parse(
     with _progress(shown, places, left_out) as advance:
         scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
         complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
+    if not scan.lines and not follow and not scan.unread:
+        _warn(message("nothing was read: no line of text in {places}", places=", ".join(places)))
     if summary:
         _summarize(scan, topk)
     raise typer.Exit(1 if scan.first.number or scan.unread or not complete else 0)

@@ -12,12 +12,13 @@ from probe.core.language import message
 from probe.core.messages import complain, printable
 
 DAY = 86_400.0
+PORT = 8765
 
 
 def serve(
     listen: Annotated[
         str, typer.Option(help="The address to listen at: HOST:PORT; 0.0.0.0:8765 for other machines too.")
-    ] = "127.0.0.1:8765",
+    ] = f"127.0.0.1:{PORT}",
     database: Annotated[Path, typer.Option(help="The SQLite file; made if missing.")] = Path("heartbeats.sqlite"),
     token_file: Annotated[
         Path | None, typer.Option(help="The file that holds the token; else the variable PROBE_SERVER_TOKEN.")
@@ -48,16 +49,9 @@ def serve(
         token = token_in(token_file, "--token-file", TOKEN_VARIABLE)
         address = dead_man if dead_man_file is None else secret_in(dead_man_file, "--dead-man-file")
         settings = None if config is None else load(config)
-        at = address_asked_for(listen, host, port)
+        at = address_asked_for(listen, PORT, host, port)
         options = ServerOptions(
-            *address_asked_for(listen, host, port),
-            database,
-            token,
-            settings,
-            address,
-            dead_man_seconds,
-            keep_days * DAY,
-            keep_messages,
+            *at, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
         )
         committed = serve_until_ended(options, lambda url: typer.echo(f"probe: listening at {printable(url)}"))
     if not committed:

@@ -75,14 +75,11 @@ def _meaning(parameter: Any, meaning: str) -> list[Message]:
 
 def _unknown_option(option: str, context: Any) -> Message:
     """Return a sentence about an option that a command does not have: the nearest, else all."""
-    options = [
-        name for parameter in context.command.params for name in getattr(parameter, "opts", ()) if name[:2] == "--"
-    ]
-    close = nearest(option, options)
-    hint = (
-        message("did you mean {name}?", name=close) if close else message("there is {names}", names=", ".join(options))
-    )
-    return message("there is no option {option}; {hint}", option=option, hint=hint)
+    shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
+    options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
+    if (close := nearest(option, options)) is not None:
+        return message("there is no option {option}; did you mean {close}?", option=option, close=close)
+    return message("there is no option {option}; expected one of {names}", option=option, names=", ".join(options))
 
 
 _LIMITS = {

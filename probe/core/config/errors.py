@@ -26,6 +26,8 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _KEY = "[key]"  # pydantic's last part of the location of a dict's key
 
 
+_MOST_NAMES = 30
+"""Most names that an error about an unknown key lists."""
 MOST_SHOWN = 50
 """Most problems that an error lists."""
 MOST_TEXT = 80
@@ -162,7 +164,7 @@ def unknown_key(name: object, known: Sequence[str], place: Belonging, section: s
 
 
 def _expected_key(known: Sequence[str]) -> Message:
-    if len(known) > 10:
+    if len(known) > _MOST_NAMES:
         return message("; expected one that `probe config explain` lists")
     return message("; expected one of {names}", names=", ".join(known))
 

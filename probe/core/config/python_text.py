@@ -140,9 +140,7 @@ class PythonText:
     def _literal(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.Name) and not isinstance(
-            value := self.values.get(node.id, _NoLiteralError), UnrunCode
-        ):
+        if isinstance(node, ast.Name) and not isinstance(value := self.values.get(node.id, _NoLiteralError), UnrunCode):
             return value if value is not _NoLiteralError else _refuse()
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd | ast.Not):
             operand = self._literal(node.operand)

@@ -54,13 +54,16 @@ def _is_version_6(host: str) -> bool:
     return True
 
 
-def address_asked_for(listen: str, host: str | None, port: int | None) -> tuple[str, int]:
+def address_asked_for(listen: str, usual: int, host: str | None, port: int | None) -> tuple[str, int]:
     """Return the host and port of ``listen``, in place of which older calls name ``host`` and ``port``.
+
+    Args:
+        usual: port if ``listen`` has none.
 
     Raises:
         ServerError: if ``listen`` is no address.
     """
-    named_host, named_port = parsed_address(listen)
+    named_host, named_port = parsed_address(listen, usual)
     return host or named_host, named_port if port is None else port
 
 
