@@ -168,8 +168,8 @@ def _failure(result: TrialResult, limit: float) -> str:
         ""
         if result.updates
         else message(
-            "the program made no update that could be seen: nothing was checked; give a script that trains with torch or "
-            "MindSpore: an optimizer must step"
+            "the program made no update that could be seen: nothing was checked; give a script in "
+            "which an optimizer of torch or MindSpore steps"
         )
     )
 

@@ -65,7 +65,8 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if not Path(arguments[0]).exists():  # a folder or an archive may hold a program, too
         complain(
             message(
-                "{file}: expected a script; there is no such file: for another command write `probe {verb} -- {file} ...`",
+                "{file}: expected a script; there is no such file: for another command write "
+                "`probe {verb} -- {file} ...`",
                 file=arguments[0],
                 verb=verb,
             )

@@ -66,8 +66,8 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
         if tree["error_type"] == "parser":
             raise ValueError(
                 message(
-                    "the query cannot be parsed: {reason}; write one such as SELECT name, norm FROM grad_reduced; `probe "
-                    "sql DIR` lists tables and columns",
+                    "the query cannot be parsed: {reason}; write one such as SELECT name, norm FROM grad_reduced; "
+                    "`probe sql DIR` lists tables and columns",
                     reason=tree["error_message"],
                 )
             )

@@ -14,7 +14,7 @@ from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problem
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import contradictions, in_vain
 from probe.core.config.msprobe import EVERYTHING, MSPROBE
-from probe.core.config.parse import read
+from probe.core.config.parse import path_of, read
 from probe.core.config.schema import Settings
 from probe.core.language import joined, message
 
@@ -51,17 +51,11 @@ def assigned(settings: Settings, key: str, value: object) -> Settings:
 def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
     values, found = source, list[str]()
     lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
-    if isinstance(source, str | PathLike):
-        name = fspath(source)
+    if not isinstance(source, Mapping):
+        name = path_of(source)
         values, found, lines = read(source)
         lead = lines.lead
-    if not isinstance(values, Mapping):
-        expected = message("expected the path of a file or a mapping")
-        advice = message('give one, such as "monitor_config.json"')
-        raise ConfigError(
-            "config_file_path",
-            [message("{expected}, got {kind}; {advice}", expected=expected, kind=type(source).__name__, advice=advice)],
-        )
+    assert isinstance(values, Mapping)
     if (foreign := monitor_of(values)) is not None:
         problem = message(
             "{source}: expected a configuration of TrainerMon, this is one of {title}; {usage}",

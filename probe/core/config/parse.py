@@ -73,13 +73,28 @@ class ParsedConfig(NamedTuple):
     lines: LineNumbers
 
 
+def path_of(source: object) -> str:
+    """Return the path of a configuration file.
+
+    Raises:
+        ConfigError: if ``source`` is no path.
+    """
+    if isinstance(source, str | PathLike):
+        return fspath(source) or "."
+    expected = message("expected the path of a file or a mapping")
+    advice = message('give one, such as "monitor_config.json"')
+    kind = type(source).__name__
+    problem = message("{expected}, got {kind}; {advice}", expected=expected, kind=kind, advice=advice)
+    raise ConfigError("config_file_path", [problem])
+
+
 def read(source: str | PathLike[str]) -> ParsedConfig:
     """Read a configuration file.
 
     Raises:
         ConfigError: if there is no file, or no mapping in it.
     """
-    name = fspath(source) or "."
+    name = path_of(source)
     text = text_of(name, content(name))
     found = parse(name, text)
     if _reader(name, text) is _json and is_fragment(text):

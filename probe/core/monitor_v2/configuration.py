@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from os import PathLike, fspath
+from os import PathLike
 from typing import Annotated, Any
 
 import annotated_types as ranges
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
 from probe.core.config.dialect import Dialect, keys_of
 from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
-from probe.core.config.parse import read
+from probe.core.config.parse import path_of, read
 from probe.core.config.schema import EVERY_OP, CcDistribution, Formats
 from probe.core.fields import Flag, Form, Integer, Names, Number, Rank, Section, Text, wrong
 from probe.core.language import message
@@ -267,7 +267,7 @@ def read_monitor_v2(source: str | PathLike[str] | Mapping[str, Any]) -> MonitorV
     if isinstance(source, Mapping):
         values = dict(source)
     else:
-        name = fspath(source)
+        name = path_of(source)
         values, found, lines = read(source)
         lead = lines.lead
     try:

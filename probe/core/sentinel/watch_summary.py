@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from probe.core.hindsight.onset import Onset
 from probe.core.messages import plural
 from probe.core.storage.layout import ranks_text
+from probe.core.storage.run_directory import zone_note
 from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, joined, verdict_of
 
 ALL = "all of them recorded"
@@ -137,7 +138,7 @@ class RunReport(NamedTuple):
 
     @property
     def _files(self) -> str:
-        return f"files in {self.files}" if self.files else ""
+        return f"files in {self.files}{zone_note(self.files)}" if self.files else ""
 
 
 def report_of(

@@ -48,6 +48,19 @@ def stamp(now: float) -> str:
     return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
 
 
+def local_stamp(moment: float) -> str:
+    """Return a time (seconds since the epoch) of this machine's zone for lists of runs, such as ``Dec03 13:34:40``."""
+    start = datetime.fromtimestamp(moment)
+    return f"{_MONTHS[start.month - 1]}{start:%d %H:%M:%S}"
+
+
+def zone_note(path: str) -> str:
+    """Return a clause about the time in a directory's name; empty if there is none, or its zone is this machine's."""
+    if parsed_name(Path(path).name) is None or datetime.now(ZONE).astimezone().utcoffset() == ZONE.utcoffset(None):
+        return ""
+    return f" (its name has the time of {ZONE})"
+
+
 def parsed_stamp(text: str, year: int) -> datetime:
     """Parse the time in a folder's name, which lacks the year.
 

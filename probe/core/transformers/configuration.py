@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
-from probe.core.config.parse import read
+from probe.core.config.parse import path_of, read
 from probe.core.fields import Section
 from probe.core.language import message
 from probe.core.transformers.dialect import CALLBACKS, DYNAMIC, EVENTS, MONITOR, TRANSFORMERS
@@ -122,7 +122,7 @@ def read_configuration(
     if isinstance(source, Mapping):
         values = dict(source)
     else:
-        name = fspath(source)
+        name = path_of(source)
         parsed = read(source)
         values, lead = parsed.values, parsed.lines.lead
         found += parsed.repeated

@@ -49,8 +49,8 @@ def secret_in(file: Path, option: str) -> str:
     except OSError as error:
         raise ServerError(
             message(
-                "{option} {file}: cannot be read: {strerror}; expected a file with one line that its user alone can read: "
-                "`umask 077; openssl rand -hex 32 > {file}`",
+                "{option} {file}: cannot be read: {strerror}; expected a file with one line that its user alone can "
+                "read: `umask 077; openssl rand -hex 32 > {file}`",
                 **names,
                 strerror=error.strerror,
             )
