@@ -59,14 +59,12 @@ def usage_error(error: Any) -> Message:
 def unknown_verb(verb: str, verbs: Sequence[str]) -> Message:
     """Return the text of an error about a verb that there is not: the nearest, else all."""
     close = nearest(verb, [*verbs, "help", "version"])
-    if close in ("help", "version"):
-        return message("there is no verb {verb}; did you mean `probe --{close}`?", verb=verb, close=close)
-    if close is not None:
-        return message("there is no verb {verb}; did you mean `probe {close}`?", verb=verb, close=close)
-    names = ", ".join(verbs)
-    return message(
-        "there is no verb {verb}; expected one of {names}; `probe --help` describes them", verb=verb, names=names
-    )
+    meant = close if close in verbs else f"--{close}"
+    hint = message("did you mean `probe {meant}`?", meant=meant)
+    if close is None:
+        hint = message("expected one of {names}", names=", ".join(verbs))
+    text = message("probe: there is no verb {verb}; {hint}", verb=verb, hint=hint)
+    return joined("\n", [text, message("`{command} --help` describes every argument and option.", command="probe")])
 
 
 def _meaning(parameter: Any, meaning: str) -> list[Message]:
