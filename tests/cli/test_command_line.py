@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import probe
 from probe.cli import VERBS, app
+from probe.services.web.listening import address_asked_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +52,6 @@ def test_the_list_of_verbs_says_a_sentence_of_each() -> None:
 LISTED = """
 import sys
 from probe.cli import main
-from probe.services.web.listening import address_asked_for
 sys.argv = ["probe", *sys.argv[1:]]
 try:
     main()
@@ -87,7 +87,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         (["pack", "runs"], ["probe pack: expected --out: ", "`probe pack monitor_output --out packed`"]),
         (["config", "check"], ["probe config check: expected FILE: ", "`probe config check monitor.json`"]),
         (["anomalies", "--jsn", "."], ["there is no option --jsn; did you mean --json?"]),
-        (["anomalies", "--bogus9", "."], ["there is no option --bogus9; expected one of --out, --topk, "]),
+        (["anomalies", "--zzz", "."], ["there is no option --zzz; expected one of --out, --topk, "]),
         (["anomalies", ".", "--topk", "-3"], ["--topk: expected a number of at least 1, got '-3'"]),
         (["compare", "a", "b", "--rtol", "abc"], ["--rtol: expected a number, got 'abc'"]),
         (["hlep"], ["there is no verb hlep; did you mean `probe --help`?"]),

@@ -34,7 +34,7 @@ def parsed_address(text: str, port: int = 0) -> tuple[str, int]:
         return address
     bare, usual = text.removeprefix(":").isdecimal(), "127.0.0.1"
     host, number = (usual, int(text.removeprefix(":"))) if bare else (text.strip("[]") or usual, port)
-    is_host = not text.startswith(":") and (":" not in host or _is_version_6(host))
+    is_host = ":" not in host or _is_version_6(host)
     if number > _HIGHEST or not (bare or is_host) or not text:
         raise ServerError(
             message(
