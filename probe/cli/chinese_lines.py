@@ -19,11 +19,20 @@ WORD = re.compile(rf"\s*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)\s*
 
 
 def break_anywhere() -> None:
-    """Let Rich break lines between any two wide characters."""
+    """Let Rich break lines between any two wide characters, and count cells where it drops blanks at their ends."""
     from rich import _wrap
+    from rich.text import Text
 
+    Text.rstrip_end = _drop_blanks  # type: ignore[method-assign] # that of Rich 15 counts characters
     if hasattr(_wrap, "re_word"):  # Rich 10 to 15 have it
         _wrap.re_word = WORD
+
+
+def _drop_blanks(text: Any, size: int) -> None:
+    """Remove as many blanks at the end of a line as it is wider than ``size`` cells."""
+    excess = text.cell_len - size
+    if excess > 0:
+        text.right_crop(min(excess, len(text.plain) - len(text.plain.rstrip())))
 
 
 def translate_usage(context_class: Any) -> None:
