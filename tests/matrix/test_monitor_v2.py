@@ -104,6 +104,27 @@ def test_sections_and_parts_of_names(framework: Harness, tmp_path: Path) -> None
     assert names_of(monitor, "grad_reduced") == names_of(monitor, "param_origin") == parameters
 
 
+def test_steps_that_are_recorded(framework: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From start_step to before stop_step at their distance; keys without effect and unknown ops are logged."""
+    section = {"enabled": True, "ops": ["norm", "nrom"]}
+    cc = {"enabled": True, "ops": ["norm"], "cc_distribution": {"cc_codeline": ["train.py[23]"]}, "module_ranks": [1]}
+    schedule = {"start_step": 1, "stop_step": 6, "step_interval": 2, "step_count_per_record": 3, "async_write": True}
+    with caplog.at_level(logging.WARNING, "probe"):
+        monitor = run(framework, tmp_path, 8, monitors={"weight_grad": section, "cc": cc}, **schedule)
+    assert monitor.monitor is not None
+    rows = read(monitor.monitor.output_directory)
+    assert {row.step for row in rows} == {1, 3, 5}
+    assert all(numbers.keys() == {"norm"} for numbers in rows.values())
+    settings = monitor.monitor.settings
+    assert (settings.cc_distribution.enable, settings.cc_distribution.cc_codeline) == (True, (r"train.py\[23\]",))
+    for text in (
+        "async_write has no effect",
+        "cc.module_ranks has no effect",
+        "got 'nrom', left out; did you mean norm?",
+    ):
+        assert text in caplog.text
+
+
 def test_an_unknown_part_of_a_name(framework: Harness, tmp_path: Path) -> None:
     """It is an error before training that lists the modules there are."""
     with pytest.raises(ValueError, match=r"monitors\.module\.targets: expected parts .* got 'fx'; there are 0:fc"):
