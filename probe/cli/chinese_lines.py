@@ -23,7 +23,7 @@ def break_anywhere() -> None:
     from rich import _wrap
     from rich.text import Text
 
-    Text.rstrip_end = _drop_blanks  # type: ignore[method-assign] # that of Rich 15 counts characters
+    setattr(Text, "rstrip_end", _drop_blanks)  # noqa: B010 - that of Rich 15 counts characters
     if hasattr(_wrap, "re_word"):  # Rich 10 to 15 have it
         _wrap.re_word = WORD
 

@@ -97,7 +97,7 @@ _KINDS = {
 
 def _wrong_value(error: Any, parameter: Any) -> Message | None:
     """Return a sentence with the value of an argument or option that is wrong; None if the value is not known."""
-    cause = getattr(error, "__cause__", None)
+    cause: Any = getattr(error, "__cause__", None)
     first = next(iter(cause.errors()), None) if hasattr(cause, "errors") and parameter is not None else None
     if first is None:
         return None

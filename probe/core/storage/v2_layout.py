@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from probe.core.language import message
+from probe.core.naming import row_name
 from probe.core.records import Key
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import opened
-from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, row_name, whole
+from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, whole
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import FILE
 from probe.core.storage.problems import Problems
@@ -151,8 +152,8 @@ def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list
     """
     with opened(file) as source:
         text = source.read().decode("utf-8", "backslashreplace")
-    header, *others = list(rows(text.splitlines(keepends=True))) or [None]
-    columns = header.cells if header is not None else []
+    header, *others = rows(text.splitlines(keepends=True) or ["\n"])
+    columns = header.cells
     if missing := [name for name in (STAGE, STEP, MODULE_NAME, SCOPE) if name not in columns]:
         raise ValueError(message("expected a header with {names}", names=", ".join(missing)))
     ops = [name for name in columns if name not in (STAGE, STEP, MODULE_NAME, SCOPE, MICRO_STEP)]
