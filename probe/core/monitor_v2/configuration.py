@@ -25,8 +25,6 @@ OPS = ("min", "max", "mean", "norm", "nans")
 """Ops of a section that names none."""
 LAYOUT_FORMAT = "csv_v2"
 """Format that writes files in the layout of Monitor V2."""
-MARKS = frozenset({MONITORS, "framework", "patch_optimizer_step", "async_write", "stop_step"})
-"""Keys at the top of the file that no other monitor's configuration has."""
 Path = tuple[int | str, ...]
 _OPS_FORM = Form("list of names", "", f"a list of names out of {', '.join(EVERY_OP)}")
 _RANK_FORM = Form("rank or list of ranks", ">= 0", "a rank or a list of ranks, each an integer >= 0")
@@ -235,22 +233,19 @@ def _collectives(section: CcSection) -> dict[str, Any]:
     return {**{name: getattr(section, name) for name in names}, "enable": True, "cc_codeline": lines}
 
 
+_SECTIONS: dict[str, type[Section]] = {
+    "module": ModuleSection,
+    "weight_grad": WeightGradSection,
+    "optimizer": OptimizerSection,
+    "param": ParamSection,
+    "cc": CcSection,
+}
 MONITOR_V2 = Dialect(
     "msprobe's Monitor V2",
     (
         *keys_of(MonitorV2Config),
         *keys_of(Monitors, MONITORS),
-        *(
-            key
-            for name, model in {
-                "module": ModuleSection,
-                "weight_grad": WeightGradSection,
-                "optimizer": OptimizerSection,
-                "param": ParamSection,
-                "cc": CcSection,
-            }.items()
-            for key in keys_of(model, f"{MONITORS}.{name}")
-        ),
+        *(key for name, model in _SECTIONS.items() for key in keys_of(model, f"{MONITORS}.{name}")),
     ),
 )
 """Keys of the file, each with its section and its effect."""
@@ -287,7 +282,9 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with the keys of ``cc_distribution`` in ``cc`` itself, where they may stand as well."""
     monitors = values.get(MONITORS)
     cc = monitors.get("cc") if isinstance(monitors, Mapping) else None
-    if not isinstance(cc, Mapping) or not isinstance(cc.get("cc_distribution"), Mapping):
+    if not isinstance(monitors, Mapping) or not isinstance(cc, Mapping):
+        return dict(values)
+    if not isinstance(cc.get("cc_distribution"), Mapping):
         return dict(values)
     inner = {key: value for key, value in cc["cc_distribution"].items() if key != "enable"}
     outer = {key: value for key, value in cc.items() if key != "cc_distribution"}

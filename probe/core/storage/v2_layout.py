@@ -18,7 +18,7 @@ from probe.core.naming import row_name
 from probe.core.records import Key
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import opened
-from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, whole
+from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, decimal, whole
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import FILE
 from probe.core.storage.problems import Problems
@@ -182,8 +182,18 @@ def _row(section: str, ops: Sequence[str], cells: Mapping[str, str]) -> _Row:
         name,
         whole(STEP, cells[STEP]),
         whole(MICRO_STEP, micro) if micro else None,
-        tuple(cells[op] if cells[op] == "" or float(cells[op]) is not None else "" for op in ops),
+        tuple(_checked(cells[op]) for op in ops),
     )
+
+
+def _checked(cell: str) -> str:
+    """Return a cell of an op.
+
+    Raises:
+        ValueError: if it is neither empty nor a number.
+    """
+    decimal(cell)
+    return cell
 
 
 def _lines(signal: str, ops: Sequence[str], found: Sequence[_Row]) -> Iterator[str]:
