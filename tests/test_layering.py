@@ -69,7 +69,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"sentinel"}),
     frozenset({"output"}),
     frozenset({"monitor"}),
-    frozenset({"transformers", "internevo"}),
+    frozenset({"transformers", "internevo", "monitor_v2"}),
     frozenset({"transformers_monitor", "monitor_manager", "alert"}),
 )
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""

@@ -111,16 +111,22 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a port such as "10.0.0.1:29600"')
 
 
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Parse ``HOST:PORT``, such as ``10.0.0.1:29600`` or ``[::1]:0``; None for another text."""
+    found = _ADDRESS.fullmatch(text)
+    return (found[1].strip("[]"), int(found[2])) if found and int(found[2]) < 1 << 16 else None
+
+
 def address_of(text: str) -> tuple[str, int]:
     """Parse host and port.
 
     Raises:
         ValueError: if ``text`` is no address.
     """
-    found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[2]) < 1 << 16:
+    address = host_and_port(text)
+    if address is None or not address[1]:
         raise wrong(_ADDRESS_FORM.expected)
-    return found[1].strip("[]"), int(found[2])
+    return address
 
 
 def _flag_or_address(value: object) -> bool | str:

@@ -35,3 +35,18 @@ def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str
     if found[CHOSEN]:
         found = {name: value for name, value in found.items() if name not in VARIABLES}
     return {name: value for name, value in found.items() if value}
+
+
+def number_in(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return the number that a launcher has put into an environment variable, or ``otherwise`` without one.
+
+    Raises:
+        RuntimeError: if the variable has something else.
+    """
+    text = environ.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise RuntimeError(
+            f"environment variable {name}: expected a whole number, as a launcher sets it, got {text!r:.80}; correct "
+            "or unset it"
+        )
+    return int(text) if text else otherwise

@@ -18,7 +18,7 @@ from probe.core.storage.directories import find, runs
 from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed_run import INDEX
 from probe.core.storage.problems import Problems
-from probe.core.storage.run_directory import parsed_name
+from probe.core.storage.run_directory import local_stamp, parsed_name
 from probe.core.worker import Worker
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
@@ -256,7 +256,8 @@ class RunList:
             with self._lock:
                 if any((place, name) in self._known for name in names):
                     continue
-                began = (parsed_name(run.name) or (run.name, 0))[0]
+                first = min(directory.began for directory in run.directories)
+                began = local_stamp(first) if first else (parsed_name(run.name) or (run.name, 0))[0]
                 shown = root.name if len(found) == 1 else f"{root.name} ({number + 1}: {began})"
                 if last is not None:
                     one, last = last, None

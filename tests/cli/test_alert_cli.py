@@ -154,3 +154,8 @@ def test_alerts_of_a_run_that_goes_on_are_left_to_it(tmp_path: Path) -> None:
         assert "1 sender in" in output
         assert len(list((tmp_path / "alerts").glob("*.json"))) == 1
         alerts.close(0.1)
+
+
+def test_flush_of_a_folder_without_alerts_says_so(tmp_path: Path) -> None:
+    """One line, exit code 0."""
+    assert probe("alert", "flush", str(tmp_path)) == (0, f"{tmp_path}/alerts: no alert waits to be sent\n")

@@ -158,3 +158,16 @@ def test_outside_of_the_command_line_nothing_is_looked_up() -> None:
         check=True,
     )
     assert "opps: unknown key; did you mean ops?" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--help",), ("csv2db", "--help"), ("serve", "--help")])
+def test_no_sentence_of_a_help_is_cut(words: tuple[str, ...]) -> None:
+    """Lines are broken by the width of characters; the first line and the options of all commands are Chinese."""
+    done = probe(*words, LANGUAGE="zh_CN", COLUMNS="80")
+    assert "…" not in done.stdout
+    for text in ("用法：", "显示此消息并退出"):
+        assert text in done.stdout
+    for text in ("Usage", "Show this message"):
+        assert text not in done.stdout
+    for line in done.stdout.splitlines():
+        assert sum(2 if CHINESE.match(letter) or letter in "，。；：（）、" else 1 for letter in line) <= 80

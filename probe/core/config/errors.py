@@ -26,12 +26,25 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _KEY = "[key]"  # pydantic's last part of the location of a dict's key
 
 
+_MOST_NAMES = 30
+"""Most names that an error about an unknown key lists."""
 MOST_SHOWN = 50
 """Most problems that an error lists."""
 MOST_TEXT = 80
 """Most characters of a value that a problem shows."""
 LONGEST_NAME = 200
 """Most characters of a name for which the nearest other is searched."""
+
+
+class UnrunCode:
+    """Value in a Python file that only a run of the file would give; the file is never run.
+
+    Args:
+        code: its code.
+    """
+
+    def __init__(self, code: str) -> None:
+        self.code = code
 
 
 class ConfigError(ValueError):
@@ -64,6 +77,10 @@ class ConfigError(ValueError):
         )
         rest = (message("and {number} more", number=self.more),) if self.more else ()
         return joined("\n", (heading, *self.problems, *rest, self.advice))
+
+
+class UnreadableConfigError(ConfigError):
+    """Error of a configuration file that cannot be read at all."""
 
 
 def path_text(path: Path) -> str:
@@ -135,7 +152,7 @@ def _sentence(
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
-    shown = context["shown"] if "shown" in context else _shown(value)
+    shown = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else _shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
 
 
@@ -147,7 +164,7 @@ def unknown_key(name: object, known: Sequence[str], place: Belonging, section: s
 
 
 def _expected_key(known: Sequence[str]) -> Message:
-    if len(known) > 10:
+    if len(known) > _MOST_NAMES:
         return message("; expected one that `probe config explain` lists")
     return message("; expected one of {names}", names=", ".join(known))
 
@@ -159,6 +176,11 @@ def _hint(name: object, names: Sequence[str]) -> str:
 
 def _shown(value: object) -> str:
     """Encode ``value`` as JSON, cut to fit a line; of a large value only as much is encoded."""
+    if isinstance(value, UnrunCode):
+        code = _cut(redact(value.code), MOST_TEXT)
+        return message(
+            "{code}, which is not run; write the value itself, or pass the dict from your program", code=code
+        )
     text = ""
     try:
         for piece in _ENCODER.iterencode(value):

@@ -272,7 +272,7 @@ class Planner:
         while (plan := self.plan).until is not None and step >= plan.until:
             self.plan = replace(plan, until=None)  # raise once, even if training catches it and goes on
             if plan.base is None:
-                raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
+                raise ending(self.settings, self._faults, self._framework.groups.rank(), plan.takes_part)
             yield self._under(plan.base)
 
     def _under(self, base: Plan) -> Plan:
@@ -421,4 +421,5 @@ class Planner:
         """Return the announcements of ``kind``: in the broadcast if one is configured, else in files."""
         if self._broadcast is not None:
             return self._broadcast.notices(kind)
-        return FolderNotices(output_root(os.environ).absolute() / kind, self._framework.groups.rank())
+        root = output_root(os.environ, self.settings.output_dir).absolute()
+        return FolderNotices(root / kind, self._framework.groups.rank())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -23,6 +23,23 @@ MICRO_STEPS, TIMES = 50, 10
 """Largest plausible number of micro batches in a step: the first, or the second times the most of any step before."""
 
 _log = logging.getLogger("probe")
+
+
+class StepMark:
+    """Stand-in for an optimizer where the program passes none: the first that updates the model takes its place. Until
+    then each call of :meth:`step` ends a training step.
+
+    Args:
+        parameters: the model's.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": [*parameters], "lr": 0.0}]
+        self.is_replaced = False
+        """True once an optimizer has taken its place, whose updates end training steps."""
+
+    def step(self) -> None:
+        """End a training step."""
 
 
 class OtherUpdates:
@@ -96,7 +113,10 @@ class OtherUpdates:
         if self.updating or began != self.updates or optimizer in self._others:
             return
         number, shares = self._place(run, optimizer)
-        if number is not None:
+        if number is not None and isinstance(mark := run.optimizers[number], StepMark):
+            mark.is_replaced = True
+            self._follow(number, optimizer)
+        elif number is not None:
             _log.warning(
                 "another optimizer (%s) updates the parameters of the one that is watched (%s), which takes no steps: "
                 "it is followed from now on",
@@ -116,7 +136,10 @@ class OtherUpdates:
         hooks = run.framework.hooks
         present = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
         new = {id(parameter) for parameter in hooks.owned(optimizer)} & present
-        old = [{id(parameter) for parameter in hooks.owned(watched)} & present for watched in run.optimizers]
+        old = [
+            set() if isinstance(watched, StepMark) else {id(parameter) for parameter in hooks.owned(watched)} & present
+            for watched in run.optimizers
+        ]
         if not new:
             return None, False
         # first those that still have parameters in the model, then one whose parameters have all been replaced

@@ -96,7 +96,8 @@ class Attachment:
         with ExitStack() as undo:
             listeners.add(self.account.rows)
             undo.callback(listeners.remove, self.account.rows)
-            self._program_number = ProgramNumber(output_root(os.environ).absolute(), groups, os.environ, self.faults)
+            root = output_root(os.environ, settings.output_dir).absolute()
+            self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
             undo.callback(self._program_number.release)
             self.reporting = Reporting(
                 settings,

@@ -70,7 +70,8 @@ class Reporting:
         """Time of the monotonic clock at which a summary was written last."""
         self._summary_closed = False
         self._process = os.getpid()
-        self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
+        self._job = job_name(settings.run.job)
+        self._root = output_root(os.environ, settings.output_dir).absolute()
         self._rank, self._launched = groups.rank() + number, groups.world_size()
         self._ranks = max(self._launched, self._rank + 1)
         self._watcher: WatcherProcess | None = None

@@ -134,7 +134,7 @@ class Subject:
             armed: Settings = deeper(plan.settings)
             self.run(Plan(armed, plan.schedule), run.clock.step)
         if plan.takes_part and plan.settings.print_struct:
-            prepare(self.framework.groups.rank())
+            prepare(plan.settings, self.framework.groups.rank())
         elif plan.takes_part:
             self._check_targets(run, lead)
 

@@ -43,7 +43,8 @@ class OutputFolder:
         self._mates = mates
         self.pp_stage = mates.index(rank) if rank in mates else 0
         """The pipeline stage of this rank."""
-        self.root = run_directory.output_root(os.environ).absolute()  # training may change its directory
+        # training may change its directory
+        self.root = run_directory.output_root(os.environ, settings.output_dir).absolute()
         writes = set(settings.formats) - {KEPT}
         self.resumed: Resumed | None = resume(self.root, rank, settings.append_output, first) if writes else None
         """The directory of an earlier run that is continued."""

@@ -84,7 +84,7 @@ class NumberLog:
         elif self._tensors.is_tensor(value):
             self._put_tensor(name, value)
         else:
-            number = float(value.item() if isinstance(value, (np.ndarray, np.generic)) else value)
+            number = _number(value)
             self._drop(name)
             self._known[name] = number
 
@@ -110,3 +110,15 @@ class NumberLog:
         self._clear()
         wait = self._tensors.to_host([*blocks.values()]) if blocks else None
         return LoggedNumbers(known, tuple(blocks), wait)
+
+
+def _number(value: Any) -> float:
+    """Return a value as a number.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    try:
+        return float(value.item() if isinstance(value, (np.ndarray, np.generic)) else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"expected a number or a tensor of one element, got {value!r:.80}") from None

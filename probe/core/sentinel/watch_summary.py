@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from probe.core.hindsight.onset import Onset
 from probe.core.messages import plural, shown_path
 from probe.core.storage.layout import ranks_text
+from probe.core.storage.run_directory import zone_note
 from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, united, verdict_of
 from probe.core.verdict_picture import VerdictPicture, card_lines
 
@@ -162,7 +163,7 @@ class RunReport(NamedTuple):
 
     @property
     def _files(self) -> str:
-        return f"files in {self.files}" if self.files else ""
+        return f"files in {self.files}{zone_note(self.files)}" if self.files else ""
 
 
 def report_of(

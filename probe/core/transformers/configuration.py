@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
-from probe.core.config.parse import read
+from probe.core.config.parse import path_of, read
 from probe.core.fields import Section
 from probe.core.language import message
 from probe.core.transformers.dialect import CALLBACKS, DYNAMIC, EVENTS, MONITOR, TRANSFORMERS
@@ -122,7 +122,7 @@ def read_configuration(
     if isinstance(source, Mapping):
         values = dict(source)
     else:
-        name = fspath(source)
+        name = path_of(source)
         parsed = read(source)
         values, lead = parsed.values, parsed.lines.lead
         found += parsed.repeated
@@ -207,6 +207,8 @@ class _Reader:
     def _state(self) -> StateSection:
         section = self._mapping(MONITOR)
         if section.get("monitor_on") in (None, False):  # nothing else in it has an effect
+            if section.get("monitor_on") is None and section:
+                self._warn_of_no_switch(section)
             return StateSection()
         return self.section(StateSection, section, (MONITOR,)) or StateSection()
 
@@ -298,6 +300,15 @@ class _Reader:
             elsewhere = MONITOR in TRANSFORMERS.places.get(key, ())
             place = TRANSFORMERS.place(key) if elsewhere else f"of a {kind}, {read[-1]} is read; remove it"
             _log.warning("%s has no effect: %s", path_text((CALLBACKS, index, str(key))), place)
+
+    def _warn_of_no_switch(self, section: Mapping[str, Any]) -> None:
+        """Log that a section is passed over, since it lacks its switch, unless that is misspelt."""
+        known = (*StateSection.model_fields, *TRANSFORMERS.unsupported)
+        unknown = [key for key in section if key not in known]
+        for key in unknown:
+            self._problem((MONITOR, key), unknown_key(key, known, TRANSFORMERS.place))
+        if not unknown:
+            _log.warning("%s has no effect without its key monitor_on: set it to True", MONITOR)
 
     def _warn_of_misplaced(self, state: StateSection, events: TensorboardSection | None) -> None:
         """Log each key that stands where it has no effect, with the place where it has one."""

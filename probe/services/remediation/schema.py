@@ -9,7 +9,19 @@ import annotated_types as ranges
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from probe.core.fields import Flag, Form, Integer, Names, Number, Section, Text, Variants, not_empty, wrong
+from probe.core.fields import (
+    Flag,
+    Form,
+    Integer,
+    Names,
+    Number,
+    Section,
+    Text,
+    Variants,
+    host_and_port,
+    not_empty,
+    wrong,
+)
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.label_fields import Label
 from probe.services.remediation.planned_action import shown
@@ -17,7 +29,6 @@ from probe.services.remediation.sections import section_within
 
 PORT = 9095
 """Port if the configuration names none."""
-_LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _LISTEN_FORM = Form("address", "", 'a host and a port such as "127.0.0.1:9095"')
 _JOB_FORM = Form("job", "", "the path of a configuration file, or a mapping with configuration and ranks")
 
@@ -28,10 +39,9 @@ def parsed_address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: if ``text`` is no address.
     """
-    found = _LISTEN.fullmatch(text)
-    if not found or int(found[2]) >= 1 << 16:
+    if (address := host_and_port(text)) is None:
         raise wrong(_LISTEN_FORM.expected)
-    return found[1].strip("[]"), int(found[2])
+    return address
 
 
 def _address(text: str) -> str:

@@ -97,7 +97,9 @@ def write_report(
 def check_target(out: Path) -> None:
     """Raise ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
+        raise ValueError(
+            message("{out}: expected the name of a file in a directory that exists, such as report.html", out=out)
+        )
     plotly_bundle()
 
 
