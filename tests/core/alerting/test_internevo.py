@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import inspect
 import json
 import logging
@@ -26,6 +28,7 @@ from probe.core.alert import (
     send_feishu_msg_with_webhook,
 )
 from probe.core.internevo.losses import LossRatio
+from probe.core.launch import RESTARTS, VARIABLES, WORLDS
 from probe.core.monitor_manager import MonitorManager, MonitorTracker, initialize_monitor_manager
 from tests.core.alerting.receivers import Receiver, black_hole, free_port, raw_server, serving, text_of, wait_for
 from tests.required import require
@@ -226,6 +229,40 @@ def test_sigterm_waits_five_seconds_at_most_for_a_receiver_that_does_not_answer(
     assert time.monotonic() - began < 25
     kept = "".join(path.read_text() for path in (tmp_path / "output" / "alerts").rglob("*.json*"))
     assert "SIGTERM at step 3" in kept
+
+
+def test_a_critical_alert_that_is_not_delivered_is_named_on_the_terminal(tmp_path: Path) -> None:
+    """With the folder that keeps it, also where the program's log goes elsewhere; one that is delivered is not."""
+    program = """
+import logging, sys
+from probe.core.monitor_manager import initialize_monitor_manager
+logging.basicConfig(filename=sys.argv[2])
+with initialize_monitor_manager("job", sys.argv[1]):
+    raise RuntimeError("a")
+"""
+    with raw_server(black_hole) as address, serving(Receiver()) as receiver:
+        lost = script(program, address, str(tmp_path / "log")).communicate(timeout=120)[1]
+        sent = script(program, receiver.url(), str(tmp_path / "log")).communicate(timeout=120)[1]
+    kept = f"not delivered; the next run with this output directory sends what is kept in {tmp_path}/output/alerts:"
+    assert f"probe: error: {kept}\nprobe:   [critical] RuntimeError before the first step on rank 0\n" in lost
+    assert "not delivered" not in sent
+
+
+def test_messages_are_signed_with_the_secret_of_the_environment(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a run and those of one's own, by the formula of Feishu; without the variable they have no signature."""
+    assert send_feishu_msg_with_webhook(receiver.url(), "title", "text") is not None
+    monkeypatch.setenv("PROBE_FEISHU_SECRET", secret := "a-secret-of-the-bot")
+    assert send_feishu_msg_with_webhook(receiver.url(), "title", "text") is not None
+    with initialize_monitor_manager("job", receiver.url()):
+        pass
+    first, *others = (request.body for request in receiver.requests if request.body)
+    assert "sign" not in first
+    assert len(others) >= 2
+    for body in others:
+        key = f"{body['timestamp']}\n{secret}".encode()
+        assert body["sign"] == base64.b64encode(hmac.new(key, digestmod="sha256").digest()).decode()
 
 
 ELSEWHERE = """
@@ -444,7 +481,8 @@ def test_a_wrong_configuration_is_an_error(tmp_path: Path, caplog: pytest.LogCap
     assert "monitor.tensorboard is not supported" in caplog.text
 
 
-def test_ranks_send_one_message(receiver: Receiver) -> None:
+@pytest.mark.parametrize("launcher", [{"MASTER_PORT": "1"}, {}], ids=["named launch", "ranks alone"])
+def test_ranks_send_one_message(launcher: dict[str, str], receiver: Receiver) -> None:
     """Begin and end come from the first rank; an exception from the first rank that has it."""
     program = """
 import sys
@@ -455,7 +493,9 @@ with initialize_monitor_manager("job", sys.argv[1]):
     raise RuntimeError("a")
 """
     command = [sys.executable, "-c", program, receiver.url()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": "1"}
+    named = {*VARIABLES, *RESTARTS, *WORLDS}
+    environment = {name: value for name, value in os.environ.items() if name not in named}
+    environment |= {"PYTHONPATH": str(ROOT), **launcher}
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **piped) for rank in range(3)]
     for each in ranks:  # one that begins after the exception would take it for an earlier run's
