@@ -19,6 +19,11 @@ def sound_time(seconds: object, now: float) -> float:
     return float(seconds) if 0 <= seconds <= now + FUTURE_SECONDS else now  # NaN is in no range
 
 
+def local_time(seconds: float) -> datetime:
+    """Return a time of this machine with its offset from UTC."""
+    return datetime.fromtimestamp(seconds).astimezone()
+
+
 def utc_text(seconds: float) -> str:
     """Return a time as RFC 3339 has it, in UTC and milliseconds; one that no date has as the nearest that one has.
 

@@ -108,7 +108,7 @@ def make_callbacks(
             )
         )
     if made and isinstance(made[0], CallbackCore):
-        made[0].write_texts(texts({"device_num": made[0].devices, "data_size": dataset_size, **config.values}))
+        made[0].write_page({"device_num": made[0].devices, "data_size": dataset_size, **config.values})
     if config.probe is not None and probe_class is not None:
         made.append(probe_class(**config.probe))
     elif config.probe is not None:

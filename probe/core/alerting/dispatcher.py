@@ -24,6 +24,8 @@ from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.language import message
+from probe.core.messages import complain
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
@@ -37,6 +39,8 @@ COUNTED = "alerts: counted, not sent one by one"
 GIVEN_UP = "alerts: refused by the receiver for good"
 """Kinds of losses that are counted."""
 
+MOST_NAMED = 5
+"""Most alerts that are named on standard error."""
 WHERE = "alerts"
 """Place under which failures are counted."""
 
@@ -333,9 +337,24 @@ class Dispatcher:
         self._flushes.remove(flush)
         if flush.last:
             self._closed = True
+            self._name_undelivered()
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
+
+    def _name_undelivered(self) -> None:
+        """Write on standard error which critical alerts no longer reach their channels in this process: a log may go
+        nowhere."""
+        left = [*self._group, *(entry for outlet in self._outlets for entry in outlet.waiting)]
+        titles = [*dict.fromkeys(heading(entry.alert) for entry in left if entry.alert.severity == "critical")]
+        if not titles:
+            return
+        shown = "\n".join([*titles[:MOST_NAMED], *(["..."] if len(titles) > MOST_NAMED else [])])
+        if self._folder is None:
+            complain(message("not delivered, and lost:\n{alerts}", alerts=shown))
+        else:
+            text = "not delivered; the next run with this output directory sends what is kept in {folder}:\n{alerts}"
+            complain(message(text, folder=self._folder, alerts=shown))
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probe.core.faults import Faults
-from probe.core.launch import launch_names
+from probe.core.launch import is_rank, launch_names
 from probe.core.messages import plural
 from probe.core.records import Alert
 
@@ -25,15 +25,16 @@ OPEN_SECONDS = 3600.0
 """Time after which an open matter is sent again."""
 CLOCK_SECONDS = 0.1
 """Most that the clock of file systems may be behind."""
+UNNAMED = "ranks of a launch without a name"
 MOST = 2000
 """Most matters that are kept in memory; of more, the oldest are forgotten."""
 
 
 def run_name(environ: Mapping[str, str]) -> str:
     """Return a name that all ranks of a run share, and no other run at the same time; of a process without a launcher
-    one of its own."""
+    one of its own. Ranks whose launch has no name share one with all such ranks in their folder."""
     found = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
-    return "\n".join(found) or os.urandom(16).hex()
+    return "\n".join(found) or (UNNAMED if is_rank(environ) else os.urandom(16).hex())
 
 
 class _Matter:

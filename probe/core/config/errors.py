@@ -96,12 +96,12 @@ def path_text(path: Path) -> str:
     return text
 
 
-def nearest(name: object, names: Sequence[str]) -> str | None:
-    """Find the name of ``names`` that a user may have meant, ignoring case."""
+def nearest(name: object, names: Sequence[str], likeness: float = 0.6) -> str | None:
+    """Find the name of ``names`` that a user may have meant, ignoring case; it is at least this like ``name``."""
     if len(str(name)) > LONGEST_NAME:
         return None
     known = {candidate.casefold(): candidate for candidate in names}
-    close = get_close_matches(str(name).casefold(), list(known), n=1)
+    close = get_close_matches(str(name).casefold(), list(known), n=1, cutoff=likeness)
     return known[close[0]] if close else None
 
 

@@ -9,7 +9,8 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from probe.core.internevo.recipients import WORLDS, launched, recipients
+from probe.core.internevo.recipients import recipients
+from probe.core.launch import WORLDS, launched
 from probe.core.monitor.alarms import Cause, job_name
 from probe.core.monitor.process_exit import Endings
 from probe.core.run_state.budget import Budget, OwnBudget, promise_of

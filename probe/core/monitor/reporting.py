@@ -77,7 +77,7 @@ class Reporting:
         self._watcher: WatcherProcess | None = None
         rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
         name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
-        self.metrics = MetricsHub(name, self._folder, rules, faults)
+        self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
         """Ways out for metrics of this rank, which its sinks share."""
         with ExitStack() as undo:
             self._feed = self._new_feed(first)
@@ -131,7 +131,8 @@ class Reporting:
             attempt(self._faults, WHERE, self._feed.failed, error)
 
     def close(self, deadline: float) -> None:
-        """Send what is pending before ``deadline``, of the monotonic clock."""
+        """Send what is pending before ``deadline``, of the monotonic clock. Trackers end beside the last alerts."""
+        attempt(self._faults, WHERE, self.metrics.ending)
         for sender in (self._alarms, self._feed, self.metrics):
             if sender is not None:
                 attempt(self._faults, WHERE, sender.close, max(LAST_SECONDS, deadline - time.monotonic()))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
+from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems, unknown_key
 from probe.core.config.parse import path_of, read
 from probe.core.fields import Section
 from probe.core.language import message
@@ -32,6 +32,8 @@ LOSS, STATE, PROBE = "MFLossMonitor", "TrainingStateMonitor", "ProbeCallback"
 """Types of callbacks that are read here."""
 DYNAMIC_LOSS = "LossCallback"
 """Type that the dynamic graph has in place of the first."""
+MISSPELT = 0.85
+"""Least likeness of the type of a callback that is probably one of these: `ProfileMonitor` is not."""
 DIRECTORY_VARIABLE = "MA_SUMMARY_LOG_DIR"
 """Environment variable with the directory of event files; it is used instead of `tensorboard_dir`."""
 _log = logging.getLogger("probe.transformers")
@@ -245,7 +247,7 @@ class _Reader:
         if not isinstance(listed, list | tuple):
             self._problem((CALLBACKS,), f"expected a list of callbacks, got {type(listed).__name__}")
             return None, None
-        loss, probe, left = None, None, list[str]()
+        loss, probe, left = None, None, dict[int, str]()
         for index, entry in enumerate(listed):
             kind = entry.get("type") if isinstance(entry, Mapping) else None
             if not isinstance(kind, str):
@@ -261,10 +263,18 @@ class _Reader:
             elif kind == STATE:
                 self._warn_of_unread(kind, entry, index, ("type",))
             else:
-                left.append(kind)
-        if left:
-            _log.info("callbacks of other types are left to the program: %s", ", ".join(left))
+                left[index] = kind
+        self._name_left(left)
         return loss, probe
+
+    def _name_left(self, left: Mapping[int, str]) -> None:
+        """Log the types of callbacks that are left to the program, by their places, with what was probably meant."""
+        if left:
+            _log.info("callbacks of other types are left to the program: %s", ", ".join(left.values()))
+        for index, kind in left.items():
+            if meant := nearest(kind, (LOSS, DYNAMIC_LOSS, STATE, PROBE), MISSPELT):
+                at = path_text((CALLBACKS, index, "type"))
+                _log.warning("%s: %s is left to the program; did you mean %s?", at, kind, meant)
 
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self._values.get(key)

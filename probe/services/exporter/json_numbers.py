@@ -40,6 +40,7 @@ NUMBERS: dict[str, Metric] = {
     "val_loss": Metric("training_validation_loss", "Loss on validation data.", _JOB),
 }
 """Metrics by the key in the file; other keys are ignored."""
+GRADIENT_NORM = Metric("gradient_norm", "Norm of all gradients, under the name that older rules have.", _JOB)
 UPDATED = Metric("training_last_update_timestamp_seconds", "Time at which the file was written, in Unix time.", _JOB)
 _TEXT = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}

@@ -19,7 +19,7 @@ from probe import __version__
 from probe.core.faults import Faults
 from probe.core.output.metrics.catalogue import Metric
 from probe.core.worker import Worker
-from probe.services.exporter.json_numbers import NUMBERS, UPDATED, JobNumbers, JsonNumbers
+from probe.services.exporter.json_numbers import GRADIENT_NORM, NUMBERS, UPDATED, JobNumbers, JsonNumbers
 from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import NodeRanks, ShownRank
 from probe.services.exporter.reading_process import ReadingProcess, Sample
@@ -200,7 +200,7 @@ class _Families:
 
 
 def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
-    for key, metric in NUMBERS.items():
+    for key, metric in (*NUMBERS.items(), ("gradient_norm", GRADIENT_NORM)):
         family = _family(metric)
         for job in jobs:
             if key in job.values:

@@ -6,13 +6,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from probe.core.analysis.performance.throughput import HEALTHY, stable_level
 from probe.core.storage.performance_file import PerformanceReading
+from probe.core.times import local_time
 
 LOW_UTILIZATION = 50.0
 """Utilisation in percent below which a device has little to do."""
@@ -76,7 +76,7 @@ class AnomalyLog:
             now.add(place)
             if place not in self._open:
                 self._open[place] = reading.time
-                at = datetime.fromtimestamp(reading.time).astimezone().isoformat(timespec="milliseconds")
+                at = local_time(reading.time).isoformat(timespec="milliseconds")
                 self.kept.append({"timestamp": at, **anomaly})
                 _log.warning("anomaly %s", " ".join(f"{key}={_text(value)}" for key, value in anomaly.items()))
         known = set(_known(reading, healthy))

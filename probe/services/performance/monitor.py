@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.storage.files import append, open_for_append
 from probe.core.storage.performance_file import MOST_BYTES, PerformanceReading, line, mean, older
+from probe.core.times import local_time
 from probe.core.worker import Worker
 from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
 from probe.services.performance.sources import MachineSource, TrainingSource
@@ -148,7 +148,8 @@ class PerformanceMonitor:
 
     @property
     def metrics_history(self) -> dict[str, list[Any]]:
-        """Readings by number; of several devices the mean. None for a number that is unknown."""
+        """Readings by number; of several devices the mean. None for a number that is unknown. Times are those of this
+        machine with their offset from UTC, as in all other results."""
         kept = self.readings
         columns: dict[str, Callable[[PerformanceReading], float]] = {
             "gpu_utilization": lambda reading: reading.utilization_percent,
@@ -159,7 +160,7 @@ class PerformanceMonitor:
             "loss_value": lambda reading: reading.loss,
             "learning_rate": lambda reading: reading.learning_rate,
         }
-        times = [datetime.fromtimestamp(reading.time) for reading in kept]
+        times = [local_time(reading.time) for reading in kept]
         return {
             "timestamp": times,
             **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
@@ -278,7 +279,7 @@ def _known(value: float) -> float | None:
 
 
 def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    return local_time(seconds).isoformat(timespec="seconds")
 
 
 def _positive(name: str, value: float) -> float:

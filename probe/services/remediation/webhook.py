@@ -1,4 +1,5 @@
-"""Parser of the webhook of Alertmanager, version 4 of its format.
+"""Parser of the webhook of Alertmanager, version 4 of its format. A request of another sender may leave out the version
+and times; it needs ``alerts`` with ``status`` and ``labels``.
 
 Format: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
@@ -37,8 +39,8 @@ def parsed(data: bytes) -> list[FiringAlert]:
     body = _json(data)
     if not isinstance(body, dict):
         raise _wrong("body", "an object", body)
-    if body.get("version") != VERSION:
-        raise _wrong("version", f'"{VERSION}"', body.get("version"))
+    if body.get("version", VERSION) != VERSION:
+        raise _wrong("version", f'"{VERSION}", or none', body["version"])
     alerts = body.get("alerts")
     if not isinstance(alerts, list):
         raise _wrong("alerts", "a list", alerts)
@@ -79,7 +81,7 @@ def _alert(alert: Any, place: str) -> FiringAlert:
             raise _wrong(f"{place}.labels.{name[:100]}", "a text", value)
     if not labels.get("alertname"):
         raise _wrong(f"{place}.labels.alertname", "the name of the alert", labels.get("alertname"))
-    starts = _time(alert.get("startsAt"), f"{place}.startsAt")
+    starts = _time(alert["startsAt"], f"{place}.startsAt") if "startsAt" in alert else time.time()
     return FiringAlert(labels["alertname"], labels, starts, _identity(alert, labels, place), status == "firing")
 
 

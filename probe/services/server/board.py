@@ -36,6 +36,12 @@ NUMBERS = {
     LEARNING_RATE: (LEARNING_RATE, "lr"),
 }
 """Numbers that are shown, each by the names under which runs send it; a name that ends in ``_`` is a beginning."""
+TIMED_KINDS = ("init_time", "stage_time")
+"""Kinds of messages whose numbers are seconds of stages."""
+TIMED_ENDS = ("_time", "_seconds")
+"""Ends of the names of numbers that are, in any message, seconds of stages."""
+MOST_STAGES = 50
+"""Most stages of a job."""
 STEPS = ("step", "global_step", "batch_count")
 """Names under which runs send the number of the step."""
 
@@ -79,6 +85,8 @@ class JobView:
     runs: dict[int, list[str]] = field(default_factory=dict)
     """Processes of each rank, in the order of their first messages."""
     curve: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS))
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of stages by name: those of the process that stands for the job, before there is one of any."""
     leader: tuple[int, str] | None = None
     """Process whose numbers stand for the job: that of the lowest rank that has a loss."""
     events: int = 0
@@ -176,9 +184,11 @@ class RunBoard:
         found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
         rank.numbers.update(found)
         job = self.view_of(rank.origin)
+        key = (rank.origin.rank, rank.origin.run)
+        if job is not None and job.leader in (None, key):
+            _time_stages(job, message)
         if job is None or LOSS not in found:
             return False
-        key = (rank.origin.rank, rank.origin.run)
         leader = job.ranks.get(job.leader) if job.leader is not None else None
         if leader is None or leader.state in ("ended", "replaced") or key[0] < leader.origin.rank:
             job.leader = key
@@ -248,6 +258,17 @@ class RunBoard:
         """Yield every process."""
         for job in self._jobs.values():
             yield from job.ranks.values()
+
+
+def _time_stages(job: JobView, message: HeartbeatMessage) -> None:
+    """Take the seconds of stages over."""
+    for name, value in message.values.items():
+        timed = message.kind in TIMED_KINDS or name.endswith(TIMED_ENDS)
+        if not timed or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        stage = name.removeprefix("phase/").removesuffix(TIMED_ENDS[0]).removesuffix(TIMED_ENDS[1])
+        if stage in job.stages or len(job.stages) < MOST_STAGES:
+            job.stages[stage] = float(value)
 
 
 def _is_end(message: HeartbeatMessage) -> bool:

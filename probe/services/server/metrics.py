@@ -49,6 +49,8 @@ def _lines(store: HeartbeatStore, board: RunBoard, counts: Counter[tuple[str, st
     for place, (name, about) in enumerate(JOB_GAUGES.items()):
         samples = [(_names(job), job.curve[-1][place]) for job in jobs if job.curve]
         yield from _family(f"probe_job_{name}", "gauge", about, samples)
+    stages = [({**_names(job), "stage": stage}, value) for job in jobs for stage, value in sorted(job.stages.items())]
+    yield from _family("probe_job_stage_seconds", "gauge", "Seconds of a stage of start-up or of a step.", stages)
 
 
 def _names(job: JobView) -> Mapping[str, str]:
