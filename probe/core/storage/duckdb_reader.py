@@ -421,7 +421,7 @@ class Rows:
         """Return the files in the directories."""
         found: dict[str, Files] = {}
         for n, directory in enumerate(self.directories):
-            for file in readable(self.connection, each_once(tables(directory.path, self.problems)), self.problems):
+            for file in each_once(readable(self.connection, tables(directory.path, self.problems), self.problems)):
                 found.setdefault(file.signal, []).append((n, self._mend(n, file)))
             self._add_database(n, found)
         return found
