@@ -154,7 +154,7 @@ def _made(parts: FetchedParts) -> str:
     folder = tempfile.mkdtemp(prefix=PREFIX)
     descriptor = os.open(f"{folder}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     _lock(descriptor)
-    os.replace(f"{folder}/new", f"{folder}/{OWNER}")
+    Path(folder, "new").replace(Path(folder, OWNER))
     weakref.finalize(parts, _remove, folder, descriptor, os.getpid())
     return folder
 
