@@ -23,7 +23,7 @@ from probe.core.storage.layout import table_name
 from probe.core.storage.listing import with_ends
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import HIGHEST, Manifest
-from probe.core.storage.packed_run import packed_files, packed_index
+from probe.core.storage.packed.run import packed_files, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, each_once
 

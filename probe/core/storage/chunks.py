@@ -14,7 +14,7 @@ from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
 from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
-from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
+from probe.core.storage.packed.run import FILES_TABLE, PACKED, packed_index, packed_source
 from probe.core.storage.parquet_check import misfit
 from probe.core.storage.problems import Problems, cannot_be_read
 from probe.core.storage.sql import literal, pattern_of, quoted

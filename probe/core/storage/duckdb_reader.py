@@ -14,8 +14,8 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import CALL, FORM, KEY, MICRO_STEP, STEP, is_number
 from probe.core.storage.listing import FileListing, Files, Listing, columns_of, grouped, source, with_ends
 from probe.core.storage.location import Place, failure_of, located, readable_by_duckdb
-from probe.core.storage.packed_listing import PackedListing
-from probe.core.storage.packed_run import PACKED, packed_source
+from probe.core.storage.packed.listing import PackedListing
+from probe.core.storage.packed.run import PACKED, packed_source
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, quoted
 from probe.core.storage.table_files import TableFile

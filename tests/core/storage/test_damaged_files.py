@@ -33,7 +33,7 @@ from tests.view.view_process import viewing
 
 pytestmark = pytest.mark.slow
 
-require("duckdb")
+duckdb = require("duckdb")
 require("plotly")
 
 HEADER = b"vpp_stage,name,step,norm,shape,dtype\n"
@@ -63,6 +63,15 @@ READABLE = {
     "ranks beyond number": HEADER[:-1] + b",coverage\n" + ROW[:-1] + b",1 of [3] at 0:1 over ranks 0-99999999999\n",
 }
 """The same of files whose rows can be read."""
+FOREIGN_TABLES = {
+    "other columns": "SELECT 1 AS a",
+    "text for numbers": "SELECT 0 AS vpp_stage, 'w' AS name, 'x' AS step, 1.5::DOUBLE AS norm",
+    "a structure": "SELECT 0 AS vpp_stage, 'w' AS name, 0 AS step, {'a': 1} AS norm",
+    "thousands of columns": "SELECT 0 AS vpp_stage, 'w' AS name, 0 AS step, "
+    + ", ".join(f"1.5::DOUBLE AS c{n}" for n in range(2000)),
+}
+"""Parquet tables of others."""
+FOREIGN_SIGNALS = [(f"foreign{n}", "norm") for n in range(len(FOREIGN_TABLES))]
 GOOD_ROWS = {"actv": 4 * 4, "grad_reduced": 4 * 2}
 
 
@@ -127,7 +136,10 @@ def damaged(root: Path, part: str) -> set[str]:
     }
     for path, content in contents.items():
         path.write_bytes(content)
-    return {path.name for path in contents}
+    tables = {parquet / f"foreign{n}_0-3.parquet": query for n, query in enumerate(FOREIGN_TABLES.values())}
+    for path, query in tables.items():
+        duckdb.sql(query).write_parquet(str(path))
+    return {path.name for path in (*contents, *tables)}
 
 
 @pytest.mark.parametrize("part", ["even", "odd", "other formats"])
@@ -157,7 +169,7 @@ def test_the_page_leaves_out_the_same_damaged_files(tmp_path: Path, part: str) -
     """Once the signals are shown; Parquet whose steps are in CSV files is not opened."""
     names = damaged(tmp_path / "run", part) - {"actv_0-0.parquet"}
     with viewing(tmp_path / "server", tmp_path / "run") as server:
-        for signal, op in (("actv", "max"), ("grad_reduced", "max"), ("other", "norm")):
+        for signal, op in (("actv", "max"), ("grad_reduced", "max"), ("other", "norm"), *FOREIGN_SIGNALS):
             for _ in range(2):  # the first request that meets a damaged file fails
                 server.client.get("/api/runs/0/heatmap", params={"signal": signal, "op": op})
         text = "\n".join(server.get("/api/runs/0")["problems"])
@@ -278,3 +290,17 @@ def test_files_of_gigabytes_of_zeros_are_left_out(tmp_path: Path) -> None:
             text = output.replace("\n", "")
             times = {text.count(f"other_{number}-{number}.csv") for number in range(3)}
             assert times == {2 if command == "compare" else 1}, command
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5])
+def test_zeros_in_a_parquet_file_end_no_command(tmp_path: Path, place: float) -> None:
+    """A block that a disk has lost: the file is left out, or its numbers are read, which no checksum guards."""
+    rank = write_run(tmp_path / "run", 0, range(4), sink="parquet", steps_per_file=4)
+    path = rank / "actv_0-3.parquet"
+    data = bytearray(path.read_bytes())
+    begin = int(place * len(data))
+    data[begin : begin + 64] = bytes(64)
+    path.write_bytes(data)
+    result = ended(["anomalies", str(tmp_path / "run")])
+    assert result.exit_code in (0, 1)
+    assert (result.exit_code == 1) == ("actv_0-3.parquet" in result.output.replace("\n", "") or "NaN" in result.output)

@@ -16,7 +16,7 @@ from probe.core.storage.directories import RankDirectory, find
 from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
 from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
 from probe.core.storage.sqlite_reader import last_steps

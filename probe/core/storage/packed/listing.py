@@ -13,7 +13,7 @@ from pathlib import Path
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.listing import Connection, Files
 from probe.core.storage.location import Place, fetch_ahead
-from probe.core.storage.packed_run import DIRECTORY, RANK, packed_files, packed_index, packed_source
+from probe.core.storage.packed.run import DIRECTORY, RANK, packed_files, packed_index, packed_source
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed, literal
 from probe.core.storage.table_files import TableFile

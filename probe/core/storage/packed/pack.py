@@ -1,4 +1,4 @@
-"""Packing of a run: the files of all ranks, in a folder of their own, as :mod:`packed_run` describes.
+"""Packing of a run: the files of all ranks, in a folder of their own, as :mod:`run` describes.
 
 The source is only read. Each file is written under another name and moved; a record of it lets an interrupted pack go
 on. The index is written last: a folder without it is no packed run.
@@ -21,10 +21,10 @@ from probe.core.storage.duckdb_reader import MEMORY, Rows
 from probe.core.storage.files import moved, replace_text
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import on_disk
-from probe.core.storage.pack_blocks import SEALS, BlockWork, Sealed, write_block
-from probe.core.storage.pack_plan import PackPlan, PackSettings
-from probe.core.storage.pack_tables import SideTables
-from probe.core.storage.packed_run import INDEX, is_packed, packed_index
+from probe.core.storage.packed.blocks import SEALS, BlockWork, Sealed, write_block
+from probe.core.storage.packed.plan import PackPlan, PackSettings
+from probe.core.storage.packed.run import INDEX, is_packed, packed_index
+from probe.core.storage.packed.tables import SideTables
 from probe.core.storage.performance_file import PATTERN
 from probe.core.storage.problems import Problems
 

@@ -16,8 +16,8 @@ from probe.core.storage.layout import COST_COLUMNS, COSTS, UPDATE_COLUMNS, table
 from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.pack_blocks import BlockWork, Sealed
-from probe.core.storage.packed_run import FILES_TABLE, TEXTS_TABLE
+from probe.core.storage.packed.blocks import BlockWork, Sealed
+from probe.core.storage.packed.run import FILES_TABLE, TEXTS_TABLE
 from probe.core.storage.sql import literal
 
 _TABLES = {

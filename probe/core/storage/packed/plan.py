@@ -16,9 +16,9 @@ from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.pack_blocks import BlockWork, Source
-from probe.core.storage.pack_index import IndexDraft
-from probe.core.storage.packed_run import WrittenName
+from probe.core.storage.packed.blocks import BlockWork, Source
+from probe.core.storage.packed.draft import IndexDraft
+from probe.core.storage.packed.run import WrittenName
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sqlite_reader import FORMAT as SQLITE

@@ -10,8 +10,8 @@ from probe.core.storage.directories import RankDirectory, has_rows
 from probe.core.storage.files import moved
 from probe.core.storage.layout import is_number
 from probe.core.storage.location import Place
-from probe.core.storage.pack_blocks import BlockWork, Sealed
-from probe.core.storage.packed_run import (
+from probe.core.storage.packed.blocks import BlockWork, Sealed
+from probe.core.storage.packed.run import (
     INDEX,
     Interned,
     PackedBlock,

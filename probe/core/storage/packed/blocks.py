@@ -14,7 +14,7 @@ from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill
 from probe.core.storage.files import moved, replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import DIRECTORY, FILE, RANK, digest
+from probe.core.storage.packed.run import DIRECTORY, FILE, RANK, digest
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
