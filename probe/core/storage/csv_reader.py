@@ -26,7 +26,7 @@ from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, INTEGERS, STEP, decimal, is_number, whole
 from probe.core.storage.location import Place
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import FilesBySignal, TableFile, tables
 
 PIECE_BYTES = 1 << 20
 """Bytes that are read at a time."""
@@ -202,23 +202,18 @@ def _numbers(cells: Sequence[str]) -> Any:
         return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(there))  # type: ignore[no-untyped-call]
 
 
-class PlainRows:
+class PlainRows(FilesBySignal):
     """CSV files of ``directories``, a reader for :func:`probe.core.storage.batches.steps`."""
 
     def __init__(self, directories: Sequence[RankDirectory], problems: Problems) -> None:
         self.directories = tuple(directories)
         self.problems = problems
-        self.files: dict[str, list[tuple[int, TableFile]]] = {}
-        self._of_directory: dict[tuple[str, int], list[TableFile]] = {}
+        files: dict[str, list[tuple[int, TableFile]]] = {}
         for n, directory in enumerate(self.directories):
             for file in tables(directory.path, problems):
                 if file.format == CSV:
-                    self.files.setdefault(file.signal, []).append((n, file))
-                    self._of_directory.setdefault((file.signal, n), []).append(file)
-
-    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
-        """Return the files of a signal in the directory of an index, in the order of steps."""
-        return self._of_directory.get((signal, n), ())
+                    files.setdefault(file.signal, []).append((n, file))
+        super().__init__(files)
 
     def original(self, file: TableFile) -> Place:
         """Return the file that a rank has written: each is read as it is."""

@@ -12,13 +12,13 @@ from typing import Any
 from probe.core.errors import missing
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import CALL, FORM, KEY, MICRO_STEP, STEP, is_number
-from probe.core.storage.listing import FileListing, Files, Listing, columns_of, grouped, source, with_ends
+from probe.core.storage.listing import FileListing, columns_of, grouped, source, with_ends
 from probe.core.storage.location import Place, failure_of, located, readable_by_duckdb
 from probe.core.storage.packed.listing import PackedListing
 from probe.core.storage.packed.run import PACKED, packed_source
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, quoted
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import Files, TableFile
 
 Connection = Any
 
@@ -59,6 +59,9 @@ def fill(connection: Connection, table: str, columns: Mapping[str, str], rows: I
     cells = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns]
     values = ", ".join(f"unnest(?::{kind}[])" for kind in columns.values())
     connection.execute(f"INSERT INTO {table} SELECT {values}", cells)
+
+
+Listing = FileListing | PackedListing
 
 
 class RejectedLines:
@@ -104,7 +107,7 @@ class Rows:
         connection: a shared connection, which its owner closes; None for an own one.
         schema: schema of the views in the database, so that it can hold several runs.
         left_out: for some signals an SQL condition of the rows that are left out of views.
-        files: files that were listed before (:attr:`Listing.blocks`); None to look for them.
+        files: files that were listed before (:attr:`blocks`); None to look for them.
         scratch: folder for copies, which its owner removes; None for the system's.
     """
 

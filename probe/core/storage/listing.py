@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from probe.core.storage import csv_reader, sqlite_reader
 from probe.core.storage.directories import RankDirectory
@@ -18,49 +18,12 @@ from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, listed, literal, quoted
-from probe.core.storage.table_files import TableFile, each_once, tables
+from probe.core.storage.table_files import Files, FilesBySignal, TableFile, each_once, tables
 
 Connection = Any
 
-Files = Mapping[str, Sequence[tuple[int, TableFile]]]
-"""Files by signal, each with the index of its directory."""
 
-
-class Listing(Protocol):
-    """Files of the directories that a reader has."""
-
-    files: Files
-    """Files that ranks wrote, in the order of directory and step."""
-    join: str
-    """Condition of SQL for a row ``f`` of a file, and a row ``d`` of the table of directories."""
-
-    @property
-    def blocks(self) -> Files:
-        """Files that queries of all rows read; in a packed run each with the first directory of which it has rows."""
-
-    def directories(self) -> Iterable[tuple[str | None, int, int]]:
-        """Return path, index and position of the directories."""
-
-    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
-        """Return the files of a signal in the directory of an index, in the order of steps."""
-
-    def source(self, files: Sequence[TableFile]) -> str:
-        """Return the SQL that reads ``files`` of one directory in order, to be put after FROM."""
-
-    def numbers(self, signal: str, columns: Mapping[str, None], /) -> list[str]:
-        """Return ``columns`` in the order in which a reader of the files has them."""
-
-    def original(self, path: str, /) -> Place | None:
-        """Return the file of which ``path`` is a copy."""
-
-    def folders(self) -> set[str]:
-        """Return the folders of files of text and of their copies."""
-
-    def close(self, problems: Problems) -> None:
-        """Release all resources, and record problems that are known of the rows."""
-
-
-class FileListing:
+class FileListing(FilesBySignal):
     """Files in directories of ranks.
 
     Args:
@@ -69,6 +32,7 @@ class FileListing:
     """
 
     join = "d.path = parse_dirpath(f.filename)"
+    """Condition of SQL for a row ``f`` of a file, and a row ``d`` of the table of directories."""
 
     def __init__(
         self,
@@ -82,38 +46,36 @@ class FileListing:
         self._root = folder
         self._originals: dict[str, Place] = {}
         self._folders = [(folder_of(str(d.path / "_")), n) for n, d in enumerate(directories)]
-        self._by_directory: dict[str, dict[int, list[TableFile]]] = {}
         if files is None:
             fetch_ahead(file for directory in directories for file in _objects(directory.path))
-            self.files: Files = self._listed()
+            super().__init__(self._listed())
         else:
             fetch_ahead(file.path for own in files.values() for _, file in own)
-            self.files = {signal: [(n, self._mend(n, file)) for n, file in own] for signal, own in files.items()}
+            super().__init__({signal: [(n, self._mend(n, file)) for n, file in own] for signal, own in files.items()})
 
     @property
     def blocks(self) -> Files:
+        """Files that queries of all rows read."""
         return self.files
 
     def directories(self) -> Iterable[tuple[str | None, int, int]]:
+        """Return path, index and position of the directories."""
         return [(path, n, 0) for path, n in self._folders]
 
-    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
-        if signal not in self._by_directory:
-            files = self._by_directory[signal] = {}
-            for directory, file in self.files.get(signal, ()):
-                files.setdefault(directory, []).append(file)
-        return self._by_directory[signal].get(n, ())
-
     def source(self, files: Sequence[TableFile]) -> str:
+        """Return the SQL that reads ``files`` of one directory in order, to be put after FROM."""
         return source(files)
 
     def numbers(self, _: str, columns: Mapping[str, None], /) -> list[str]:
+        """Return ``columns`` of a signal in the order in which a reader of the files has them."""
         return list(columns)
 
-    def original(self, path: str) -> Place | None:
+    def original(self, path: str, /) -> Place | None:
+        """Return the file of which ``path`` is a copy."""
         return self._originals.get(path)
 
     def folders(self) -> set[str]:
+        """Return the folders of files and of their copies."""
         return {folder for folder, _ in self._folders}
 
     def close(self, problems: Problems) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.listing import Connection, Files
 from probe.core.storage.location import Place, fetch_ahead
 from probe.core.storage.packed.run import DIRECTORY, RANK, packed_files, packed_index, packed_source
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed, literal
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import Files, TableFile
 
 DIRECT = 2
 """Ranks that are read from a packed file itself; with the next one its rows are copied."""
@@ -35,7 +35,7 @@ class PackedListing:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Any,
         directories: Sequence[RankDirectory],
         problems: Problems,
         folder: Path,
@@ -54,10 +54,12 @@ class PackedListing:
         self.files: Files = _FilesOfRanks(self)
 
     def directories(self) -> Iterable[tuple[str | None, int, int]]:
+        """Return path, which is none, index and position of the directories."""
         positions = self.index.directories["position"]
         return [(None, n, positions[number]) for n, number in self._numbers.items()]
 
     def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal that a rank wrote in the directory of an index, in the order of steps."""
         return tuple(self.index.files_of(signal, self._numbers[n], self._lost)) if n in self._numbers else ()
 
     def pairs(self, signal: str) -> list[tuple[int, TableFile]]:
@@ -65,19 +67,24 @@ class PackedListing:
         return [(n, file) for n in self._numbers for file in self.files_of(signal, n)]
 
     def source(self, files: Sequence[TableFile]) -> str:
+        """Return the SQL that reads ``files`` of one directory in order, to be put after FROM."""
         return packed_source(files, self._by_rank)
 
     def numbers(self, signal: str, columns: Mapping[str, None]) -> list[str]:
+        """Return ``columns`` of a signal in the order in which a reader of the run as it was has them."""
         first = [number for number in self.index.signals[signal].numbers if number in columns]
         return list(dict.fromkeys([*first, *columns]))
 
     def original(self, _: str, /) -> Place | None:
+        """Return None: no packed file is a copy."""
         return None
 
     def folders(self) -> set[str]:
+        """Return nothing: lines of packed files are whole."""
         return set()
 
     def close(self, problems: Problems) -> None:
+        """Release all resources, and record the problems that the packed rows had."""
         self.index.record_problems("closed", problems, set(self._numbers.values()))
         if self._tables:
             self._connection.execute(f"DETACH {self._database}")
