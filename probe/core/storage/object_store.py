@@ -104,7 +104,7 @@ class ObjectStore:
         self._large = threading.Semaphore(LARGE_AT_ONCE)
         self._fetched = FetchedParts(copy)
         self._failures: dict[str, LocationError] = {}
-        """What could not be listed or read, by URL."""
+        """Failures to list or to read, by URL."""
         self._failed: LocationError | None = None
         """The failure that came last."""
         self._fs: Any = None
