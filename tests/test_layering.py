@@ -341,7 +341,7 @@ def test_csv_is_parsed_by_two_readers_alone() -> None:
     }
     assert plain == {"probe.core.storage.csv_rows", "probe.core.storage.csv_reader"}
     by_query = {name for name, path in modules_of("probe").items() if any("read_csv(" in t for t in strings_of(path))}
-    assert by_query == {"probe.core.storage.duckdb_reader"}
+    assert by_query == {"probe.core.storage.listing"}
 
 
 def test_no_script_of_a_page_spells_the_format_on_disk() -> None:

@@ -40,8 +40,8 @@ def serve(
     code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
     """
     from probe.core.config.load import load
+    from probe.services.database import StoreError
     from probe.services.server.serving import TOKEN_VARIABLE, ServerOptions, serve_until_ended
-    from probe.services.server.store import StoreError
     from probe.services.web.listening import ServerError, address_asked_for
     from probe.services.web.tokens import secret_in, token_in
 

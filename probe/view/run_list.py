@@ -16,7 +16,7 @@ from probe.core.faults import Faults
 from probe.core.storage.confinement import leads_out
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import MARK, Location, Place, contents, located
-from probe.core.storage.packed_run import INDEX
+from probe.core.storage.packed.run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import local_stamp, parsed_name
 from probe.core.worker import Worker

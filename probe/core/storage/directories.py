@@ -17,7 +17,7 @@ from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
 from probe.core.storage.manifest import FILE, Manifest
-from probe.core.storage.packed_run import is_packed, packed_index
+from probe.core.storage.packed.run import is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import (
     EXAMPLE_DIRECTORY,

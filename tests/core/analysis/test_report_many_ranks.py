@@ -24,7 +24,7 @@ from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.analysis.many_ranks_data import NAMES, TENSOR_PARALLEL, replicas, usual, write_many_ranks
 from tests.core.analysis.performance_data import write_calls, write_rank

@@ -31,7 +31,7 @@ from probe.core.storage.fetched_parts import FetchedParts
 from probe.core.storage.layout import COSTS, cost_line
 from probe.core.storage.location import Location, Place, located, readable_by_duckdb
 from probe.core.storage.object_store import LocationError
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble

@@ -196,7 +196,7 @@ class _Import:
         for unit in self._chosen.units(self._done.problems):
             for work in self._missing(unit):
                 try:
-                    parts = list(pieces(work.file, work.directory.rank, work.size))
+                    parts = list(pieces(work.file, work.directory.rank))
                 except (ImportError, OSError, ValueError) as error:
                     self._done.problems.add(work.file.path, f"{error}: left out")
                     continue

@@ -237,9 +237,8 @@ class _Folder:
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
         """Yield the readable rows of ``file``, with the time at which it was written."""
         try:
-            size, modified_ns = size_and_time(file)
-            seconds, rest = divmod(modified_ns, 10**9)
-            for piece in pieces(file, rank, size):
+            seconds, rest = divmod(size_and_time(file)[1], 10**9)
+            for piece in pieces(file, rank):
                 parsed = parse(piece)
                 self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
                 if parsed.rows is not None:

@@ -16,10 +16,10 @@ from probe.core.storage.directories import RankDirectory, find
 from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
 from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
-from probe.core.storage.sqlite_reader import may_have_rows
+from probe.core.storage.sqlite_reader import last_steps
 from probe.core.storage.table_files import TableFile
 
 Observer = Callable[[int, int, str], None]
@@ -72,12 +72,9 @@ def choose(
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    by_directory = [Counter(_kinds_in(directory)) for directory in directories]
-    there = sum(by_directory, Counter[str]())
-    for directory, own in zip(directories, by_directory, strict=True):
-        if not own and directory.packed is None and may_have_rows(directory.path):
-            what = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
-            problems.add(directory.path, what)
+    there = Counter(kind for directory in directories for kind in _kinds_in(directory))
+    for directory in directories:
+        _record_databases(directory, problems)
     if not there:
         what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
         raise ValueError("\n".join([what, *problems.lines()]))
@@ -94,6 +91,22 @@ def choose(
         if kind not in there:
             problems.add(root, f"there are no files of {kind}", skipped=False)
     return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
+
+
+def _record_databases(directory: RankDirectory, problems: Problems) -> None:
+    """Record the databases of a directory, which are not converted: their rows are missing, unless files have them."""
+    if directory.packed is not None:
+        return
+    names = [name for path in directory.path.iterdir() if (name := table_name(path.name))]
+    for path, step in last_steps(directory.path).items():
+        if not names:
+            what = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            problems.add(directory.path, what)
+        elif step > (last := max(name.last for name in names)):
+            what = f"expected CSV or Parquet files of all steps; steps of this database after {last} are left out"
+            problems.add(path, what)
+        else:
+            problems.add(path, "a database is not converted: the files of the same steps are", skipped=False)
 
 
 def _kinds_in(directory: RankDirectory) -> Iterator[str]:

@@ -10,7 +10,7 @@ from probe.core.storage.cost_file import PACKED_COSTS, costs_source, packed_cost
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Connection
 from probe.core.storage.layout import COST_COLUMNS, COSTS
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 
 
 class RankCost(NamedTuple):

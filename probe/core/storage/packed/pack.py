@@ -1,4 +1,4 @@
-"""Packing of a run: the files of all ranks, in a folder of their own, as :mod:`packed_run` describes.
+"""Packing of a run: the files of all ranks, in a folder of their own, as :mod:`run` describes.
 
 The source is only read. Each file is written under another name and moved; a record of it lets an interrupted pack go
 on. The index is written last: a folder without it is no packed run.
@@ -18,13 +18,13 @@ from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.check_lines import CHECKS
 from probe.core.storage.directories import last_run, place
 from probe.core.storage.duckdb_reader import MEMORY, Rows
+from probe.core.storage.files import moved, replace_text
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import on_disk
-from probe.core.storage.pack_blocks import SEALS, BlockWork, Sealed, write_block
-from probe.core.storage.pack_index import write_whole
-from probe.core.storage.pack_plan import PackPlan, PackSettings
-from probe.core.storage.pack_tables import SideTables
-from probe.core.storage.packed_run import INDEX, is_packed, packed_index
+from probe.core.storage.packed.blocks import SEALS, BlockWork, Sealed, write_block
+from probe.core.storage.packed.plan import PackPlan, PackSettings
+from probe.core.storage.packed.run import INDEX, is_packed, packed_index
+from probe.core.storage.packed.tables import SideTables
 from probe.core.storage.performance_file import PATTERN
 from probe.core.storage.problems import Problems
 
@@ -163,7 +163,7 @@ def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observ
     with PackPlan(root, out, settings) as plan, SideTables() as side:
         report = PackedReport(out, ranks=len(plan.run.ranks))
         (out / SEALS).mkdir(parents=True, exist_ok=True)
-        write_whole(out / SEALS / PLAN, json.dumps({"followed": settings.band is not None}).encode())
+        replace_text(out / SEALS / PLAN, json.dumps({"followed": settings.band is not None}))
         for work, sealed in each(write_block, _works(plan, side)):
             if isinstance(sealed, Exception):
                 what = " ".join(str(sealed).split())[:400]
@@ -213,9 +213,8 @@ def _copy_files(base: Path, out: Path) -> None:
         if path.is_file():
             target = out / path.relative_to(base)
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.tmp")
-            shutil.copy2(path, temporary)
-            temporary.replace(target)
+            with moved(target) as temporary:
+                shutil.copy2(path, temporary)
 
 
 def _remove_others(out: Path, kept: set[str]) -> None:

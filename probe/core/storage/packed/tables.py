@@ -11,13 +11,13 @@ from typing import Any
 from probe.core.storage.cost_file import PACKED_COSTS, costs_source
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
-from probe.core.storage.files import MOST_JSON, opened
+from probe.core.storage.files import MOST_JSON, moved, opened
 from probe.core.storage.layout import COST_COLUMNS, COSTS, UPDATE_COLUMNS, table_name
 from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.pack_blocks import BlockWork, Sealed
-from probe.core.storage.packed_run import FILES_TABLE, TEXTS_TABLE
+from probe.core.storage.packed.blocks import BlockWork, Sealed
+from probe.core.storage.packed.run import FILES_TABLE, TEXTS_TABLE
 from probe.core.storage.sql import literal
 
 _TABLES = {
@@ -98,14 +98,13 @@ class SideTables:
         sizes: dict[str, int] = {}
         for name, (_, order) in _TABLES.items():
             number = self._connection.execute(f"SELECT count(*) FROM {_table(name)}").fetchall()[0][0]  # noqa: S608
-            path, temporary = out / name, out / f".{name}.tmp"
             if not number:
-                path.unlink(missing_ok=True)
+                (out / name).unlink(missing_ok=True)
                 continue
             query = f"SELECT * FROM {_table(name)} ORDER BY {order}"  # noqa: S608 - our own words
-            self._connection.execute(f"COPY ({query}) TO {literal(str(temporary))} (FORMAT parquet, COMPRESSION zstd)")
-            sizes[name] = temporary.stat().st_size
-            temporary.replace(path)
+            with moved(out / name) as path:
+                self._connection.execute(f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet, COMPRESSION zstd)")
+                sizes[name] = path.stat().st_size
         return sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +12,14 @@ from urllib.parse import quote
 
 from probe.core.messages import encodable
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, record_earlier, runs
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.pack_blocks import BlockWork, Source
-from probe.core.storage.pack_index import IndexDraft
-from probe.core.storage.packed_run import WrittenName
+from probe.core.storage.packed.blocks import BlockWork, Source
+from probe.core.storage.packed.draft import IndexDraft
+from probe.core.storage.packed.run import WrittenName
+from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sqlite_reader import FORMAT as SQLITE
 from probe.core.storage.table_files import TableFile, each_once, tables
@@ -130,7 +132,12 @@ class PackPlan:
             rows = Rows([directory], problems)
             self._databases.append(rows)
             return [(file, on_disk(rows.original(file))) for own in rows.files.values() for _, file in own]
-        return [(file, on_disk(file.path)) for file in each_once(tables(directory.path, problems))]
+        files = tables(directory.path, problems)
+        once = {file.path: file for file in each_once(files)}
+        if others := [file for file in files if file.path not in once]:
+            with closing(connect(threads=1)) as connection:  # a reader names those that are damaged
+                readable(connection, others, problems)
+        return [(file, on_disk(file.path)) for file in once.values()]
 
     def _closed(self, sources: Sequence[Source]) -> list[Source]:
         """Return the files before the first step that any rank may still write."""

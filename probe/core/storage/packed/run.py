@@ -18,7 +18,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,45 +224,6 @@ def _signal(fields: Mapping[str, Any]) -> PackedSignal:
             for each in fields["blocks"]
         ),
     )
-
-
-class PackedFiles(Sequence[tuple[int, TableFile]]):
-    """The files of a signal that ranks wrote, each with the index of its directory, in the order of directory and step;
-    made as they are asked for.
-
-    Args:
-        directories: directories of ranks.
-        lost: packed files that cannot be read.
-    """
-
-    def __init__(
-        self, index: PackedIndex, signal: str, directories: Sequence[Any], lost: Collection[Place] = ()
-    ) -> None:
-        self._index, self._signal, self._lost = index, signal, lost
-        self._own = [(n, d.packed) for n, d in enumerate(directories) if d.packed is not None]
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __iter__(self) -> Iterator[tuple[int, TableFile]]:
-        for n, number in self._own:
-            yield from ((n, file) for file in self._index.files_of(self._signal, number, self._lost))
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, int) and at < 0:  # the last ones: their directories come last
-            backwards = (
-                (n, file)
-                for n, number in reversed(self._own)
-                for file in reversed(list(self._index.files_of(self._signal, number, self._lost)))
-            )
-            found = next(islice(backwards, -1 - at, None), None)
-        elif isinstance(at, int):
-            found = next(islice(iter(self), at, None), None)
-        else:
-            return list(self)[at]
-        if found is None:
-            raise IndexError(at)
-        return found
 
 
 def packed_source(files: Sequence[TableFile], source_of: Callable[[Place, int], str] | None = None) -> str:

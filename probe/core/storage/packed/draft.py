@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from probe.core.storage.directories import RankDirectory, has_rows
+from probe.core.storage.files import moved
 from probe.core.storage.layout import is_number
 from probe.core.storage.location import Place
-from probe.core.storage.pack_blocks import BlockWork, Sealed
-from probe.core.storage.packed_run import (
+from probe.core.storage.packed.blocks import BlockWork, Sealed
+from probe.core.storage.packed.run import (
     INDEX,
     Interned,
     PackedBlock,
@@ -168,14 +168,5 @@ class IndexDraft:
             complete,
             tables,
         )
-        write_whole(out / INDEX, index_bytes(fields))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file in one move."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+        with moved(out / INDEX) as path:
+            path.write_bytes(index_bytes(fields))

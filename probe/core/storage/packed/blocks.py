@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill
-from probe.core.storage.files import replacing
+from probe.core.storage.files import moved, replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import DIRECTORY, FILE, RANK, digest
+from probe.core.storage.packed.run import DIRECTORY, FILE, RANK, digest
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
@@ -114,15 +113,12 @@ def write_block(work: BlockWork) -> Sealed:
         return known
     path = work.out / work.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    made = _write(work, temporary)
-    if made.steps is not None:
-        made = made._replace(bytes=temporary.stat().st_size, sha256=digest(temporary))
-        _flush(temporary)
-        temporary.replace(path)
-    with suppress(OSError):
-        temporary.unlink(missing_ok=True)
-        if made.steps is None:
+    with moved(path) as temporary:
+        made = _write(work, temporary)
+        if made.steps is not None:
+            made = made._replace(bytes=temporary.stat().st_size, sha256=digest(temporary))
+    if made.steps is None:
+        with suppress(OSError):
             path.unlink(missing_ok=True)
     work.seal.parent.mkdir(exist_ok=True)
     with replacing(work.seal) as file:
@@ -143,14 +139,6 @@ def _read_seal(work: BlockWork) -> Sealed | None:
     opened, closed = (tuple(Problem(Path(p), line, what, skip) for p, line, what, skip in some) for some in problems)
     of = tuple(PackedSource(source, tuple(cells), number) for source, cells, number in packed)
     return Sealed(mark, path, tuple(steps) if steps else None, rows, size, sha256, tuple(columns), of, opened, closed)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(work: BlockWork, path: Path) -> Sealed:
