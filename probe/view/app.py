@@ -18,8 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from probe.core.analysis.performance.time_use import OTHER
+from probe.core.analysis.pictures.performance_picture import performance_picture
+from probe.core.analysis.pictures.run_details import run_details
+from probe.core.naming import RUN
 from probe.core.run_state.heartbeat_messages import number_text
 from probe.core.storage.layout import MICRO_STEP
+from probe.core.storage.location import located
+from probe.core.storage.run_directory import plain
 from probe.services.web.answers import failures, json_answer
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import curves, heatmap
@@ -79,6 +85,8 @@ class ViewEndpoints:
             Route(f"{of_run}/curve", self._answer(self._curve)),
             Route(f"{of_run}/row", self._answer(self._row)),
             Route(f"{of_run}/numbers", self._answer(self._numbers)),
+            Route(f"{of_run}/details", self._answer(self._details)),
+            Route(f"{of_run}/performance", self._answer(self._performance)),
             Route("/api/compare", self.compare),
             Route("/api/events", self.events),
             Route("/api/messages", self.messages),
@@ -214,7 +222,8 @@ class ViewEndpoints:
         by_rank = query.choice("axis", ["rows", "ranks"], "rows") == "ranks"
         if by_rank:
             row = query.text("row")
-            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row)
+            order = viewed.order(query.text("order"))
+            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row, order)
         else:
             picture, _names = heatmap.heatmap_of_rows(viewed.reader, viewed.levels, signal, op, span, columns, rank)
         found = chosen(viewed.diagnosis()[0].findings, {"signal": signal, "rank": None if by_rank else rank})
@@ -245,7 +254,17 @@ class ViewEndpoints:
         found = located_row(viewed.reader, signal, row, rank, step, query.optional(MICRO_STEP))
         if found is None:
             raise HTTPException(404, f"{signal} {row}: rank {rank} has no such row at step {step}")
-        return page_data(found)
+        return page_data({**found, "attributes": viewed.attributes(rank)})
+
+    def _details(self, viewed: ViewedRun, _: ListedRun, __: AddressParameters) -> Response:
+        return page_data(run_details(viewed.reader.listing().run))
+
+    def _performance(self, viewed: ViewedRun, _: ListedRun, __: AddressParameters) -> Response:
+        with viewed.reader.rows([RUN, OTHER]) as rows:
+            found = performance_picture(rows, viewed.reader.listing().run, located(viewed.place))
+        if found.data is None:
+            raise HTTPException(404, "the run has no seconds of its steps")
+        return page_data(plain(found.data))
 
     def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
         signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]

@@ -24,7 +24,6 @@ from tests.core.output.sink_data import context, finding
 from tests.required import require
 
 require("duckdb")
-require("plotly")
 
 NAME = "Dec03_21-34-40-rank{}-0000000{}"
 
@@ -128,7 +127,7 @@ def test_a_report_without_rows_is_not_green(tmp_path: Path) -> None:
     done, page = report(tmp_path, "--no-judge")
     assert done.exit_code == 1
     assert "Nothing could be judged" in flat(done.stdout)
-    assert 'class="card unknown"' in page
+    assert '"health":"incomplete"' in page
     assert "Nothing was found" not in done.output + page
 
 

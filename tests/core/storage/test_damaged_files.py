@@ -32,7 +32,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 HEADER = b"vpp_stage,name,step,norm,shape,dtype\n"
 ROW = b'0,fc.weight,0,1,"[3, 2]",torch.float32\n'

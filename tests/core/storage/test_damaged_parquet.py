@@ -13,7 +13,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 duckdb = require("duckdb")
-require("plotly")
 
 FOREIGN = {
     "other columns": "SELECT 1 AS a",
