@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from tests.core.analysis.compare_data import Array, Where, same, write_run
+from tests.core.analysis.test_report import PageFile
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -118,10 +119,8 @@ def test_a_page_is_written(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     result = run(runs / "a", runs / "nan", "-o", out)
     assert result.exit_code == 1
-    text = out.read_text(encoding="utf-8")
-    assert "First difference: step 3, rank 1: grad_reduced layers.0.fc2.weight" in text
-    answers = json.loads(text.split('id="answers">')[1].split("</script>")[0])
-    found = answers["/api/compare?run=0&against=1"]
+    found = PageFile(out).answers["/api/compare?run=0&against=1"]
+    assert "First difference: step 3, rank 1: grad_reduced layers.0.fc2.weight" in found["verdict"]
     assert (found["agrees"], found["first_difference"]["right"], found["beyond"]) == (False, "nan", 1)
     (grown,) = (each for each in found["growth"] if each["signal"] == "grad_reduced")
     assert "inf" in grown["differences"]
@@ -194,6 +193,6 @@ def test_names_cannot_be_markup(tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", lambda at, x: x * (2 if at.name == "head.bias" else 1), rename={"head": name})
     result = run(a, b, "-o", tmp_path / "page.html")
     assert f"param_origin {name}.bias" in result.output
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<b>" not in text
-    assert "\\u003cb\\u003e[bold]head\\u003c/b\\u003e" in text
+    page = PageFile(tmp_path / "page.html")
+    assert "b" not in page.tags
+    assert f"{name}.bias" in page.answers["/api/compare?run=0&against=1"]["verdict"]

@@ -8,7 +8,7 @@ const place = document.getElementById("answers");
 /** Whether the page has its answers inside. */
 export const STATIC = place !== null;
 /** @type {Record<string, any>} */
-const answers = place ? JSON.parse(place.textContent ?? "{}") : {};
+const answers = place ? await parsed(place.textContent ?? "") : {};
 /** Whether the file is about a comparison of two runs. */
 export const COMPARISON = "/api/compare?run=0&against=1" in answers;
 /** @type {{ about: string, cells: Record<string, any> } | null} */
@@ -17,6 +17,11 @@ const packed = JSON.parse(document.getElementById("cells")?.textContent ?? "null
 let about = null;
 /** @type {Map<string, any>} */
 const kept = new Map();
+
+/** @param {string} base64 compressed JSON */
+async function parsed(base64) {
+  return JSON.parse(new TextDecoder().decode(await inflated(base64)));
+}
 
 /** @param {string} base64 zlib */
 async function inflated(base64) {
@@ -78,7 +83,7 @@ async function unpacked(own, length) {
   if ("digits" in own) return decimals(own, length);
   /** @type {any} */
   const found = await decimals(own.value, length);
-  found.least = (await decimals(own.least, length)).value;
+  if (own.least) found.least = (await decimals(own.least, length)).value;
   for (const name of ["nan", "inf", "step", "directory", "micro", "member"]) found[name] = await whole(own[name], length);
   return found;
 }
@@ -133,7 +138,7 @@ function put(arrays, to, { source, rank }, i, first) {
   if (source.missing[i]) return;
   const value = source.value[i];
   if (!Number.isNaN(value)) arrays.minimum[to] = arrays.maximum[to] = value;
-  arrays.least[to] = source.least ? source.least[i] : Math.abs(value);
+  arrays.least[to] = source.least ? source.least[i] : Number.isFinite(value) ? Math.abs(value) : NaN;
   arrays.nan[to] = source.nan ? source.nan[i] : Number(Number.isNaN(value));
   arrays.inf[to] = source.inf ? source.inf[i] : Number(Math.abs(value) === Infinity);
   arrays.rank[to] = rank(i);
@@ -211,13 +216,14 @@ async function ranksHeatmap(query, n, op, row) {
 async function rankHeatmap(query, n, signal, op, rank) {
   const spans = spansOf(about.ranks.columns);
   const line = await lineOf(rank);
+  /** @type {any[]} */
   const rows = [];
   for (let row = 0; row < signal.labels.length; row++) rows.push(await ranksOf(n, op, row));
   if (!rows[0]) return null;
   const columns = within(spans, query);
   const header = { lines: signal.labels, findings: marks(query, signal.labels, columns.map((k) => spans[k]), (one) => (one.rank === rank ? one.row : null)) };
   return cellsAnswer(header, rows.length, columns, spans, (row) => {
-    const { source, places } = /** @type {any} */ (rows[row]);
+    const { source, places } = rows[row];
     return places[line] < 0 ? null : { source, at: places[line] * spans.length, rank: () => rank };
   });
 }
@@ -360,7 +366,7 @@ function findings(query) {
   return { total: found.length, findings: found.slice(0, Number(query.get("limit") ?? 200)) };
 }
 
-const MADE = /** @type {Record<string, (query: URLSearchParams) => any>} */ ({ heatmap, curve, row: located, numbers, findings });
+const MADE = /** @type {Record<string, ((query: URLSearchParams) => any) | undefined>} */ ({ heatmap, curve, row: located, numbers, findings });
 
 /**
  * The answer to an address; an error with what to do if the file has none.
@@ -368,7 +374,7 @@ const MADE = /** @type {Record<string, (query: URLSearchParams) => any>} */ ({ h
  */
 export async function embedded(url) {
   if (url in answers && answers[url] !== null) return answers[url];
-  if (packed && !about) about = JSON.parse(new TextDecoder().decode(await inflated(packed.about)));
+  if (packed && !about) about = await parsed(packed.about);
   const [path, search] = url.split("?");
   const make = MADE[/^\/api\/runs\/0\/(\w+)$/.exec(path)?.[1] ?? ""];
   const answer = make && packed ? await make(new URLSearchParams(search)) : null;

@@ -69,7 +69,7 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
     places = cells.places
     return {
         "value": packed_numbers(cells.value, cells.missing),
-        "least": packed_numbers(cells.least, cells.missing, LEAST_DIGITS),
+        **({} if _alone(cells) else {"least": packed_numbers(cells.least, cells.missing, LEAST_DIGITS)}),
         "nan": packed_array(cells.nan),
         "inf": packed_array(cells.inf),
         "step": packed_array((places.step - columns.starts[None, :]) * there),
@@ -77,6 +77,12 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
         "micro": packed_array(places.micro_step * there),
         "member": packed_array(places.member * there),
     }
+
+
+def _alone(cells: Cells) -> bool:
+    """Whether the smallest magnitude of each cell is that of its only number."""
+    sizes = np.where(np.isfinite(cells.value), np.abs(cells.value), np.nan)
+    return np.array_equal(cells.least, sizes, equal_nan=True)
 
 
 def _about(run: RecordedRun, known: Survey, work: CellWork, files: RunFiles) -> dict[str, object]:
@@ -164,7 +170,7 @@ def packed_array(values: npt.ArrayLike) -> Packed:
     low, high = int(array.min()), int(array.max())
     size = next(size for size in (1, 2, 4) if -(1 << (8 * size - 1)) <= low and high < 1 << (8 * size - 1))
     octets = array.astype(f"<i{size}").view(np.uint8).reshape(-1, size).T
-    return {"type": size, "bytes": base64.b64encode(zlib.compress(octets.tobytes(), 6)).decode("ascii")}
+    return {"type": size, "bytes": base64.b64encode(zlib.compress(octets.tobytes(), 9)).decode("ascii")}
 
 
 def packed_numbers(values: Array, missing: npt.NDArray[np.bool_], digits: int | None = None) -> Packed:

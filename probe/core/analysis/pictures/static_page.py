@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from probe import __version__
+from probe.core.analysis.pictures.payload import packed_text
 from probe.core.storage.run_directory import plain
 
 PAGE = Path(__file__).parents[3] / "view" / "page"
@@ -18,6 +19,8 @@ PAGE = Path(__file__).parents[3] / "view" / "page"
 POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:"
 """Permissions of the page in a browser: nothing leaves the machine, and no script runs but the page's own."""
 LANGUAGES = ("en", "zh")
+FILES_OF_SERVER = re.compile(r"<(title>|link rel=\"stylesheet\"|script src=).*\n")
+"""Lines of the page that name what a file has inside, and its title."""
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 IMPORT = re.compile(r'^import \{ (.+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 COMMENT = re.compile(r"/\*\*.*?\*/ ?|^ *//.*?$|^ +", re.DOTALL | re.MULTILINE)
@@ -32,22 +35,29 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         answers: answers of the page's server, by address; NaN and Inf become texts.
         cells: packed cells, of which ``static.js`` makes the answers about one run.
     """
-    libraries = [_asset("uPlot.iife.min.js"), bundle("main")]
-    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in libraries)
-    data = {"answers": {**answers, **_messages()}, "cells": cells}
-    parts = [
+    scripts = {"library": _asset("uPlot.iife.min.js"), "module": bundle("main")}
+    loader = _asset("loader.js")
+    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (loader, *scripts.values()))
+    head = [
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(scripts=hashes)}">',
         f'<meta name="generator" content="probe {escape(__version__)}">',
+        f"<title>{escape(title)}</title>",
         *(f"<style>\n{_asset(name)}</style>" for name in ("uPlot.min.css", "page.css")),
-        *(f'<script type="application/json" id="{name}">{as_json(value)}</script>' for name, value in data.items()),
-        f'<script type="text/plain" id="licence">{_asset("uPlot.LICENSE.txt")}</script>',
-        f"<script>{libraries[0]}</script>",
-        f'<script type="module">{libraries[1]}</script>',
     ]
-    head, body = _asset("index.html").split("<title>probe view</title>")
-    shown = re.sub(r"<link rel=\"stylesheet\".*?>\n|<script src=.*?</script>\n", "", body)
-    icon, rest = shown.split("</head>")
-    return f"{head}<title>{escape(title)}</title>{icon}{chr(10).join(parts)}\n</head>{rest}"
+    answered = packed_text(json.dumps(plain({**answers, **_messages()}), allow_nan=False))
+    body = [
+        f'<script type="text/plain" id="answers">{answered}</script>',
+        f'<script type="application/json" id="cells">{json.dumps(cells, separators=(",", ":"))}</script>',
+        f'<script type="text/plain" id="licence">{_asset("uPlot.LICENSE.txt")}</script>',
+        *(
+            f'<script type="text/plain" id="{name}" data-compressed>{packed_text(text)}</script>'
+            for name, text in scripts.items()
+        ),
+        f"<script>{loader}</script>",
+    ]
+    frame = FILES_OF_SERVER.sub("", _asset("index.html"))
+    frame = frame.replace("</head>", "\n".join([*head, "</head>"]))
+    return frame.replace("</body>", "\n".join([*body, "</body>"]))
 
 
 def bundle(name: str) -> str:
@@ -66,12 +76,6 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     names = ", ".join(EXPORT.findall(source))
     body = re.sub(r"^export ", "", IMPORT.sub(r"const { \1 } = $\2;", source), flags=re.MULTILINE)
     texts[name] = f"const ${name} = await (async () => {{{body}return {{ {names} }};\n}})();"
-
-
-def as_json(value: object) -> str:
-    """JSON of ``value`` that stays inside a ``script`` element whatever its texts are."""
-    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _messages() -> dict[str, object]:
