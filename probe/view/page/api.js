@@ -30,16 +30,17 @@ async function checked(response) {
   } catch {
     // not JSON: the text itself
   }
-  throw new Error(message || response.statusText);
+  throw Object.assign(new Error(message || response.statusText), { status: response.status });
 }
 
 /**
  * @param {string} url
  * @param {AbortSignal} [signal]
+ * @param {Record<string, string>} [headers]
  * @returns {Promise<any>}
  */
-export async function json(url, signal) {
-  return STATIC ? embedded(url) : (await checked(await fetch(url, { signal }))).json();
+export async function json(url, signal, headers) {
+  return STATIC ? embedded(url) : (await checked(await fetch(url, { signal, headers }))).json();
 }
 
 /**

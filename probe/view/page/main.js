@@ -1,5 +1,6 @@
 // Beginning of the page: which of its pages the address asks for, language, changes of runs.
 import { element } from "./dom.js";
+import { Jobs } from "./jobs.js";
 import { Live } from "./live.js";
 import { One } from "./one.js";
 import { forgetDrawings } from "./palette.js";
@@ -22,7 +23,9 @@ import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const header = /** @type {HTMLElement} */ (document.getElementById("top"));
-const mark = element("span", { id: "live", className: "live", hidden: STATIC, aria: { role: "status" } });
+/** Whether a server of heartbeats shows the page. */
+const JOBS = Boolean(document.body.dataset.jobs);
+const mark = element("span", { id: "live", className: "live", hidden: STATIC || JOBS, aria: { role: "status" } });
 
 /** @type {Shown | null} */
 let page = null;
@@ -39,6 +42,7 @@ const keyOf = (state) => [state.run === null ? "runs" : state.against === null ?
  * @returns {Shown}
  */
 function made(state) {
+  if (JOBS) return new Jobs();
   if (state.run === null) return new Runs(state);
   return state.against === null ? new One(state) : new Two(state);
 }
@@ -72,7 +76,7 @@ function drawTop(state) {
   header.replaceChildren(element("a", { className: "brand", href: addressOf({}), textContent: "probe" }), element("nav", {}, ...here), mark, element("span", { className: "languages" }, ...languages));
 }
 
-const live = STATIC ? null : new Live((changes) => page?.changed(changes), (state) => {
+const live = STATIC || JOBS ? null : new Live((changes) => page?.changed(changes), (state) => {
   mark.className = `live ${state}`;
   mark.textContent = t(`live.${state}`);
 });

@@ -384,6 +384,6 @@ export async function embedded(url) {
 
 /** What to do for an answer that the file has not, in the language of the page. */
 export function absent() {
-  const texts = answers[`/api/messages?lang=${document.documentElement.lang === "zh-CN" ? "zh" : "en"}`];
+  const texts = answers[`page/messages.${document.documentElement.lang === "zh-CN" ? "zh" : "en"}.json`];
   return texts["static.absent"].replace("{command}", answers["/api/command"]);
 }

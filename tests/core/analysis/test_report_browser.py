@@ -191,11 +191,11 @@ def test_the_last_of_many_choices_wins(driver: Any, page: Path, directories: lis
     )
     settle(driver, "document.getElementById('curve-title').textContent === 'min of grad_reduced: fc2.bias'")
     assert set(re.findall(r"^(\S+), step", "\n".join(scan(driver)), re.MULTILINE)) >= {"fc2.weight", "fc2.bias"}
-    written = {int(row["step"]): float(row["min"]) for row in written_rows(directories[:1], "grad_reduced") if row["name"] == "fc2.bias"}  # fmt: skip  # noqa: E501
-    at, number = re.fullmatch(
-        r"step (\d+)\s+rank 0: (\S+)", read_curve(driver, "#over-ranks", "ARROW_RIGHT")[0]
-    ).groups()  # type: ignore[union-attr]
-    assert float(number) == pytest.approx(written[int(at)], rel=5e-4)
+    (read,) = read_curve(driver, "#over-ranks", "ARROW_RIGHT")
+    step, rank, number = re.fullmatch(r"step (\d+) rank (\d): (\S+)", read).groups()  # type: ignore[union-attr]
+    rows = written_rows([directories[int(rank)]], "grad_reduced")
+    (written,) = (row["min"] for row in rows if (row["name"], row["step"]) == ("fc2.bias", step))
+    assert float(number) == pytest.approx(float(written), rel=5e-4)
 
 
 def test_curves_and_lines_of_ranks_are_their_rows(driver: Any, page: Path, directories: list[Path]) -> None:

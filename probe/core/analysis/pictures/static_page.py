@@ -79,7 +79,7 @@ def _collect(name: str, texts: dict[str, str]) -> None:
 
 
 def _messages() -> dict[str, object]:
-    return {f"/api/messages?lang={own}": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
+    return {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
 
 
 def _asset(name: str) -> str:
