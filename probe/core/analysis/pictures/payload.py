@@ -80,7 +80,7 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
 
 
 def _alone(cells: Cells) -> bool:
-    """Whether the smallest magnitude of each cell is that of its only number."""
+    """Return true if the smallest magnitude of each cell is that of its only number."""
     sizes = np.where(np.isfinite(cells.value), np.abs(cells.value), np.nan)
     return np.array_equal(cells.least, sizes, equal_nan=True)
 
