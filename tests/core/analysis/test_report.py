@@ -53,6 +53,8 @@ class PageFile(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._name == "title":
             self.titles.append(data)
+        elif self._name == "cells":
+            self.cells = data
         elif self._name == "answers":
             self.answers: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(data)))
         self._name = ""

@@ -143,7 +143,8 @@ class HeatmapSums:
         value[bad] = np.where(kind == 1, np.where(below, -np.inf, np.inf), np.nan)[bad]
         least = np.where(np.isinf(self._least[n]), np.nan, self._least[n])
         places = self._packing.places(np.where(bad, first, place))
-        return Cells(value, ~there & ~bad, least, *(own[n].astype(np.int64) for own in (self._nan, self._inf)), places)
+        nan, inf = self._nan[n].astype(np.int64), self._inf[n].astype(np.int64)
+        return Cells(value, ~there & ~bad, least, nan, inf, places)
 
 
 class LineSums:
