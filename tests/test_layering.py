@@ -17,7 +17,7 @@ from probe.core.older_paths import OLDER_PATHS
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
-    *("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
+    *("tensorboardX", "tensorboard", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
     *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2", "ray"),
     *("wandb", "mlflow", "swanlab", "trackio"),
 )
@@ -75,7 +75,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 BESIDE = {"analysis": "config"}
 """Rooms that no layer imports, each with the highest layer that it imports."""
-ANALYSIS = ("engines", "convert", "diagnosis", "performance", "report", "compare")
+ANALYSIS = ("engines", "convert", "diagnosis", "performance", "pictures", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(

@@ -32,8 +32,8 @@ def report(
     """
     from probe.core.analysis.diagnosis.analyse import analyse
     from probe.core.analysis.engines import engine_of
+    from probe.core.analysis.pictures.run_cells import pieces_of_report
     from probe.core.analysis.report.findings import card
-    from probe.core.analysis.report.run_cells import pieces_of_report
     from probe.core.analysis.report.write import check_target, write_report
     from probe.core.messages import printable, printable_lines
 

@@ -72,6 +72,14 @@ def test_a_healthy_run_has_no_finding(demo):
     assert "nothing was broken and nothing was found" in result.output
 
 
+def test_the_report_of_a_demonstration_is_small(demo, tmp_path):
+    """The page has every number, and is below 300 kB."""
+    demo("--seed", "1", "--fault", "overflow")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "out put"), "-o", str(tmp_path / "page.html")])
+    assert "First cause: overflow" in result.output
+    assert (tmp_path / "page.html").stat().st_size <= 300_000
+
+
 def test_without_a_diagnosis_the_command_fails(demo, monkeypatch):
     """The exit code follows what the monitor named, not what was injected."""
     monkeypatch.setattr(diagnosis, "name_first_bad", lambda findings: None)

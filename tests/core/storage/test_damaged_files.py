@@ -34,7 +34,6 @@ from tests.view.view_process import viewing
 pytestmark = pytest.mark.slow
 
 duckdb = require("duckdb")
-require("plotly")
 
 HEADER = b"vpp_stage,name,step,norm,shape,dtype\n"
 ROW = b'0,fc.weight,0,1,"[3, 2]",torch.float32\n'

@@ -113,8 +113,8 @@ def inflated(page: str) -> str:
     def text(found: re.Match[str]) -> str:
         return zlib.decompress(base64.b64decode(found[1])).decode("utf-8", "replace")
 
-    page = re.sub(r'<script[^>]* id="data-cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
-    return re.sub(r'"(eN[A-Za-z0-9+/]{40,}=*)"', text, page)
+    page = re.sub(r'<script[^>]* id="cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
+    return re.sub(r">(eN[A-Za-z0-9+/]{40,}=*)<", text, page)
 
 
 @pytest.mark.parametrize("packed", [False, True])

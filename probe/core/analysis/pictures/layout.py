@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.analysis.report.survey import Survey, SurveyRow, principal
+from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 
 MOST_ROWS = 600
 TOO_COARSE = 8
@@ -21,15 +21,15 @@ ENOUGH_COLUMNS = 60
 """Columns below which rows are reduced instead of columns."""
 CELLS = 1_000_000
 """Cells of all heatmaps together: a page of 15 MB has room for these."""
-MOST_LINES = 64
-"""Most ranks, or groups of consecutive ranks, that are shown side by side."""
+FEW_RANKS = 64
+"""Most ranks of a run with few ranks: there cells of single ranks have more digits."""
 LINE_COLUMNS = 12
+"""Fewest columns of single ranks, if the run has as many steps."""
 RANK_CELLS = 1_200_000
-"""Cells of the ranks side by side, over all rows."""
-MANY_CELLS, MANY_RANK_CELLS, FINE_CELLS = 450_000, 600_000, 3_000_000
-"""If ranks are grouped: cells of all heatmaps, of the groups of ranks in all orders, and of single ranks (to two
-digits, a byte a cell)."""
-FINE_COLUMNS = 120
+"""Cells of single ranks, over all rows, of a run with few ranks."""
+MANY_CELLS, MANY_RANK_CELLS = 450_000, 3_000_000
+"""If there are many ranks: cells of all heatmaps, and of single ranks (to two digits, a byte a cell)."""
+MANY_RANK_COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class SignalPlan:
 
     signal: str
     ops: tuple[str, ...]
-    rank_ops: tuple[str, ...]
-    """Ops for which ranks are shown side by side."""
     labels: tuple[str, ...]
     members: tuple[tuple[SurveyRow, ...], ...]
     """Names that each row stands for."""
@@ -68,7 +66,7 @@ class SignalPlan:
         return max(map(len, self.members), default=1)
 
 
-class FineSignal(NamedTuple):
+class RankSignal(NamedTuple):
     """Rows of a signal for which every rank has a line."""
 
     ops: tuple[str, ...]
@@ -77,20 +75,16 @@ class FineSignal(NamedTuple):
     """For each row of the page the row here."""
     stages: tuple[tuple[int, ...], ...]
     """For each row here the pipeline stages that have it."""
-    page_stages: tuple[tuple[int, ...], ...]
-    """For each row of the page the pipeline stages that have it."""
 
 
 @dataclass(frozen=True)
-class FinePlan:
-    """Second level of the ranks over steps: a line for every rank, if there is room."""
+class RankPlan:
+    """Ranks over steps: a line for every rank, if there is room."""
 
     columns: Columns
     ranks_a_line: int
     lines: int
-    signals: tuple[FineSignal, ...]
-    lines_a_line: int
-    """Lines here that a line of the first level stands for."""
+    signals: tuple[RankSignal, ...]
 
 
 @dataclass(frozen=True)
@@ -98,54 +92,36 @@ class ReportPlan:
     """Rows and columns of the page."""
 
     columns: Columns
-    rank_columns: Columns
-    ranks_a_line: int
     signals: tuple[SignalPlan, ...]
     micro_steps: int
-    fine: FinePlan | None = None
-    """None if each rank has a line of its own on the first level."""
+    ranks: RankPlan | None = None
+    """None if there is one rank."""
 
 
-def plan(survey: Survey, ranks: int, orders: int = 1, shares: Mapping[int, float] | None = None) -> ReportPlan:
+def plan(survey: Survey, ranks: int, shares: Mapping[int, float] | None = None) -> ReportPlan:
     """Choose rows and columns that the page has room for; all of them if they fit.
 
     Args:
-        orders: number of orders in which groups of ranks are shown.
         shares: share of the ranks that each pipeline stage has; None if all ranks may have all names.
     """
-    many = ranks > MOST_LINES
-    cells, rank_cells = (MANY_CELLS, MANY_RANK_CELLS // orders) if many else (CELLS, RANK_CELLS)
+    cells = CELLS if ranks <= FEW_RANKS else MANY_CELLS
     steps = _steps(survey)
-    label = _labeller(survey)
-    groupings = [_Depths(signal.rows, label) for signal in survey.signals]
+    stages = RowStages(row for signal in survey.signals for row in signal.rows)
+    groupings = [_Depths(signal.rows, stages.label) for signal in survey.signals]
     for most in (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4, MOST_ROWS // 8):
         rows = [_rows(depths, most) for depths in groupings]
         series = sum(len(own) * len(signal.ops) for own, signal in zip(rows, survey.signals, strict=True))
         columns = min(MOST_COLUMNS, cells // max(series, 1))
         if columns >= min(steps, ENOUGH_COLUMNS):
             break
-    number = sum(map(len, rows))
-    lines = min(ranks, MOST_LINES, max(1, rank_cells // max(number * min(steps, LINE_COLUMNS), 1)))
-    all_ops = series * lines * min(steps, ENOUGH_COLUMNS) <= rank_cells
-    rank_columns = max(LINE_COLUMNS, min(MOST_COLUMNS, rank_cells // max((series if all_ops else number) * lines, 1)))
-    fine = _fine(survey, groupings, rows, ranks, lines, shares or {}) if many and number else None
     return ReportPlan(
         _columns(survey, max(columns, FEWEST_COLUMNS)),
-        _columns(survey, rank_columns),
-        fine.ranks_a_line * fine.lines_a_line if fine else ceil(ranks / lines),
         tuple(
-            SignalPlan(
-                signal.signal,
-                signal.ops,
-                signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
-                tuple(own),
-                tuple(map(tuple, own.values())),
-                signal.micro_stepped,
-            )
+            SignalPlan(signal.signal, signal.ops, tuple(own), tuple(map(tuple, own.values())), signal.micro_stepped)
             for signal, own in zip(survey.signals, rows, strict=True)
         ),
         survey.micro_steps,
-        fine,
+        _ranks(survey, groupings, rows, ranks, shares or {}) if ranks > 1 and any(rows) else None,
     )
 
 
@@ -157,21 +133,22 @@ RowGroups = dict[str, list[SurveyRow]]
 """Labels of rows with the names that they stand for."""
 
 
-def _fine(
+def _ranks(
     survey: Survey,
     groupings: Sequence[_Depths],
     rows: Sequence[RowGroups],
     ranks: int,
-    lines: int,
     shares: Mapping[int, float],
-) -> FinePlan:
-    """Plan the second level: every rank before every row, every row before every op."""
+) -> RankPlan:
+    """Plan the lines of ranks: every rank before every row, every row before every op."""
+    many = ranks > FEW_RANKS
+    cells, limit = (MANY_RANK_CELLS, MANY_RANK_COLUMNS) if many else (RANK_CELLS, MOST_COLUMNS)
     columns = min(_steps(survey), LINE_COLUMNS)
     stages = {member.pp_stage for own in rows for members in own.values() for member in members}
     least = len(rows) * sum(shares.get(stage, 1.0) for stage in stages)  # a row a signal and stage
-    ranks_a_line = ceil(ranks * least * columns / FINE_CELLS)
+    ranks_a_line = ceil(ranks * least * columns / cells)
     number = ceil(ranks / ranks_a_line)
-    room = FINE_CELLS / (number * columns)
+    room = cells / (number * columns)
 
     def series(coarse: RowGroups) -> float:
         """Rows, each as the share of the ranks that have it."""
@@ -183,18 +160,17 @@ def _fine(
         coarse = [_coarser(own, depths, most) for own, depths in zip(rows, groupings, strict=True)]
     all_ops = sum(series(own) * len(signal.ops) for own, signal in zip(coarse, survey.signals, strict=True)) <= room
     signals = tuple(
-        FineSignal(
+        RankSignal(
             signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
             tuple(own),
             _row_of(page, own),
             tuple(map(_stages_of, own.values())),
-            tuple(map(_stages_of, page.values())),
         )
         for signal, page, own in zip(survey.signals, rows, coarse, strict=True)
     )
     total = sum(series(own) * len(one.ops) for own, one in zip(coarse, signals, strict=True))
-    most_columns = max(columns, min(FINE_COLUMNS, int(FINE_CELLS / max(number * total, 1))))
-    return FinePlan(_columns(survey, most_columns), ranks_a_line, number, signals, ceil(number / lines))
+    most_columns = max(columns, min(limit, int(cells / max(number * total, 1))))
+    return RankPlan(_columns(survey, most_columns), ranks_a_line, number, signals)
 
 
 def _coarser(rows: RowGroups, depths: _Depths, most: int) -> RowGroups:
@@ -221,18 +197,6 @@ def _columns(survey: Survey, most: int) -> Columns:
         return Columns(np.array(survey.steps, dtype=np.int64), 0)
     width = ceil((survey.last - survey.first + 1) / most)
     return Columns(np.arange(survey.first, survey.last + 1, width, dtype=np.int64), width)
-
-
-def _labeller(survey: Survey) -> Callable[[SurveyRow], str]:
-    """Return a function that labels a row by its name, after its stages if there are several."""
-    several_pp = len({row.pp_stage for signal in survey.signals for row in signal.rows}) > 1
-    several_vpp = len({row.vpp_stage for signal in survey.signals for row in signal.rows}) > 1
-
-    def label(row: SurveyRow) -> str:
-        stages = f"pp{row.pp_stage}" * several_pp + f"vpp{row.vpp_stage}" * several_vpp
-        return f"{stages}:{row.name}" if stages else row.name
-
-    return label
 
 
 class _Depths:

@@ -1,10 +1,9 @@
-"""Live page, and the data that it shows: aggregated by job, with the worst ranks, so that 1,000 ranks stay readable."""
+"""Data that the page shows of jobs: aggregated by job, with the worst ranks, so that 1,000 ranks stay readable."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from probe.core.naming import STEP_SECONDS
@@ -13,19 +12,11 @@ from probe.services.server.board import NUMBERS, JobView, RankSummary, RunBoard
 from probe.services.server.judge import ranges
 from probe.services.server.store import StoredMessage
 
-HERE = Path(__file__).parent
-FILES = {"page.js": "text/javascript", "page.css": "text/css"}
-"""Files of the page, by name, with their types."""
 MOST_JOBS_LISTED = 100
 WORST = 20
 """Ranks of a job that are shown."""
 ORDER = ("silent", "waiting", "alive", "replaced", "ended")
 """States, the worst first."""
-
-
-def text(name: str) -> str:
-    """Return a file of the page."""
-    return (HERE / name).read_text(encoding="utf-8")
 
 
 def jobs(board: RunBoard, now: float) -> dict[str, Any]:

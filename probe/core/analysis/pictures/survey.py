@@ -27,6 +27,20 @@ class SurveyRow(NamedTuple):
     name: str
 
 
+class RowStages:
+    """Stages that labels of rows have, which are those in which the rows differ."""
+
+    def __init__(self, rows: Iterable[SurveyRow], pipelined: bool | None = None) -> None:
+        stages = {(row.pp_stage, row.vpp_stage) for row in rows}
+        self._pipelined = len({pp for pp, _ in stages}) > 1 if pipelined is None else pipelined
+        self._virtual = len({vpp for _, vpp in stages}) > 1
+
+    def label(self, row: SurveyRow) -> str:
+        """Return the name of a row, after its stages if there are several."""
+        stages = f"pp{row.pp_stage}" * self._pipelined + f"vpp{row.vpp_stage}" * self._virtual
+        return f"{stages}:{row.name}" if stages else row.name
+
+
 @dataclass
 class SignalSurvey:
     """Names and ops of one signal."""

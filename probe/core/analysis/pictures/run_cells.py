@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from probe.core.analysis.engines import PieceEngine, read_each
 from probe.core.analysis.performance.time_use import OTHER
+from probe.core.analysis.pictures.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
+from probe.core.analysis.pictures.layout import FEW_RANKS, ReportPlan, SignalPlan
+from probe.core.analysis.pictures.rank_table import RankTable, Whole
+from probe.core.analysis.pictures.survey import Survey, SurveyPart, list_stages, merged, survey_parts
 from probe.core.analysis.pieces import Cut, Piece, by_ranks, by_steps, opened
-from probe.core.analysis.report.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
-from probe.core.analysis.report.layout import MOST_LINES, ReportPlan, SignalPlan
-from probe.core.analysis.report.rank_table import RankOrder, RankTable, Whole
-from probe.core.analysis.report.survey import Survey, SurveyPart, list_stages, merged, survey_parts
 from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
@@ -30,6 +30,8 @@ R = TypeVar("R")
 MEMORY = "400MB"
 """Memory limit of DuckDB: together with the page itself less than 1 GiB."""
 CUTS: tuple[Cut, ...] = ("ranks", "steps")
+LINE = "rank_line"
+"""Column of the table ``stages`` with the line of each directory's rank."""
 FileNames = tuple[tuple[str, int, bool], ...]
 """Files of a signal in a directory by steps: name, first step (-1 of a database), whether it is a database."""
 
@@ -48,37 +50,14 @@ class CellWork:
 
     plan: ReportPlan
     table: RankTable
-    orders: tuple[RankOrder, ...]
-
-    @property
-    def stores(self) -> int:
-        """Number of orders in which groups of ranks are different ones."""
-        return 1 + max(order.store for order in self.orders)
 
     def places(self, stages: Sequence[int]) -> Whole:
-        """For each line of the second level its place among those with a rank of ``stages``, -1 for the others."""
-        assert self.plan.fine is not None
-        lines = np.unique(self.table.ranks_of(stages) // self.plan.fine.ranks_a_line)
-        places = np.full(self.plan.fine.lines, -1, dtype=np.int64)
+        """For each line its place among those with a rank of ``stages``, -1 for the others."""
+        assert self.plan.ranks is not None
+        lines = np.unique(self.table.ranks_of(stages) // self.plan.ranks.ranks_a_line)
+        places = np.full(self.plan.ranks.lines, -1, dtype=np.int64)
         places[lines] = np.arange(len(lines))
         return places
-
-    def lines(self, store: int) -> Whole:
-        """Line of each rank on the first level, in the order ``store``."""
-        plan, number = self.plan, len(self.table.ranks)
-        if plan.fine is None:
-            return _blocks(number, plan.ranks_a_line)
-        order = next(order for order in self.orders if order.store == store)
-        place = np.empty(len(order.lines), dtype=np.int64)
-        place[order.lines] = np.arange(len(order.lines))
-        of_line: Whole = place // plan.fine.lines_a_line
-        return of_line[_blocks(number, plan.fine.ranks_a_line)]
-
-
-def _blocks(number: int, size: int) -> Whole:
-    """Block of each of ``number`` ranks, ``size`` ranks each."""
-    blocks: Whole = np.arange(number) // size
-    return blocks
 
 
 @dataclass
@@ -86,41 +65,31 @@ class SignalCells:
     """Cells of one signal."""
 
     heat: HeatmapSums
-    lines: list[LineSums] = field(default_factory=list)
-    """First level of the ranks, for each order that groups them differently."""
-    fine: LineSums | None = None
-    """Second level."""
+    ranks: LineSums | None = None
+    """Cells of the ranks; None if there is one."""
 
     def query(self, rows: Rows) -> list[Found]:
         """Cells that ``rows`` have."""
         list_members(rows, self.heat.signal)
-        found = [self.heat.query(rows), *(sums.query(rows, f"l{n}") for n, sums in enumerate(self.lines))]
-        return [*found, self.fine.query(rows, "fine")] if self.fine else found
+        return [self.heat.query(rows), *([self.ranks.query(rows, LINE)] if self.ranks else [])]
 
     def add(self, found: Sequence[Found]) -> None:
         """Merge the result of :meth:`query` on a piece."""
         self.heat.add(found[0])
-        lines = [*self.lines, *([self.fine] if self.fine else [])]
-        for sums, own in zip(lines, found[1:], strict=True):
-            sums.add(own)
+        if self.ranks:
+            self.ranks.add(found[1])
 
 
 def signal_cells(work: CellWork, n: int) -> SignalCells:
     """Cells of the signal ``n``, without any yet."""
     plan, signal = work.plan, work.plan.signals[n]
-    cells = SignalCells(HeatmapSums(plan, signal, len(work.table.stages)))
-    if len(work.table.ranks) == 1:
-        return cells
-    own = range(len(signal.labels))
-    for store in range(work.stores):
-        number = int(work.lines(store).max(initial=0)) + 1
-        cells.lines.append(LineSums(signal, signal.rank_ops, plan.rank_columns, own, number))
-    if plan.fine:
-        fine = plan.fine.signals[n]
-        known = {stages: work.places(stages) for stages in set(fine.stages)}
-        places = [known[stages] for stages in fine.stages]
-        cells.fine = LineSums(signal, fine.ops, plan.fine.columns, fine.row_of, plan.fine.lines, places)
-    return cells
+    heat = HeatmapSums(plan, signal, len(work.table.stages))
+    if plan.ranks is None:
+        return SignalCells(heat)
+    own = plan.ranks.signals[n]
+    known = {stages: work.places(stages) for stages in set(own.stages)}
+    places = [known[stages] for stages in own.stages]
+    return SignalCells(heat, LineSums(signal, own.ops, plan.ranks.columns, own.row_of, plan.ranks.lines, places))
 
 
 class RunSource(Protocol):
@@ -218,7 +187,7 @@ def opened_run(
     run: RecordedRun, table: RankTable, problems: Problems, engine: PieceEngine | None
 ) -> Iterator[RunSource]:
     """Open a run: in pieces if there are several processes or many ranks, else in one go."""
-    if engine is None or (engine.width == 1 and len(run.ranks) <= MOST_LINES):
+    if engine is None or (engine.width == 1 and len(run.ranks) <= FEW_RANKS):
         with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
             yield WholeRun(rows, table)
         return
@@ -240,7 +209,7 @@ def pieces_of_report(root: Place) -> list[tuple[str, list[Piece]]]:
     run = last_run(root, Problems())
     pieces = by_ranks(run, None, cuts=CUTS)
     found = [("names and steps", pieces), ("cells of the page", pieces)]
-    return found + [("comparison of replicas", by_steps(run, None))] * (len(run.ranks) > MOST_LINES)
+    return found + [("comparison of replicas", by_steps(run, None))] * (len(run.ranks) > FEW_RANKS)
 
 
 def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
@@ -278,12 +247,10 @@ def piece_cells(rows: Rows, _: Piece, work: CellWork) -> dict[int, list[Found]]:
 
 
 def _list_ranks(rows: Rows, work: CellWork) -> None:
-    """Add the lines of each directory's rank to the table ``stages``."""
-    places = [work.table.position(directory.rank) for directory in rows.directories]
-    columns: Mapping[str, Sequence[int]] = {f"l{n}": work.lines(n)[places].tolist() for n in range(work.stores)}
-    if work.plan.fine:
-        columns = {**columns, "fine": (np.array(places) // work.plan.fine.ranks_a_line).tolist()}
-    list_lines(rows, columns)
+    """Add the line of each directory's rank to the table ``stages``."""
+    if work.plan.ranks:
+        places = [work.table.position(directory.rank) // work.plan.ranks.ranks_a_line for directory in rows.directories]
+        list_lines(rows, {LINE: places})
 
 
 def _files(rows: Rows, signal: str, numbers: Sequence[int], known: dict[FileNames, FileNames]) -> dict[int, FileNames]:

@@ -34,8 +34,6 @@ class RankOrder(NamedTuple):
     title: str
     lines: Whole
     """Lines in this order."""
-    store: int
-    """Index among the different orders: some are the same."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +79,19 @@ class RankTable:
     def orders(self, ranks_a_line: int = 1) -> list[RankOrder]:
         """Orders by rank, and by each attribute in which ranks differ, unless the ranks of a line differ in it."""
         number = -(-len(self.ranks) // ranks_a_line)
-        found = [RankOrder("rank", np.arange(number), 0)]
-        different = [found[0].lines]
+        found = [RankOrder("rank", np.arange(number))]
         for attribute in self.attributes:
             of = attribute.of[::ranks_a_line]
             alike = np.array_equal(np.repeat(of, ranks_a_line)[: len(self.ranks)], attribute.of)
-            if len(attribute.names) < 2 or not alike:
-                continue
-            lines = np.argsort(of, kind="stable")
-            same = [n for n, other in enumerate(different) if np.array_equal(other, lines)]
-            if not same:
-                different.append(lines)
-            found.append(RankOrder(attribute.title, lines, same[0] if same else len(different) - 1))
+            if len(attribute.names) > 1 and alike:
+                found.append(RankOrder(attribute.title, np.argsort(of, kind="stable")))
         return found
+
+    def about(self, rank: int) -> dict[str, str]:
+        """Values of the attributes of a rank in which ranks differ."""
+        at = self.position(rank)
+        different = (attribute for attribute in self.attributes if len(attribute.names) > 1)
+        return {attribute.title: attribute.names[int(attribute.of[at])] for attribute in different}
 
 
 def rank_table(run: RecordedRun) -> RankTable:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
+from probe.core.analysis.pictures.layout import Columns, ReportPlan, SignalPlan
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import NAME, PP_STAGE, STAGE
 from probe.core.storage.sql import quoted
@@ -52,8 +52,10 @@ class Cells(NamedTuple):
     """Cells without a written number."""
     least: Array
     """Smallest magnitude among finite numbers; NaN if there is none."""
-    bad: Whole
-    """Count of numbers that are NaN or Inf."""
+    nan: Whole
+    """Count of NaN."""
+    inf: Whole
+    """Count of Inf of either sign."""
     places: CellPlaces
     """Places of ``value``."""
 
@@ -98,7 +100,7 @@ class HeatmapSums:
         self._where = np.full(shape, LAST, dtype=np.int64)
         self._least = np.full(shape, np.inf)
         self._worst = np.full(shape, LAST, dtype=np.int64)
-        self._bad = np.zeros(shape, dtype=np.int32)
+        self._nan, self._inf = (np.zeros(shape, dtype=np.int32) for _ in range(2))
 
     def query(self, rows: Rows) -> Found:
         """Cells that ``rows`` have; a survey has made the table ``stages``, and :func:`list_members` ``members``."""
@@ -112,7 +114,7 @@ class HeatmapSums:
             self._begin()
         at = found["line"], self.plan.columns.of(found["start"])
         for n in _ops_in(found, len(self.signal.ops)):
-            size, where, least, worst, bad = (found[f"a{n}_{m}"] for m in range(5))
+            size, where, least, worst, nan, inf = (found[f"a{n}_{m}"] for m in range(6))
             size = np.ma.filled(size, -1.0)  # type: ignore[no-untyped-call]
             where = np.ma.filled(where, LAST)  # type: ignore[no-untyped-call]
             before = self._size[n][at]
@@ -123,7 +125,8 @@ class HeatmapSums:
             self._least[n][at] = np.minimum(least, self._least[n][at])
             worst = np.ma.filled(worst, LAST)  # type: ignore[no-untyped-call]
             self._worst[n][at] = np.minimum(worst, self._worst[n][at])
-            self._bad[n][at] += np.ma.filled(bad, 0)  # type: ignore[no-untyped-call]
+            self._nan[n][at] += np.ma.filled(nan, 0)  # type: ignore[no-untyped-call]
+            self._inf[n][at] += np.ma.filled(inf, 0)  # type: ignore[no-untyped-call]
 
     def cells(self) -> dict[str, Cells]:
         """Cells of each op, of all parts together."""
@@ -140,7 +143,8 @@ class HeatmapSums:
         value[bad] = np.where(kind == 1, np.where(below, -np.inf, np.inf), np.nan)[bad]
         least = np.where(np.isinf(self._least[n]), np.nan, self._least[n])
         places = self._packing.places(np.where(bad, first, place))
-        return Cells(value, ~there & ~bad, least, self._bad[n].astype(np.int64), places)
+        nan, inf = self._nan[n].astype(np.int64), self._inf[n].astype(np.int64)
+        return Cells(value, ~there & ~bad, least, nan, inf, places)
 
 
 class LineSums:
@@ -211,21 +215,9 @@ class LineSums:
         assert (place >= 0).all(), "a line has a row that its stage has not"
         return place
 
-    def cells(self) -> dict[str, tuple[Array, Mask]]:
-        """For each op the first NaN, else Inf, else the number of largest magnitude, as rows x lines x columns; and the
-        mask of missing ones. Every line may have every row."""
-        shape = (self.rows, self.lines, len(self.columns.starts))
-        of_rows = [list(self.row_cells(row).values()) for row in range(self.rows)]
-        return {
-            op: (
-                np.array([own[n][0] for own in of_rows]).reshape(shape),
-                np.array([own[n][1] for own in of_rows], dtype=np.bool_).reshape(shape),
-            )
-            for n, op in enumerate(self.ops)
-        }
-
     def row_cells(self, row: int) -> dict[str, tuple[Array, Mask]]:
-        """Cells of one row for each op, as lines that may have it x columns."""
+        """For each op the first NaN, else Inf, else the number of largest magnitude of one row, as lines that may have
+        it x columns; and the mask of missing ones."""
         if not self._begun:
             self._begin()
         own = slice(int(self._first[row]), int(self._first[row + 1]))
@@ -246,20 +238,6 @@ def heatmaps(rows: Rows, plan: ReportPlan, signal: SignalPlan) -> dict[str, Cell
     list_members(rows, signal)
     sums = HeatmapSums(plan, signal, len(rows.directories))
     sums.add(sums.query(rows))
-    return sums.cells()
-
-
-def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]) -> dict[str, tuple[Array, Mask]]:
-    """Numbers of each rank, for ``signal.rank_ops``: arrays of rows x lines x columns, and masks of missing ones.
-
-    Args:
-        lines: for each directory the line that its rank belongs to.
-    """
-    list_members(rows, signal)
-    list_lines(rows, {"line": lines})
-    own = range(len(signal.labels))
-    sums = LineSums(signal, signal.rank_ops, plan.rank_columns, own, max(lines, default=0) + 1)
-    sums.add(sums.query(rows, "line"))
     return sums.cells()
 
 
@@ -286,7 +264,7 @@ def list_members(rows: Rows, signal: SignalPlan) -> None:
 
 def _aggregates(op: str, place: str) -> list[str]:
     """Aggregates of an op in a cell: largest magnitude, twice the first place that has it (one more if it is negative),
-    smallest magnitude, place of the first of the worst, and the number of those that are not finite."""
+    smallest magnitude, place of the first of the worst, and the numbers of NaN and Inf."""
     x = f"v.{quoted(op)}"
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
     # The bits of numbers that are not negative are in the order of the numbers. A whole number of magnitude and place
@@ -298,7 +276,8 @@ def _aggregates(op: str, place: str) -> list[str]:
         f"({LAST_PLACE} - max({ordered}) FILTER (isfinite({x})) % {LAST_PLACE + 1})::BIGINT",
         f"min({size})",
         f"min(2 * ({place}) + {kind})",
-        f"count(*) FILTER (NOT isfinite({x}))",
+        f"count(*) FILTER (isnan({x}))",
+        f"count(*) FILTER (isinf({x}))",
     ]
 
 

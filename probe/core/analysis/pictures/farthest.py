@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import nsmallest
 from math import isfinite
 from statistics import median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from probe.core.analysis.diagnosis.replicas import KEYS, TOLERANCE
 from probe.core.analysis.performance.slow_ranks import RankPace
+from probe.core.analysis.pictures.layout import FEW_RANKS, ReportPlan
+from probe.core.analysis.pictures.rank_table import RankTable
+from probe.core.analysis.pictures.run_cells import CellWork, RunSource
+from probe.core.analysis.pictures.survey import principal
 from probe.core.analysis.pieces import Piece
-from probe.core.analysis.report.layout import ReportPlan
-from probe.core.analysis.report.page import PageSection
-from probe.core.analysis.report.rank_table import RankTable
-from probe.core.analysis.report.run_cells import CellWork, RunSource
-from probe.core.analysis.report.survey import principal
-from probe.core.naming import STEP_SECONDS, signal_of
+from probe.core.naming import STEP_SECONDS
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import HOLDS_NO_TERM_SQL, PART_SQL
+from probe.core.storage.layout import HOLDS_NO_TERM_SQL, PART_SQL, STAGE
 from probe.core.storage.sql import quoted
 
 MOST = 50
@@ -117,57 +116,45 @@ def far_paces(paces: Iterable[RankPace], table: RankTable) -> list[FarRank]:
     return nsmallest(MOST, found, key=_order)
 
 
-class FarPart(NamedTuple):
-    """Section of a report, and the data of its script."""
+class FarKind(NamedTuple):
+    """Ranks that are farthest by one number."""
 
-    sections: list[PageSection]
-    data: list[dict[str, object]] | None
-    """None without a section."""
+    signal: str
+    """Empty for the seconds of a step."""
+    op: str
+    ranks: list[dict[str, Any]]
 
 
-def far_part(source: RunSource, work: CellWork, paces: Iterable[RankPace], observe: Callable[[str], object]) -> FarPart:
-    """Section about a run whose ranks are grouped on the page; none if no rank is apart from its replicas."""
-    if work.plan.fine is None:
-        return FarPart([], None)
+def far_picture(
+    source: RunSource, work: CellWork, paces: Iterable[RankPace], observe: Callable[[str], object]
+) -> list[FarKind] | None:
+    """Ranks of a run with many that are farthest from their replicas, by signal and by the seconds of their steps; None
+    of a run with few ranks, and if no rank is apart."""
+    if len(work.table.ranks) <= FEW_RANKS or work.plan.ranks is None:
+        return None
     observe("comparing replicas")
     found = farthest(source.by_steps(partial(far_ranks, table=work.table, plan=work.plan)))
-    return _part(found, far_paces(paces, work.table), work.plan)
-
-
-def _part(found: FarRanks, paces: list[FarRank], plan: ReportPlan) -> FarPart:
-    kinds: list[dict[str, object]] = [
-        {
-            "title": f"{signal.signal}: {principal(signal.ops)} ({signal_of(signal.signal).meaning})",
-            "signal": n,
-            "op": signal.ops.index(principal(signal.ops)),
-            "ranks": [_cells(far) for far in found[signal.signal]],
-        }
-        for n, signal in enumerate(plan.signals)
+    kinds = [
+        _kind(signal.signal, principal(signal.ops), found[signal.signal])
+        for signal in work.plan.signals
         if found.get(signal.signal)
     ]
-    if paces:
-        kinds.append({"title": f"{PACE}: median over steps", "signal": -1, "op": -1, "ranks": list(map(_cells, paces))})
-    if not kinds:
-        return FarPart([], None)
-    html = (
-        '<p class="quiet">Replicas are the ranks of a data-parallel group as the manifests name it, else those of a '
-        "pipeline stage. For each rank the step and the tensor at which its magnitude is farthest from the median of "
-        f"its replicas, by factor; the {MOST} farthest ranks of each signal. A click on a row shows the rank.</p>"
-        '<div class="controls"><label>of <select id="far-kind"></select></label></div>'
-        '<div class="scroll" id="far-table"></div>'
-    )
-    return FarPart([PageSection("farthest", "Ranks farthest from their replicas", html)], kinds)
+    slowest = far_paces(paces, work.table)
+    return kinds + [_kind("", PACE, slowest)] * bool(slowest) or None
 
 
-def _cells(far: FarRank) -> Mapping[str, object]:
-    name = f"{far.name} ({far.part})" if far.part else far.name
+def _kind(signal: str, op: str, ranks: Iterable[FarRank]) -> FarKind:
+    return FarKind(signal, op, [_cells(far) for far in ranks])
+
+
+def _cells(far: FarRank) -> dict[str, Any]:
     return {
         "rank": far.rank,
         "factor": f"{-far.minus_factor:.4g}",
         "value": f"{far.value:.6g}",
         "median": f"{far.median:.6g}",
         "step": None if far.step < 0 else far.step,
-        "name": far.name,
-        "label": name,
-        "stage": far.vpp_stage,
+        "name": f"{far.name} ({far.part})" if far.part else far.name,
+        STAGE: far.vpp_stage,
+        "tensor": far.name,
     }
