@@ -18,7 +18,10 @@ from tests.forks import ROOT, Forked, ForkServer
 SECONDS = 600.0
 """After which a script is given up."""
 
-TORCH = ("torch._dynamo", "probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching")
+TORCH = (
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run"),
+    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching"),
+)
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""
 
