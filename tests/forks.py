@@ -6,6 +6,7 @@ the interpreter's own exit, an exception or a signal.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -60,7 +61,8 @@ class ForkServer:
         pass_fds: Sequence[int] = (),
         executable: str = "",
     ) -> Forked:
-        """A process that runs as ``python`` with these arguments: ``-m`` and a module, or a script, and its own.
+        """A process that runs as ``python`` with these arguments: ``-m`` and a module, ``-c`` and a text or a
+        script, and its own.
 
         Args:
             executable: what it is to take for its interpreter.
@@ -163,14 +165,22 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     os.environ.update(environment)
     os.chdir(directory)
     sys.executable = executable or sys.executable
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     customize(environment.get("PYTHONPATH", "").split(os.pathsep))
     main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
+    sys.modules["__main__"], main.__builtins__ = main, __builtins__  # type: ignore[attr-defined]
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))
+        return
     if arguments[0] == "-m":
         found = importlib.util.find_spec(arguments[1])
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{arguments[1]}.__main__")
         assert found is not None, arguments
         assert found.origin is not None, arguments
         path, sys.argv = found.origin, [found.origin, *arguments[2:]]
@@ -178,7 +188,7 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     else:
         path, sys.argv = arguments[0], list(arguments)
         sys.path[0] = str(Path(path).parent)
-    vars(main).update(__file__=path, __builtins__=__builtins__)
+    vars(main).update(__file__=path)
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))
 
 

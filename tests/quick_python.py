@@ -24,13 +24,13 @@ from tests.forks import LONGEST, ForkServer
 EXECUTABLE = """#!{python} -IS
 import os, pickle, signal, socket, sys
 words = [word for word in sys.argv[1:2] if word != "-u"] + sys.argv[2:]
-if not words or (words[0].startswith("-") and words[0] != "-m"):
+if not words or "--multiprocessing-fork" in words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
     control.connect({address!r})
     socket.send_fds(control, [pickle.dumps((words, dict(os.environ), os.getcwd()))], [0, 1, 2])
     pid = pickle.loads(control.recv(100))
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGABRT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = pickle.loads(control.recv(100))
 if code < 0:
@@ -38,7 +38,7 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-"""What it cannot fork, such as ``-c``, it starts."""
+"""With options of the interpreter, or for ``multiprocessing``, it starts Python."""
 
 _paths: dict[tuple[str, ...], str] = {}
 """Executables made so far, by what they import: they go with this process."""

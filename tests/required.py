@@ -36,7 +36,7 @@ def require(name: str) -> Any:
     """The module ``name``, for use at the top of a test module or inside a test.
 
     A package that is there but broken raises as it is: only absence is excused. MindSpore waits for each operation: its
-    threads, which turn round while they wait for each other, take four times as long on two cores. Processes that tests
+    threads, which turn round while they wait for each other, take four times as long on two cores. Programs that tests
     start run as those of users do.
     """
     try:

@@ -24,6 +24,8 @@ TORCH = (
 )
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""
+MINDSPORE = ("mindspore", "probe.mindspore")
+"""The same where MindSpore trains."""
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""
