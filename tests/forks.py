@@ -168,6 +168,8 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     if environment.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     random.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     customize(environment.get("PYTHONPATH", "").split(os.pathsep))
