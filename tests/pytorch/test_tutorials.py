@@ -16,7 +16,6 @@ import pytest
 
 from tests import user_scripts
 from tests.core.trackers.wandb_file import read_runs
-from tests.quick_python import quick_python
 from tests.required import require, require_version
 
 require("torch")
@@ -71,8 +70,9 @@ def started(name: str, folder: Path, environment: dict[str, str]):
         require("mindspore")
     elif name != "several_ranks":  # which starts interpreters of its own
         return user_scripts.ran(user_scripts.forks(*user_scripts.TORCH), command, folder, environment)
-    python = quick_python(*(user_scripts.MINDSPORE if "mindspore" in name else user_scripts.TORCH))
-    return subprocess.run([python, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def blocks(page: Path, language: str) -> list[str]:
