@@ -115,7 +115,7 @@ def test_both_twins_of_a_case_run(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
