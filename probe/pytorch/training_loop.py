@@ -344,8 +344,8 @@ class RepeatedReader:
         """Keep what is read of the parameters at ``positions``."""
         places = [place for position in positions if (place := self._host_places[position]) is not None]
         self._read = [self._parameters[position] for position in positions]
-        addresses, sizes, kinds = ([place[i] for place in places] for i in range(3))
-        self._arrays, self._chosen = FixedArrays(self._columns, addresses, sizes, kinds), positions
+        where = [place[0] for place in places], [place[1] for place in places], [place[2] for place in places]
+        self._arrays, self._chosen = FixedArrays(self._columns, *where), positions
 
 
 def _no_rows() -> Array:

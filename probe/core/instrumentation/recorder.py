@@ -91,8 +91,8 @@ class Pending:
             zip(*readings.rows.values(), strict=True) if readings.rows else ((),) * 4
         )
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
-        references = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
-        at = self._indices(references)
+        resolved = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
+        at = self._indices(resolved)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
             columns[HISTOGRAM] = rows[at, -BINS:]
@@ -113,12 +113,12 @@ class Pending:
             coverage=coverage if any(coverage) else (),
             distribution=self.distribution,
         )
-        kept = [
+        remaining = [
             row
-            for row, (key, (kind, _)) in enumerate(zip(batch.keys, references, strict=True))
+            for row, (key, (kind, _)) in enumerate(zip(readings.rows, resolved, strict=True))
             if kind != MISSING and key not in readings.forgotten
         ]
-        return batch if len(kept) == len(references) else _only(batch, kept)
+        return batch if len(remaining) == len(resolved) else _only(batch, remaining)
 
     def _indices(self, references: Iterable[Reference]) -> npt.NDArray[np.int64]:
         """Return where the referenced values are among the rows of the blocks, those of the slab and, last, the one of
@@ -156,16 +156,16 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
     )
 
 
-def _only(batch: Batch, kept: Sequence[int]) -> Batch:
-    """Return ``batch`` with the rows ``kept`` alone."""
+def _only(batch: Batch, remaining: Sequence[int]) -> Batch:
+    """Return ``batch`` with the rows ``remaining`` alone."""
     return replace(
         batch,
-        keys=tuple(batch.keys[row] for row in kept),
-        shapes=tuple(batch.shapes[row] for row in kept),
-        dtypes=tuple(batch.dtypes[row] for row in kept),
-        order=batch.order[kept],
-        columns={name: values[kept] for name, values in batch.columns.items()},
-        coverage=tuple(batch.coverage[row] for row in kept) if batch.coverage else (),
+        keys=tuple(batch.keys[row] for row in remaining),
+        shapes=tuple(batch.shapes[row] for row in remaining),
+        dtypes=tuple(batch.dtypes[row] for row in remaining),
+        order=batch.order[remaining],
+        columns={name: values[remaining] for name, values in batch.columns.items()},
+        coverage=tuple(batch.coverage[row] for row in remaining) if batch.coverage else (),
     )
 
 
@@ -311,8 +311,9 @@ class Recorder:
     def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
         """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
         places = [self._host_place(tensor, scale) for tensor in tensors]
-        addresses, sizes, kinds = ([place[i] for place in places if place is not None] for i in range(3))
-        numbers = iter(self._slab.read_each(addresses, sizes, kinds) if addresses else ())
+        here = [place for place in places if place is not None]
+        where = [place[0] for place in here], [place[1] for place in here], [place[2] for place in here]
+        numbers = iter(self._slab.read_each(*where) if here else ())
         return [
             None if place is None or (number := next(numbers)) is None else (place[3], (SLAB, number))
             for place in places

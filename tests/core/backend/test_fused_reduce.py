@@ -75,7 +75,7 @@ def test_bfloat16_is_read_as_it_is(size: int) -> None:
     """Its numbers are those float32 numbers whose lower half is zero."""
     bits = np.random.default_rng(size).normal(0.5, 2, size).astype(np.float32).view(np.uint32) & 0xFFFF0000
     x, halves = bits.view(np.float32), (bits >> 16).astype(np.uint16)
-    every = {"eps": 0.3, "more": EVERY}
+    every: dict[str, Any] = {"eps": 0.3, "more": EVERY}
     assert of(halves, BFLOAT16, **every) == of(x, **every)
 
 
@@ -83,7 +83,7 @@ def test_bfloat16_is_read_as_it_is(size: int) -> None:
 def test_float16_is_read_as_it_is(size: int) -> None:
     """Numbers without an exponent too."""
     halves = (np.random.default_rng(size).normal(0.5, 2, size) * np.where(np.arange(size) % 3, 1, 1e-6)).astype("f2")
-    every = {"eps": 0.3, "more": EVERY}
+    every: dict[str, Any] = {"eps": 0.3, "more": EVERY}
     assert of(halves, FLOAT16, **every) == of(halves.astype(np.float32), **every)
 
 
