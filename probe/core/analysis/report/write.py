@@ -114,7 +114,7 @@ def write_report(
         f"{RUN}/numbers": curves,
         f"{RUN}/details": run_details(run),
         f"{RUN}/performance": speed.data,
-        f"{RUN}/farthest": far and [_labelled(one, label) for one in far],
+        f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
         "/api/command": f"probe view {shlex.quote(str(root.resolve()))}",
     }
     with replacing(out) as file:
