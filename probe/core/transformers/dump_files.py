@@ -45,7 +45,7 @@ class _File(NamedTuple):
     kind: str
     name: str
     value: float
-    count: int
+    order: int
     """Number of files of this name up to this one."""
 
 
@@ -76,7 +76,7 @@ class DumpFolder:
         self._ends.sort()
         by_step: dict[int, list[_File]] = {}
         for file in self._waiting:
-            step = bisect_left(self._ends, file.number) + 1 if self._ends else file.count
+            step = bisect_left(self._ends, file.number) + 1 if self._ends else file.order
             by_step.setdefault(step, []).append(file)
         complete = len(self._ends) if self._ends else max(by_step, default=1) - 1
         self._waiting = [] if last else [file for step, row in by_step.items() if step > complete for file in row]
