@@ -35,15 +35,10 @@ def require_installed(*names: str) -> None:
 def require(name: str) -> Any:
     """The module ``name``, for use at the top of a test module or inside a test.
 
-    A package that is there but broken raises as it is: only absence is excused. MindSpore waits for each operation: its
-    threads, which turn round while they wait for each other, take four times as long on two cores. Programs that tests
-    start run as those of users do.
+    A package that is there but broken raises as it is: only absence is excused.
     """
     try:
-        module = import_module(name)
-        if name == "mindspore":
-            module.runtime.launch_blocking()
-        return module
+        return import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise
