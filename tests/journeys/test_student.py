@@ -73,7 +73,7 @@ def probe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("option", "seed", "bad"), [("", 0, 60), ("", 1, 47), ("", 2, 33), ("--deep", 3, 25), ("--light", 4, 40)]
 )
 def test_the_layer_and_the_step_are_in_the_first_line(tmp_path: Path, option: str, seed: int, bad: int) -> None:
-    """By the closing lines of the run, and by `probe anomalies` without an argument: kind, place and step as planted."""
+    """By the closing lines of the run, and by `probe anomalies` alone: kind, place and step as planted."""
     (tmp_path / "train.py").write_text(TRAIN)
     done = probe(tmp_path, "run", *filter(None, [option]), "train.py", str(seed), str(bad))
     assert done.returncode == 0, done.stderr
