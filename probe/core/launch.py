@@ -31,7 +31,7 @@ def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str
     Args:
         restarts: whether its restarts have names of their own.
     """
-    found = {name: environ.get(name, "").strip() for name in (CHOSEN, *VARIABLES, *(RESTARTS if restarts else ()))}
-    if found[CHOSEN]:
-        found = {name: value for name, value in found.items() if name not in VARIABLES}
-    return {name: value for name, value in found.items() if value}
+    values = {name: environ.get(name, "").strip() for name in (CHOSEN, *VARIABLES, *(RESTARTS if restarts else ()))}
+    if values[CHOSEN]:
+        values = {name: value for name, value in values.items() if name not in VARIABLES}
+    return {name: value for name, value in values.items() if value}

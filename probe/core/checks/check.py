@@ -55,12 +55,12 @@ class JudgedUpdate:
         """Norm of each gradient; None if they could not be read."""
         self.total, self.finite = 0.0, True
         """Norm of all gradients together, without those that are NaN; true if each of them is finite."""
-        there = facts.gradients.there
+        present = facts.gradients.there
         if gradients.ndim == 2 and len(gradients) == len(facts.names) > 0:
             self.norms = gradients[:, 0]
-            self._add_up(self.norms if is_all(there) else self.norms[there])
-            there = there & (self.norms != 0)
-        self.pattern = there.tobytes()
+            self._add_up(self.norms if is_all(present) else self.norms[present])
+            present = present & (self.norms != 0)
+        self.pattern = present.tobytes()
         """For each parameter whether it has a gradient that is not exactly zero, as far as is known."""
 
     def _add_up(self, norms: Array) -> None:

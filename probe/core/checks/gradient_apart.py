@@ -113,11 +113,11 @@ class GradientApart(ChangeCheck):
         usual = past.T - middles[:, None]
         usual -= common_movement(usual, least=ROWS)
         spreads = spreads_of(usual, medians_of(usual))
-        left = movements - common_movement(movements[:, None], least=ROWS)[:, 0]
+        residuals = movements - common_movement(movements[:, None], least=ROWS)[:, 0]
         elements = np.asarray(sizes or (FEWEST_ELEMENTS,) * len(finite), np.float64)[finite]
         squares = middles - 0.5 * np.log(np.maximum(elements, 1))
         apart: Mask = (
-            (left > np.maximum(AWAY, DEVIATIONS * np.maximum(spreads, FLOOR)))
+            (residuals > np.maximum(AWAY, DEVIATIONS * np.maximum(spreads, FLOOR)))
             & (levels - past.max(axis=0) > ABOVE)
             & (elements >= FEWEST_ELEMENTS)
             & (squares >= np.median(squares) + log(FAINT))

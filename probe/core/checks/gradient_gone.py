@@ -104,9 +104,9 @@ class GradientGone(ChangeCheck):
             self._lived[self._alive] += self._alike
         self._last, self._alike = None, 0
 
-    def _any(self, chosen: Mask) -> Mask:
+    def _any(self, mask: Mask) -> Mask:
         """Return for each module whether any of its parameters is chosen."""
-        return np.bincount(self._module[chosen], minlength=len(self._since)) > 0
+        return np.bincount(self._module[mask], minlength=len(self._since)) > 0
 
     def _count(self, alive: Mask, gone: Mask, step: int) -> None:
         """Count the update of each module, and excuse those that make room for others."""
@@ -153,7 +153,7 @@ class GradientGone(ChangeCheck):
             return
         counted = facts.trainable | facts.gradients.there
         names = [name for name, counts in zip(facts.names, counted, strict=True) if counts]
-        lost = [name for name, chosen in zip(facts.names, counted & ended[self._module], strict=True) if chosen]
+        lost = [name for name, is_lost in zip(facts.names, counted & ended[self._module], strict=True) if is_lost]
         where = ancestors(lost, names)
         updates, since = int(self._missing[ended].min()), int(self._since[ended].min())
         how = "exactly 0" if self._any(facts.gradients.there)[ended].any() else "not computed"

@@ -63,8 +63,8 @@ class LossLeap(ChangeCheck):
         """Return whether loss and gradients are far beyond all before; count the update."""
         total = update.total
         if len(self._latest) == TOGETHER:
-            (loss, norm), (other, size) = self._highest, self._latest[0]
-            self._highest = max(loss, other), max(norm, size)
+            (loss, norm), (latest_loss, size) = self._highest, self._latest[0]
+            self._highest = max(loss, latest_loss), max(norm, size)
         self._latest.append((abs(update.facts.loss), total if isfinite(total) else 0.0))
         self._updates += 1
         loss, norm = self._highest

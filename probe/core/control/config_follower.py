@@ -395,8 +395,8 @@ def follow(
         return Control(path, settings, content, first, alone, leads, faults, ahead, sent)
     log = FolderNotices(path.with_name(path.name + LOG) / f"run{number}", groups.rank())
     if leads:
-        own = log if _usable(log, path) else None
-        return Control(path, settings, content, first, alone, leads, faults, ahead, own, shared=True)
+        notices = log if _usable(log, path) else None
+        return Control(path, settings, content, first, alone, leads, faults, ahead, notices, shared=True)
     return LoggedSwitch(log, Control(path, settings, content, first, alone, leads, faults, ahead), faults)
 
 

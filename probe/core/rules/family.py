@@ -226,8 +226,8 @@ class Family:
         """Return whether most rows are of other sizes than all that are held; hold them if not."""
         smallest, largest = self.history.of("smallest"), self.history.of("largest")
         is_held = largest[rows] > 0
-        other = (elements > CHANGED_SIZE * largest[rows]) | (CHANGED_SIZE * elements < smallest[rows])
-        if self._held >= LEAST and 2 * int((other & is_held).sum()) > int(is_held.sum()):
+        resized = (elements > CHANGED_SIZE * largest[rows]) | (CHANGED_SIZE * elements < smallest[rows])
+        if self._held >= LEAST and 2 * int((resized & is_held).sum()) > int(is_held.sum()):
             return True
         smallest[rows], largest[rows] = np.minimum(smallest[rows], elements), np.maximum(largest[rows], elements)
         return False

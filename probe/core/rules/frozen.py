@@ -158,13 +158,13 @@ class AnomalyFrozen(About):
 
     def _gradients(self, after: Batch) -> list[Array]:
         """Sizes of the gradients of each parameter, by signal; NaN where there is none or it is not finite."""
-        found = []
+        gradients = []
         for signal in GRADIENTS:
             gradient = self._latest.get(signal)
             if gradient is not None and gradient.step == after.step and len(gradient):
                 at = self._places[signal].of(after.keys, gradient.keys)
-                found.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
-        return found
+                gradients.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
+        return gradients
 
 
 def _sizes(batch: Batch) -> Array:
@@ -181,8 +181,8 @@ def _sizes(batch: Batch) -> Array:
 
 def _peaks(batch: Batch) -> Array:
     """Largest magnitude that is known of each row."""
-    known = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
-    peaks: Array = np.fmax.reduce(known) if known else np.full(len(batch), np.nan)
+    magnitudes = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
+    peaks: Array = np.fmax.reduce(magnitudes) if magnitudes else np.full(len(batch), np.nan)
     return peaks
 
 

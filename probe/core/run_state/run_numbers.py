@@ -147,10 +147,10 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        shown = settings.run.enable is not False and (
+        is_written = settings.run.enable is not False and (
             shows_numbers(settings.formats) or bool(limits_of(settings.alert.rules))
         )
-        if settings.run.enable or settings.sentinel.enable or marks is not None or shown:
+        if settings.run.enable or settings.sentinel.enable or marks is not None or is_written:
             self.begin()
 
     @property
@@ -239,7 +239,7 @@ class RunNumbers:
         self.listeners = [*self.listeners, listener]
 
         def remove() -> None:
-            self.listeners = [each for each in self.listeners if each != listener]
+            self.listeners = [present for present in self.listeners if present != listener]
 
         return remove
 
@@ -304,8 +304,8 @@ class RunNumbers:
         """Complete the numbers of a step, then judge, pass on and write them."""
         logged = {**ended.found, **ended.logged.values()}
         # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
-        kept = ended.read & logged.keys()
-        values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
+        rates = ended.read & logged.keys()
+        values = {**logged, **{name: value for name, value in late.items() if name not in rates}}
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
         self._late_outcome = "skipped" if ended.outcome == "skipped" else "unknown"
         self._judges.judge(step)

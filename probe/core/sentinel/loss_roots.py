@@ -43,15 +43,15 @@ class LossRoots:
             self._trace(root, value)
         attempt(self._faults, "graph walk", self.survey.look, root)
         if isinstance(value, float) and isinstance(factor, float):
-            known = value / factor if factor else math.nan
-            return lambda: known
+            unscaled = value / factor if factor else math.nan
+            return lambda: unscaled
         wait = self._tensors.to_host([number for number in (value, factor) if not isinstance(number, float)])
 
         def waited() -> float:
             numbers = wait()[:, 0].tolist()
-            one = value if isinstance(value, float) else numbers.pop(0)
-            other = factor if isinstance(factor, float) else numbers.pop(0)
-            return one / other if other else math.nan
+            loss = value if isinstance(value, float) else numbers.pop(0)
+            scale_factor = factor if isinstance(factor, float) else numbers.pop(0)
+            return loss / scale_factor if scale_factor else math.nan
 
         return waited
 

@@ -56,18 +56,18 @@ class MeasuredGradients(NamedTuple):
     returned: bool = False
     """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
 
-    def places(self, held: Sequence[Tensor | None], origins: Sequence[int]) -> list[int]:
+    def places(self, gradients: Sequence[Tensor | None], origins: Sequence[int]) -> list[int]:
         """Return the positions, -1 where another gradient is there now.
 
         Args:
-            origins: identity of what each gradient of ``held`` was made of.
+            origins: identity of what each gradient of ``gradients`` was made of.
         """
         rows = zip(self.positions, self.identities, strict=True)
         places = [n if origins[n] == identity else -1 for n, identity in rows]
         if self.references is None:
             return places
         refers = zip(places, self.references, strict=True)
-        return [n if reference() is held[n] else -1 for n, reference in refers]
+        return [n if reference() is gradients[n] else -1 for n, reference in refers]
 
 
 class OptimizerMemory:
@@ -101,9 +101,9 @@ class OptimizerMemory:
         self.rota = Rota(loop, (), ())
         self.clear()
 
-    def has_lost(self, held: Sequence[Tensor | None]) -> bool:
+    def has_lost(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether gradients are missing that the last update had, as never before; note those of this one."""
-        pattern = bytes([gradient is not None for gradient in held])
+        pattern = bytes([gradient is not None for gradient in gradients])
         if pattern == self._pattern and len(pattern) == len(self.there):
             return False
         before, self.there, self._pattern = self.there, np.frombuffer(pattern, np.bool_), pattern
@@ -157,9 +157,9 @@ class OptimizerMemory:
             return False
         return not some_are_there or True not in self.reached.untouched(some)
 
-    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+    def holds_applied(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether the gradients are those that the last update has applied, as it left them."""
-        return len(self.applied) == len(held) and True in self.applied.untouched(held)
+        return len(self.applied) == len(gradients) and True in self.applied.untouched(gradients)
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -175,13 +175,15 @@ class OptimizerMemory:
             return self.backwards
         return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
 
-    def stale(self, held: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
+    def stale(self, gradients: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
         """Return which gradients of an update hold what the last one has applied with a later backward added, and which
         are exactly those of the last one."""
         if self.backwards:
             if not self.again:
                 return self.none, self.none
-            same = self.applied.same(held)
-            return np.array([one and other for one, other in zip(self.again, same, strict=True)], np.bool_), self.none
-        untouched = self.applied.untouched(held) if len(self.applied) else []
+            same = self.applied.same(gradients)
+            return np.array(
+                [was_again and is_same for was_again, is_same in zip(self.again, same, strict=True)], np.bool_
+            ), self.none
+        untouched = self.applied.untouched(gradients) if len(self.applied) else []
         return self.none, np.array(untouched, np.bool_) if True in untouched else self.none

@@ -107,16 +107,16 @@ class RotaReading(NamedTuple):
     def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
         """Return for each parameter that was looked at whether its numbers have changed since the last update, whether
         an operation has written it, whether its numbers are known, and of how many elements."""
-        written, known, seen = (np.zeros(len(looked), np.bool_) for _ in range(3))
+        written, is_known, seen = (np.zeros(len(looked), np.bool_) for _ in range(3))
         elements = np.full(len(looked), -1)
-        shared, here, there = np.intersect1d(looked, last.positions, return_indices=True)
+        shared, new_rows, last_rows = np.intersect1d(looked, last.positions, return_indices=True)
         if len(shared):
-            known[here] = np.asarray(last.versions)[there] >= 0
-            before, now = last.rows()[there], again.rows()[there]
-            written[here] = ~_equal(before, now)
-            elements[here] = np.where(_is_one_element(before, now), 1, -1)
-            seen[here] = (np.asarray(last.versions) != np.asarray(again.versions))[there]
-        return written, seen, known, elements
+            is_known[new_rows] = np.asarray(last.versions)[last_rows] >= 0
+            before, now = last.rows()[last_rows], again.rows()[last_rows]
+            written[new_rows] = ~_equal(before, now)
+            elements[new_rows] = np.where(_is_one_element(before, now), 1, -1)
+            seen[new_rows] = (np.asarray(last.versions) != np.asarray(again.versions))[last_rows]
+        return written, seen, is_known, elements
 
 
 @functools.lru_cache(maxsize=64)
@@ -160,8 +160,8 @@ def _norms_and_sums(read: _Read) -> npt.NDArray[np.float64]:
     return np.column_stack((np.sqrt(moments[:, COLUMNS.index("sumsq")]), moments[:, COLUMNS.index("sum")]))
 
 
-def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
+def _equal(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = ((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=1)
     return same
 
 
@@ -208,12 +208,12 @@ class Rota:
     def before(self) -> None:
         """Read before an update the parameters whose turn it is, and those whose turn it was."""
         begun = time.thread_time()
-        chosen, last = self._chosen(), self._last
-        if last is not None and last.positions == chosen:
-            self._before = self._again = self._read(chosen, last)
+        positions, last = self._chosen(), self._last
+        if last is not None and last.positions == positions:
+            self._before = self._again = self._read(positions, last)
         else:
             self._again = None if last is None else self._read(last.positions, last)
-            self._before = self._read(chosen)
+            self._before = self._read(positions)
         self._spent += time.thread_time() - begun
 
     def after(self) -> RotaReading:
@@ -239,14 +239,14 @@ class Rota:
         self._turn += 1
         if self._elements <= room:
             return self._all
-        chosen: list[int] = []
+        positions: list[int] = []
         for offset in range(number):
             position = (first + offset) % number
-            if chosen and self._sizes[position] > room:
+            if positions and self._sizes[position] > room:
                 break
             room -= self._sizes[position]
-            chosen.append(position)
-        return chosen
+            positions.append(position)
+        return positions
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
@@ -256,12 +256,14 @@ class Rota:
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: Sequence[int], last: _Read | None = None) -> _Read | None:
+    def _read(self, positions: Sequence[int], last: _Read | None = None) -> _Read | None:
         """Read parameters. Where nothing has changed since the last reading, their versions do not matter."""
-        there, wait = self._reader.read(chosen)
-        if not there:
+        readable, wait = self._reader.read(positions)
+        if not readable:
             return None
-        if last is not None and there is last.positions and wait == last.wait:
-            return _Read(there, wait, last.versions)
-        parameters = self._parameters if there is self._all else [self._parameters[position] for position in there]
-        return _Read(there, wait, self._loop.versions(parameters))
+        if last is not None and readable is last.positions and wait == last.wait:
+            return _Read(readable, wait, last.versions)
+        parameters = (
+            self._parameters if readable is self._all else [self._parameters[position] for position in readable]
+        )
+        return _Read(readable, wait, self._loop.versions(parameters))

@@ -59,8 +59,8 @@ class WatchedOptimizers:
 
     def number(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer among those of the run; None for others."""
-        for number, one in enumerate(self._watch.run.optimizers):
-            if one is optimizer:
+        for number, candidate in enumerate(self._watch.run.optimizers):
+            if candidate is optimizer:
                 return number
         return None
 
@@ -129,12 +129,12 @@ class WatchedOptimizers:
         names, parameters = self._outside
         if not parameters:
             return ()
-        held = self._loop.held(parameters)
-        return tuple(name for name, gradient in zip(names, held, strict=True) if gradient is not None)
+        gradients = self._loop.held(parameters)
+        return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
     def _held_twice(self, every: Mapping[int, Any]) -> tuple[str, ...]:
         counts = Counter(identity for watched in self.all() for identity in watched.identities)
-        return tuple(one.name for identity, one in every.items() if counts[identity] > 1)
+        return tuple(parameter.name for identity, parameter in every.items() if counts[identity] > 1)
 
     def shared(self) -> tuple[str, ...]:
         """Return the parameters that several optimizers hold, as of the last call of :meth:`strangers`."""

@@ -28,10 +28,10 @@ def parsed_address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: if ``text`` is no address.
     """
-    found = _LISTEN.fullmatch(text)
-    if not found or int(found[2]) >= 1 << 16:
+    match = _LISTEN.fullmatch(text)
+    if not match or int(match[2]) >= 1 << 16:
         raise wrong(_LISTEN_FORM.expected)
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def _address(text: str) -> str:
@@ -102,8 +102,9 @@ class LimitSettings(Section):
     """Most entries of the history; beyond that the oldest are removed, those without an action and refused ones first.
     Those that the limits of the last hour count stay."""
     same_alert_seconds: Annotated[Number, ranges.Ge(0)] = 300.0
-    """Time after an action in which an alert that fires anew does not have it again: two Alertmanagers, fed by two
-    Prometheus, differ in its beginning. If it still fires then, it has the action when Alertmanager repeats it."""
+    """Time after an action in which the same alert does not start it again, also with another beginning: two
+    Alertmanagers, fed by two Prometheus, differ in it. An alert that fires for longer starts the action again when
+    Alertmanager repeats it."""
 
 
 def _args_of_action(value: object, info: ValidationInfo) -> Any:

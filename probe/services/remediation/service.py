@@ -77,7 +77,7 @@ class RemediationService:
         except MalformedWebhookError as error:
             return Reply(400, {"error": str(error)})
         self.last_webhook = time.time()
-        for alert in (each for each in alerts if not each.firing):
+        for alert in (candidate for candidate in alerts if not candidate.firing):
             self._count("alerts", "resolved")
             _log.info("alert=%s fingerprint=%s resolved: nothing is undone", _text(alert.name), alert.fingerprint)
         with within(self._admitting, ANSWER_SECONDS):
@@ -113,19 +113,19 @@ class RemediationService:
         self.store.close()
 
     def _admit(self, alerts: Sequence[FiringAlert]) -> _Admitted:
-        rows, queued, known, left_out = list[ActionRow](), list[QueuedAction](), 0, 0
+        rows, queued, repeats, left_out = list[ActionRow](), list[QueuedAction](), 0, 0
         room = self._limits.waiting - self.workers.waiting
         with self.store.admission() as admission:
             for alert in alerts:
-                chosen = [each for each in self.options.actions if each.concerns(alert)]
-                if not chosen and self._is_known(admission, alert, ""):
-                    known += 1
-                elif not chosen:
+                actions = [action for action in self.options.actions if action.concerns(alert)]
+                if not actions and self._is_known(admission, alert, ""):
+                    repeats += 1
+                elif not actions:
                     text = "no action is configured for this alert"
                     rows.append(admission.insert(_new_row(alert, "", "", False, "ignored", text)))
-                for action in chosen:
+                for action in actions:
                     if self._is_known(admission, alert, action.name):
-                        known += 1
+                        repeats += 1
                     elif len(queued) >= room:
                         left_out += 1
                     else:
@@ -133,7 +133,7 @@ class RemediationService:
                         rows.append(row)
                         queued += [] if task is None else [task]
             admission.prune(self._limits.history, time.time())
-        return _Admitted(rows, queued, known, left_out)
+        return _Admitted(rows, queued, repeats, left_out)
 
     def _is_known(self, admission: Admission, alert: FiringAlert, action: str) -> bool:
         return admission.known(alert.fingerprint, action, alert.starts, self._limits.same_alert_seconds)
@@ -167,7 +167,7 @@ class RemediationService:
 
     def _check_limits(self, admission: Admission, action: ConfiguredAction, target: str) -> None:
         now, settings = time.time(), action.settings
-        found = (
+        counts = (
             ("limits.per_hour", self._limits.per_hour, admission.recent(now, action.dry_run)),
             ("per_hour", settings.per_hour, admission.recent(now, action.dry_run, action.name)),
             (
@@ -176,7 +176,7 @@ class RemediationService:
                 admission.recent(now, action.dry_run, action.name, target),
             ),
         )
-        for name, most, number in found:
+        for name, most, number in counts:
             if number >= most:
                 raise RefusedAlertError(f"limit reached: {name} is {most}, and {number} were planned within the hour")
 

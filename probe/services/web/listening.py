@@ -32,8 +32,10 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
             listening.listen(BACKLOG)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            advice = "another program listens there; choose another --port" if taken else error.strerror or str(error)
+            is_in_use = error.errno == errno.EADDRINUSE
+            advice = (
+                "another program listens there; choose another --port" if is_in_use else error.strerror or str(error)
+            )
             raise ServerError(f"--host {host} --port {port}: cannot listen: {advice}") from None
         yield listening
     finally:
@@ -46,9 +48,9 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def raise_limit_of_files(wanted: int) -> None:
-    """Permit ``wanted`` open files, as far as the system lets us."""
+def raise_limit_of_files(number: int) -> None:
+    """Permit ``number`` open files, as far as the system lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < number:
+        most = number if hard == resource.RLIM_INFINITY else min(hard, number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -96,8 +96,8 @@ class RunRate(RunRule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._tracks:
             with suppress(*UNREADABLE):
-                track, held = Track(), state[name]
-                track.seen, track.changes = natural(held, "seen"), natural(held, "changes")
-                track.latest, track.highest = number(held, "latest"), number(held, "highest")
-                track.beyond = bool(natural(held, "beyond"))
+                track, memory = Track(), state[name]
+                track.seen, track.changes = natural(memory, "seen"), natural(memory, "changes")
+                track.latest, track.highest = number(memory, "latest"), number(memory, "highest")
+                track.beyond = bool(natural(memory, "beyond"))
                 self._tracks[name] = track
