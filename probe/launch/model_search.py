@@ -43,8 +43,8 @@ class Finder(Protocol):
         """Return all models of the process, whatever holds them."""
 
     def chosen(self, model: Any, wanted: frozenset[int], parents: Callable[[Any], list[Any]]) -> Any:
-        """Return what to watch for a model that holds the ``wanted`` parameters, by identity: a wrapper around it, or a
-        part of it."""
+        """Return the module to watch for a model that holds the ``wanted`` parameters, given by identity: the model, a
+        wrapper around it, or a part of it."""
 
     def before_tracing(self, models: Sequence[Any]) -> list[Any]:
         """Return the modules inside models that will be compiled at their first call, which is about to come."""
@@ -75,8 +75,9 @@ class ModelSearch:
         self._held: dict[int, frozenset[int]] = {}
 
     def of(self, optimizer: Any) -> list[Any]:
-        """Return the model of an optimizer: the one that was called if it holds all parameters, else the smallest that
-        does; if none does, the fewest that together hold what any holds, in the order of the optimizer."""
+        """Return the model of an optimizer: the model that was called if it holds all parameters of the optimizer, else
+        the smallest model that does. If none does, return the fewest models that together hold as many of the
+        parameters as possible, in the order of the optimizer."""
         owned = [id(parameter) for parameter in self._finder.owned(optimizer)]
         parameters = frozenset(owned)
         if not parameters:

@@ -43,7 +43,7 @@ def harmless(method: Method) -> Method:
 
 
 class TrainerRun:
-    """Monitor of a trainer's training. Of what fails only what the user can put right is raised, before training.
+    """Monitor of a trainer's training. Errors that the user can repair are raised, before training; others never.
 
     A model that the program watches itself is not watched twice: numbers go to the monitor that is there.
 

@@ -253,7 +253,8 @@ class Outlet:
         return Ended((), surplus, self._failed(now, error, pause))
 
     def _time_of(self, isolation: Isolation) -> float:
-        """Return the time of the next attempt with an isolated alert; as long as it may be an outage, that of all."""
+        """Return the time of the next attempt with an isolated alert. As long as its refusal may have been an outage,
+        that is not before the next attempt with the other alerts."""
         return isolation.retry_at if isolation.accepted_since else max(isolation.retry_at, self.retry_at)
 
     def _forget(self, entries: Sequence[SpooledAlert]) -> None:

@@ -53,8 +53,10 @@ class JudgedUpdate:
         self.facts, self.gradients = facts, gradients
         self.norms: Array | None = None
         """Norm of each gradient; None if they could not be read."""
-        self.total, self.finite = 0.0, True
-        """Norm of all gradients together, without those that are NaN; true if each of them is finite."""
+        self.total = 0.0
+        """Norm of all gradients together, without those that are NaN."""
+        self.finite = True
+        """True if each gradient is finite."""
         present = facts.gradients.there
         if gradients.ndim == 2 and len(gradients) == len(facts.names) > 0:
             self.norms = gradients[:, 0]
@@ -72,7 +74,7 @@ class JudgedUpdate:
 
 
 class NotApplicable(str):
-    """Reason for which a program gives a check nothing to judge: it has none of what the check is about."""
+    """Reason for which a check is not applicable to a program: the program has nothing that it could judge."""
 
     __slots__ = ()
 

@@ -60,8 +60,8 @@ class StaleGradient(FactCheck):
             yield self.finding(facts, self._streak.since, text, {"gradients": number, "stale": count}, where)
 
     def _added(self, rows: Array, sums: Array) -> tuple[Mask, Mask]:
-        """Return the gradients whose sums show what they are, and those that are what the update before has applied
-        with what the backwards have returned since added to it."""
+        """Return two masks: the gradients whose sums can be compared, and of these the stale ones: they equal the
+        gradient of the update before plus ``sums``, the sum of what the backwards have returned since."""
         last = self._last
         if last is None or last.shape != rows.shape or len(rows) != len(sums):
             return np.zeros(len(sums), np.bool_), np.zeros(len(sums), np.bool_)

@@ -62,8 +62,8 @@ class Command(Section):
         if self._answer is not None:
             self._answer(state, str(text)[:MOST_TEXT])
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, Command) and other.model_dump() == self.model_dump()
+    def __eq__(self, value: object) -> bool:
+        return type(value) is type(self) and isinstance(value, Command) and value.model_dump() == self.model_dump()
 
     def __hash__(self) -> int:
         return hash((type(self), *self.model_dump().values()))

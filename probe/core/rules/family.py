@@ -145,8 +145,10 @@ class Family:
         }
         self.history = History(("norm",), fields, self._limit)
         self._held, self._step, self._rate = 0, -1, np.nan
-        self._offset, self._narrowest = 0.0, 0.0
-        """Largest offset and smallest spread of any row."""
+        self._offset = 0.0
+        """Largest offset of any row."""
+        self._narrowest = 0.0
+        """Smallest spread of any row."""
         self._odd_steps: frozenset[int] = frozenset()
         """Latest steps, in a row, of another size."""
 

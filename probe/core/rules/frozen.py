@@ -33,9 +33,10 @@ DRIVING = 1e-5
 """Size of a gradient, as a part of the median of all parameters' in the step, below which it does not drive: where
 gradients cancel (biases of attention's keys, or before a normalisation), only their rounding is left, which is 1e-7 of
 the terms in float32."""
-FADED, FORGETTING = 1e-3, 0.99
-"""Part of its own largest size below which a gradient does not drive either, as in a part that has converged; and what
-a sampled step leaves of that size."""
+FADED = 1e-3
+"""Part of its own largest size below which a gradient does not drive its parameter either: that part has converged."""
+FORGETTING = 0.99
+"""Factor by which the largest size decays in each sampled step."""
 
 
 class FrozenArgs(Section):

@@ -59,8 +59,10 @@ class History:
         self._ops = tuple(ops)
         self._fields = dict(fields)
         self._arrays = {name: _rows(field, 0, len(self._ops)) for name, field in fields.items()}
-        self._last_step, self._shape = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        """For each row the last step, and the hash of the shape; 0 where none was seen."""
+        self._last_step = np.empty(0, dtype=np.int64)
+        """Last step of each row."""
+        self._shape = np.empty(0, dtype=np.int64)
+        """Hash of the shape of each row; 0 where no shape was seen."""
         self._shapes: dict[str, Sequence[tuple[int, ...]]] = {}
         self._limit = limit // max(len(self._ops), 1)
         self._index: dict[str, dict[Key, int]] = {}

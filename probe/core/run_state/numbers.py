@@ -20,14 +20,14 @@ _COLUMNS = ("sum",)
 class LoggedNumbers(NamedTuple):
     """Numbers of a step that has ended, some of which may still be on their way to the host."""
 
-    known: Mapping[str, float]
+    on_host: Mapping[str, float]
     moved: tuple[str, ...]
     wait: Callable[[], Any] | None
     """Function that waits for the copy of the tensors called ``moved``; None if there is none."""
 
     def values(self) -> dict[str, float]:
         """Return every number; wait for the device."""
-        values = dict(self.known)
+        values = dict(self.on_host)
         if self.wait is not None:
             values |= zip(self.moved, self.wait()[:, 0].tolist(), strict=True)
         return values

@@ -52,9 +52,11 @@ MOST_WAITING = 10_000
 """Steps that may wait for the thread; later ones are dropped and counted."""
 LOOK_SECONDS = 1.0
 """Time between two looks around."""
-REST_STEPS, REST_SECONDS = 4, 0.05
-"""Steps for which the thread rests after its work, and the longest rest: short steps are processed several at a time,
-since the first of them takes several times as long as the others."""
+REST_STEPS = 4
+"""Steps for which the thread rests after its work: short steps are processed several at a time, since the first of them
+takes several times as long as the others."""
+REST_SECONDS = 0.05
+"""Longest rest in seconds."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
@@ -82,7 +84,7 @@ class EndedStep(NamedTuple):
     """True if more numbers of this step may be logged after its end."""
     seen: tuple[Callable[[], Mapping[str, float]], ...] = ()
     """Functions that return numbers which the monitor itself has seen in the step, and may wait for a device."""
-    found: Mapping[str, float] = {}
+    measured: Mapping[str, float] = {}
     """The numbers that they have returned."""
 
 
@@ -122,8 +124,10 @@ class RunNumbers:
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
         self._places, self._forwards = LogPlaces(), forwards
-        self._late, self._has_late = self._log.beside(), True
-        """Numbers of the step that ended last, and whether there may be any: in the first step, and once there were."""
+        self._late = self._log.beside()
+        """Numbers of the step that ended last."""
+        self._has_late = True
+        """True if there may be such numbers: in the first step, and from then on if there were any."""
         self._had_late = False
         """True once there were numbers of a step that had ended."""
         self._last: int | None = None
@@ -284,7 +288,7 @@ class RunNumbers:
         seen: dict[str, float] = {}
         for numbers in ended.seen:
             seen = {**(attempt(self._faults, "sentinel", numbers) or {}), **seen}
-        ended = ended._replace(found=seen)
+        ended = ended._replace(measured=seen)
         if ended.waits:
             self._waiting = ended
         else:
@@ -302,7 +306,7 @@ class RunNumbers:
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        logged = {**ended.found, **ended.logged.values()}
+        logged = {**ended.measured, **ended.logged.values()}
         # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
         rates = ended.read & logged.keys()
         values = {**logged, **{name: value for name, value in late.items() if name not in rates}}

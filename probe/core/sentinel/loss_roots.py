@@ -31,8 +31,10 @@ class LossRoots:
         self.survey = GraphSurvey(loop, self._names)
         self.suspect: Callable[[], object] = lambda: None
         """Function that is called where a loss on the host is not finite."""
-        self._tracing, self._walks = True, 0
-        """False while an incident lasts; number of incidents whose graph was walked."""
+        self._tracing = True
+        """False while an incident lasts."""
+        self._walks = 0
+        """Number of incidents whose graph was walked."""
 
     def value(self, root: Tensor, running: RunningBackward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""

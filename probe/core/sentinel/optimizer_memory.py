@@ -40,9 +40,9 @@ class RunningBackward:
         self.shared = False
         """True if one on another thread has run meanwhile."""
         self.before: dict[int, GradientMarks] = {}
-        """Marks of some gradients of each optimizer as it began, by the identity of what is remembered of it."""
+        """Marks of some gradients of each optimizer at its beginning, by the identity of the optimizer's memory."""
         self.counted: set[int] = set()
-        """Identities of what is remembered of the optimizers that have been updated within it."""
+        """Identities of the memories of the optimizers that were updated during it."""
 
 
 class MeasuredGradients(NamedTuple):
@@ -86,15 +86,20 @@ class OptimizerMemory:
         self.groups: tuple[int, ...] = ()
         self.some: Sequence[Parameter] = ()
         self.identities: frozenset[int] = frozenset()
-        self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
-        """Marks of all gradients at the end of the last update, and of some after the last backward."""
+        self.applied = GradientMarks(loop)
+        """Marks of all gradients at the end of the last update."""
+        self.reached = GradientMarks(loop)
+        """Marks of some gradients after the last backward."""
         self.again: list[bool] = []
         """Gradients that nothing has cleared since the last update; empty if all were."""
         self.none: Mask = np.zeros(0, np.bool_)
         """For each parameter False."""
-        self.there, self.present, self._pattern = self.none, list[int](), b""
-        """Gradients of the last update: for each parameter whether it had one, the positions of those that had, and the
-        same as bytes."""
+        self.there = self.none
+        """For each parameter whether it had a gradient in the last update."""
+        self.present = list[int]()
+        """Positions of the parameters that had one."""
+        self._pattern = b""
+        """The mask ``there`` as bytes, which are quick to compare."""
         self._trainable, self._required = self.none, b""
         self._patterns: set[bytes] = set()
         """Sets of gradients that updates had."""
@@ -128,9 +133,10 @@ class OptimizerMemory:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
-        self.late, self.late_clips = False, list[Factor]()
-        """True if the total norm was computed of gradients that were applied before; the factors by which they were
-        then clipped."""
+        self.late = False
+        """True if the total norm was computed after the update, of gradients that it had applied."""
+        self.late_clips = list[Factor]()
+        """Factors by which these gradients were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.own_sums: Callable[[], Array] | None = None
@@ -168,16 +174,16 @@ class OptimizerMemory:
         return self.reached.same(some) != self.reached.untouched(some)
 
     def of_thread(self) -> list[RunningBackward]:
-        """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
-        threads, its own."""
+        """Return the backwards whose gradients this thread applies. Of backwards that ran at the same time on several
+        threads, it applies those that ran on itself."""
         thread = threading.get_ident()
         if not any(backward.thread == thread for backward in self.backwards):
             return self.backwards
         return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
 
     def stale(self, gradients: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
-        """Return which gradients of an update hold what the last one has applied with a later backward added, and which
-        are exactly those of the last one."""
+        """Return two masks of the gradients of an update: those that are the gradients of the last update with a later
+        backward added, and those that are the gradients of the last update, unchanged."""
         if self.backwards:
             if not self.again:
                 return self.none, self.none

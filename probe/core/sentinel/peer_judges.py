@@ -31,13 +31,17 @@ UNLIKE_TIMES = 3.0
 1.19."""
 LEFT_TIMES = 2.0
 """The same where earlier updates show how far ranks differ in a healthy state."""
-LATEST, UNLIKE_OF_LATEST = 5, 3
-"""Latest updates, and how many of these must be unlike the earlier ones."""
+LATEST = 5
+"""Number of the latest updates, which are compared with the earlier ones."""
+UNLIKE_OF_LATEST = 3
+"""Number of these that must be unlike the earlier ones."""
 FEWEST_EARLIER, MOST_EARLIER = 20, 256
 """Earlier updates that show how far ranks differ in a healthy state."""
-SCATTERS, LEAST_SCATTER = 8.0, 0.05
-"""A ratio is unlike the earlier ones if the logarithm has gone further from their median than the first times their
-scatter, which is at least the second, and beyond the farthest of them."""
+SCATTERS = 8.0
+"""Distance from the median of the earlier ratios (of logarithms), in units of their scatter, beyond which a ratio is
+unlike them, if it lies beyond the farthest of them, too."""
+LEAST_SCATTER = 0.05
+"""Least value of the scatter."""
 ROW = np.zeros(1, np.int64)
 """The only row of the ratios of one number."""
 

@@ -26,13 +26,17 @@ EQUAL = 1e-9
 """Relative difference of numbers of the same bytes: only the order of a sum may differ."""
 EQUAL_SHARE = 1e-6
 """The same for numbers that ranks have computed each for itself."""
-ALIKE_AT_FIRST, LEAPS = 1e-3, 10.0
-"""Without marks: a parameter that differed by at most the first over the first updates must not differ by more than the
-second times as much later."""
+ALIKE_AT_FIRST = 1e-3
+"""Without marks: largest relative difference of a parameter over the first updates with which it is judged later."""
+LEAPS = 10.0
+"""Factor by which a later difference of such a parameter must exceed the first ones."""
 FIRST_UPDATES = 5
-SAME_FACTOR, LEAST_FACTOR, FEWEST_SCALED = 1e-5, 1e-3, 3
-"""Relative difference of equal factors, least deviation of a factor from 1, and fewest parameters that share it: norms
-and sums of so many do not agree by chance."""
+SAME_FACTOR = 1e-5
+"""Largest relative difference of two factors that are equal."""
+LEAST_FACTOR = 1e-3
+"""Least deviation of a factor from 1."""
+FEWEST_SCALED = 3
+"""Fewest parameters that share a factor: norms and sums of so many do not agree by chance."""
 UPDATES_SHARED = 3
 """Updates in a row with equal gradients after which parameters are known to share them."""
 STEPS_DIFFER = 1
@@ -61,7 +65,8 @@ class EqualReplicas:
     """Gradients that data-parallel ranks apply, the same bytes on all of them, and the parameters themselves."""
 
     equal = EQUAL
-    what = "data-parallel replicas"
+    peers = "data-parallel replicas"
+    """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._streak = group, Streak(STEPS_DIFFER)
@@ -90,7 +95,7 @@ class EqualReplicas:
         places = np.flatnonzero(wrong)
         names = _names(self._group, places)
         ranks = _unlike_majority(self._group.ranks, tables[:, places], equal)
-        text = f"{self.what} {verb} {_listed(names, len(places))}, which must be equal"
+        text = f"{self.peers} {verb} {_listed(names, len(places))}, which must be equal"
         norms = tables[:, places[0], 0]
         evidence = {"lowest norm": float(norms.min()), "highest norm": float(norms.max()), "parameters": len(places)}
         return CheckFinding(DIFFER, "critical", names, step, self._streak.since, text, evidence, ranks)
@@ -101,7 +106,8 @@ class TensorReplicas(EqualReplicas):
     whose gradients were equal over the first updates, and not constant."""
 
     equal = EQUAL_SHARE
-    what = "tensor-parallel ranks"
+    peers = "tensor-parallel ranks"
+    """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
         super().__init__(group)
@@ -170,7 +176,7 @@ class ScaledApart:
 
 
 class _Pair:
-    """Two ranks of which nothing says what they have in common: that shows in the gradients that they apply.
+    """Two ranks of an unknown relation: the gradients that they apply show whether they share parameters.
 
     Gradients that are equal to the last digit, update for update, were averaged or computed of the same: what they are
     applied to must be equal too, and they must stay so.

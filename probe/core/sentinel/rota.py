@@ -20,8 +20,10 @@ LEAST, MOST = 1 << 17, 1 << 24
 """Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
 ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
-ROUNDING, NOUGHT = 1e-7, 0.1
-"""Relative error of a sum of squares, and the part of a number that its successor must be less than."""
+ROUNDING = 1e-7
+"""Relative error of a sum of squares."""
+NOUGHT = 0.1
+"""Largest error, as a part of the number before, with which a number is known to have become 0."""
 MOST_PAST = 1 << 16
 """Updates after which the numbers are remembered."""
 STRIDE = (5**0.5 - 1) / 2

@@ -187,12 +187,12 @@ class RunAccount:
         last = step - 1 if stretch.last is None else stretch.last
         row = self._shown.get(stretch.first, ShownRow(-1, "", "", FORWARD_PHASE))
         until = stretch.first if row.step < 0 else row.step
-        spoilt = next((at for at in [*self._spoilt] if stretch.found <= at < until), None)
+        spoilt = next((at for at in [*self._spoilt] if stretch.first_finding <= at < until), None)
         if spoilt is None and row.phase == WEIGHTS_PHASE:
             spoilt = row.step - 1
         forward = row.phase <= FORWARD_PHASE
         return DeepSteps(
-            stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, forward, spoilt
+            stretch.kinds, stretch.first_finding, stretch.first, last, row.step, row.module, row.name, forward, spoilt
         )
 
     def placed(self, step: int) -> list[CheckFinding]:

@@ -37,7 +37,7 @@ class _Update(NamedTuple):
     watched: OptimizerMemory
     roots: Sequence[Callable[[], float]]
     measured: Sequence[Sequence[int]]
-    shown: bool
+    visible: bool
     """False if its gradients cannot be seen, so that nothing shows what it has applied."""
     steps: Callable[[], int] | int | None
     """Steps that the optimizer's state has counted before it, or a function that waits for them."""
@@ -310,7 +310,7 @@ class Sentinel:
         watched.again = [gradient is not None for gradient in gradients]
         ended = ReadUpdate(
             update.facts._replace(searches=True) if searches else update.facts,
-            outcome if update.shown else "unknown",
+            outcome if update.visible else "unknown",
             looked,
             update.roots,
             watched.leftover,

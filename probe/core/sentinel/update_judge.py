@@ -51,8 +51,9 @@ class UpdateJudge:
         faults: Faults,
     ) -> None:
         self._numbers, self._directory, self._account, self._faults = numbers, directory, account, faults
-        self._new_lines, self._ranks = lines, dict[int, tuple[tuple[str, ...], RankLines | None]]()
-        """The writer of lines of each optimizer, with the names for which it was made."""
+        self._new_lines = lines
+        self._ranks = dict[int, tuple[tuple[str, ...], RankLines | None]]()
+        """Writer of the lines of each optimizer, with the names of the parameters for which it was made."""
         self.panel = CheckPanel(faults)
         self.findings: list[CheckFinding] = []
         self.tripped: Callable[[Sequence[CheckFinding]], object] = lambda _: None
@@ -79,7 +80,7 @@ class UpdateJudge:
         if facts.loss_seen and not facts.optimizer:
             self._account.loss(facts.step, facts.loss)
         if self._new_lines is not None:
-            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own)
+            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own_gradients)
         return numbers_of(update)
 
     def _with_onset(self, finding: CheckFinding) -> CheckFinding:

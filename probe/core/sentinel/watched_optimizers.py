@@ -50,8 +50,12 @@ class WatchedOptimizers:
         """All that is watched; None if it has to be looked for."""
         self.world = 1
         """Number of processes, as of the last search."""
-        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
-        """Updates since parameters were searched for, when that was, and how long it took."""
+        self._updates = 0
+        """Updates since parameters were last searched for."""
+        self._looked_at = 0.0
+        """Time of that search."""
+        self._look_seconds = 0.0
+        """Seconds that it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""

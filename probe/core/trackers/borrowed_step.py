@@ -34,13 +34,13 @@ class BorrowedStep:
             ends: whether no more rows come.
         """
         self._waiting += rows
-        shown = [(row.step, row) for row in self._waiting if highest is None or row.step <= highest]
+        rows_at_steps = [(row.step, row) for row in self._waiting if highest is None or row.step <= highest]
         self._waiting = [row for row in self._waiting if highest is not None and row.step > highest]
-        self._last_shown = max([self._last_shown, *(step for step, _ in shown)])
+        self._last_shown = max([self._last_shown, *(step for step, _ in rows_at_steps)])
         self._lags = self._lags or ends or len(self._waiting) > MOST_WAITING
         if self._lags and self._waiting and highest is not None:
             if highest > self._last_shown:  # two rows at one step would replace each other's values
-                shown.append((highest, self._waiting[-1]))
+                rows_at_steps.append((highest, self._waiting[-1]))
                 self._last_shown = highest
             self._waiting.clear()
-        return shown
+        return rows_at_steps

@@ -58,7 +58,7 @@ class HealthyThroughput:
 
 
 class AnomalyLog:
-    """Log of anomalies: each is logged and kept as it begins, and logged as it ends.
+    """Log of anomalies: an anomaly is logged and kept at its beginning, and logged at its end.
 
     Args:
         size: most anomalies that are kept.

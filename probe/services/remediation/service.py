@@ -43,7 +43,7 @@ class _Admitted(NamedTuple):
 
     rows: list[ActionRow]
     queued: list[QueuedAction]
-    known: int
+    repeats: int
     left_out: int
     """Actions for which the queue had no room."""
 
@@ -87,8 +87,8 @@ class RemediationService:
                 log_row(row, row.state)
             for action in admitted.queued:
                 self.workers.add(action)
-        self._count("alerts", "known", number=admitted.known)
-        body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.known}
+        self._count("alerts", "known", number=admitted.repeats)
+        body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.repeats}
         if admitted.left_out:
             problem = f"the queue had no room for {admitted.left_out} of the actions; send the request again"
             return Reply(503, {**body, "error": problem}, RETRY_SECONDS)
@@ -150,7 +150,7 @@ class RemediationService:
             self._check_limits(admission, action, target)
         except RefusedAlertError as error:
             return admission.insert(_new_row(alert, action.name, target, action.dry_run, "refused", str(error))), None
-        row = admission.insert(_new_row(alert, action.name, target, action.dry_run, "planned", planned.about))
+        row = admission.insert(_new_row(alert, action.name, target, action.dry_run, "planned", planned.description))
         return row, QueuedAction(row.id, action.name, planned, action.dry_run, action.settings.seconds)
 
     def _check_host(self, alert: FiringAlert, action: ConfiguredAction) -> None:

@@ -240,12 +240,12 @@ def _labels(job: JobView) -> Mapping[str, str]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            spans.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
     more = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more {plural(more, 'range')}" if more > 0 else "")

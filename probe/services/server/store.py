@@ -79,7 +79,7 @@ class Receipt(NamedTuple):
 
     fresh: tuple[HeartbeatMessage, ...]
     """Messages that were stored now."""
-    known: int
+    repeats: int
     """Number of messages that had been stored before."""
 
 

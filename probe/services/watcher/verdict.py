@@ -79,8 +79,8 @@ def long_phase(view: RankView) -> str:
 
 
 def judge(views: Sequence[RankView]) -> StandstillVerdict:
-    """Name the call in which most ranks wait and the ranks that are elsewhere: those that are stopped; else those
-    outside collectives while others are in one; else those behind by a step; else the fewer in another place or phase.
+    """Name the call in which most ranks wait, and the odd ranks: the stopped ones; if there are none, those outside of
+    a collective while others are in one; then those behind by a step; then the few in another function or phase.
     """
     odd = _odd_ones(views)
     rest = [view for view in views if view not in odd]

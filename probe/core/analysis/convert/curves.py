@@ -29,7 +29,7 @@ from probe.core.storage.table_files import TableFile, size_and_time
 class _Template(NamedTuple):
     """The summary of a step, ready to be filled in."""
 
-    about: tuple[object, ...]
+    layout: tuple[object, ...]
     """The parts from which the summary follows; while they stay the same, so does the template."""
     summary: npt.NDArray[np.uint8]
     places: npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class CurveFile:
         if last is not None:
             present[~last] = False
         layout = (tuple(rows.targets), rows.target.tobytes(), rows.micro_stepped, tuple(rows.values), present.tobytes())
-        if self._template is None or self._template.about != layout:
+        if self._template is None or self._template.layout != layout:
             self._template = _template(layout, _tags(rows, present))
         with np.errstate(over="ignore"):
             numbers = table[present].astype("<f4")

@@ -34,8 +34,10 @@ class Track:
     """Memory of one rate."""
 
     def __init__(self) -> None:
-        self.seen, self.changes = 0, 0
-        """Rates so far, and changes from a rate above 0."""
+        self.seen = 0
+        """Number of rates so far."""
+        self.changes = 0
+        """Number of changes from a rate above 0."""
         self.latest, self.highest = 0.0, 0.0
         self.beyond = False
         """True while the rate that was reported lasts."""
