@@ -80,7 +80,7 @@ class Worker:
         """Seconds that the thread rests when there is no more work. Work that is submitted meanwhile wakes no thread,
         and is done together, which takes a fraction of the time."""
         self._calls = queue.SimpleQueue[None]()
-        """Calls that end a rest early: a flush, and the end."""
+        """Queue of the calls that end a rest early: a flush, and the end."""
         self._size, self._room = room or 0, queue.SimpleQueue[None]() if room else None
         for _ in range(self._size):
             self._room.put(None)  # type: ignore[union-attr] # there is room

@@ -78,7 +78,7 @@ class GradientGone(ChangeCheck):
         self._usual = np.zeros(number)
         """Usual sum of the squares of a module's gradients."""
         self._latest = np.zeros(number)
-        """That sum in the latest update that had gradients of the module."""
+        """Such a sum in the latest update that had gradients of the module."""
         self._auxiliary = np.array([AUXILIARY.search(module) is not None for module in places], dtype=np.bool_)
         self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 

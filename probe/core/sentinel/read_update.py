@@ -40,7 +40,7 @@ class ReadUpdate(NamedTuple):
     """Factors by which gradients that the last update had applied were clipped after it, before any backward."""
     steps: Callable[[], int] | int | None = None
     """Steps that the optimizer's state has counted before this update, or a function that waits for them."""
-    own_gradients: TakenGradients | None = None
+    own: TakenGradients | None = None
     """Gradients of this rank before any reduction; None if none are looked at."""
 
     def judged(self) -> JudgedUpdate:

@@ -80,7 +80,7 @@ class UpdateJudge:
         if facts.loss_seen and not facts.optimizer:
             self._account.loss(facts.step, facts.loss)
         if self._new_lines is not None:
-            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own_gradients)
+            attempt(self._faults, "sentinel: lines", self._write_line, update, read.own)
         return numbers_of(update)
 
     def _with_onset(self, finding: CheckFinding) -> CheckFinding:
