@@ -84,11 +84,11 @@ def shifted(histograms: Array, scale: Array) -> Array:
         rows = powers == power
         to = np.clip(distances - power, 1, INFINITE - 1)
         for sign in (1, -1):
-            own = histograms[rows][:, ZERO + sign * distances]
+            shifted_counts = histograms[rows][:, ZERO + sign * distances]
             part = result[rows]
-            part[:, ZERO + sign * distances] -= own
+            part[:, ZERO + sign * distances] -= shifted_counts
             for column, target in enumerate(ZERO + sign * to):
-                part[:, target] += own[:, column]
+                part[:, target] += shifted_counts[:, column]
             result[rows] = part
     return result
 
@@ -137,13 +137,13 @@ def buckets(histogram: Array) -> dict[str, Any]:
     distances = np.arange(1, NAN - 1) - ZERO
     outer = np.minimum(UPPER, 2.0 ** (HIGH + 1))[np.abs(distances)]
     inner = np.where(distances == 0, 0.0, LOWER[np.abs(distances)])
-    left, right = np.where(distances < 0, -outer, inner), np.where(distances < 0, -inner, outer)
-    middles, first, last = (left + right) / 2, filled[0], filled[-1]
+    lower, right = np.where(distances < 0, -outer, inner), np.where(distances < 0, -inner, outer)
+    middles, first, last = (lower + right) / 2, filled[0], filled[-1]
     limits, numbers = right[first : last + 1].tolist(), finite[first : last + 1].tolist()
     if first:  # an empty bucket marks where the first one begins
-        limits, numbers = [float(left[first]), *limits], [0.0, *numbers]
+        limits, numbers = [float(lower[first]), *limits], [0.0, *numbers]
     return {
-        "min": float(left[first]),
+        "min": float(lower[first]),
         "max": float(right[last]),
         "num": float(finite.sum()),
         "sum": float(finite @ middles),
@@ -177,10 +177,10 @@ def parsed(text: str) -> Array:
     """
     row = np.zeros(BINS)
     for cell in text.split(";") if text else ():
-        found = _CELL.fullmatch(cell)
-        if found is None or (found[3] is not None and not LOW - 1 <= int(found[3]) <= HIGH):
+        match = _CELL.fullmatch(cell)
+        if match is None or (match[3] is not None and not LOW - 1 <= int(match[3]) <= HIGH):
             raise ValueError(f"expected a histogram such as -2^-3:5;0:7;2^4:1, got {cell!r}")
-        sign = -1 if found[1] else 1
-        known = {"nan": NAN - ZERO, "0": 0, "inf": sign * INFINITE}
-        row[ZERO + known.get(found[2], sign * (int(found[3] or 0) - LOW + 2))] += int(found[4])
+        sign = -1 if match[1] else 1
+        places = {"nan": NAN - ZERO, "0": 0, "inf": sign * INFINITE}
+        row[ZERO + places.get(match[2], sign * (int(match[3] or 0) - LOW + 2))] += int(match[4])
     return row

@@ -118,10 +118,10 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     Raises:
         KeyError: if neither the op's moment nor a column of that name was collected.
     """
-    known = OPS.get(op)
-    if known is None or (op in columns and known.moment not in columns):
+    definition = OPS.get(op)
+    if definition is None or (op in columns and definition.moment not in columns):
         return columns[op]
-    values = known.derive(columns[known.moment], shapes)
+    values = definition.derive(columns[definition.moment], shapes)
     if op in QUANTILES and "min" in columns and "max" in columns:
         within = np.fmax(np.fmin(values, columns["max"]), columns["min"])  # these are NaN if an element is
         values = np.where(np.isnan(values), values, within)
@@ -147,14 +147,14 @@ def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
         "std": lambda x: np.square(x) * counts,
     }
     needed = columns_for(op for op in ops if op != "std" or "mean" in ops)
-    known: dict[str, Array] = {}
+    moments: dict[str, Array] = {}
     with np.errstate(invalid="ignore", over="ignore"):
         for op, values in ops.items():
             moment = OPS[op].moment
             undo = undone.get(op)
             total = values if undo is None else undo(values)
-            known.setdefault(moment, np.where(counts > 0, total, EMPTY[moment]))
-    return {name: known[name] for name in needed}
+            moments.setdefault(moment, np.where(counts > 0, total, EMPTY[moment]))
+    return {name: moments[name] for name in needed}
 
 
 def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def squash_name(name: str) -> str:
     begins with it is kept whole, so that ``layers.0.norm1`` does not lose its layer.
     """
     for pattern in _SQUASH:
-        if found := pattern.match(name):
-            return found.group(1)
+        if match := pattern.match(name):
+            return match.group(1)
     return name
 
 

@@ -14,7 +14,7 @@ Indices = npt.NDArray[np.int64]
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 COMMON_ROWS = 8
-"""Rows of which a common movement is taken, at least: the median of fewer is too much that of the row in question."""
+"""Fewest rows whose median is their common movement: of fewer, the judged row itself moves the median too much."""
 
 
 def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:

@@ -169,10 +169,10 @@ class Dispatcher:
 
     def _pause(self) -> float | None:
         times = [self._due, *(outlet.next_time() for outlet in self._outlets)]
-        times += [each.deadline for each in self._flushes]
+        times += [flush.deadline for flush in self._flushes]
         times.append(self._renewal())
-        known = [at for at in times if at is not None]
-        return max(0.01, min(known) - time.monotonic()) if known else None
+        deadlines = [at for at in times if at is not None]
+        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _alert(self, alert: Alert) -> None:
         if alert.resolved:
@@ -182,7 +182,7 @@ class Dispatcher:
             return self._matters.take_over(alert)
         if self._matters.is_open(alert.key):
             return None
-        if sum(each.alert.severity == alert.severity for each in self._group) >= MOST_WAITING:
+        if sum(entry.alert.severity == alert.severity for entry in self._group) >= MOST_WAITING:
             return self._omit(Omission(alert.severity))
         if alert.lasting and not self._matters.lasts:
             self._renewed = time.monotonic()
@@ -244,8 +244,8 @@ class Dispatcher:
 
     def _seconds(self, now: float) -> float:
         """Return the time of an attempt that begins now: what is left if somebody waits for it."""
-        left = max((flush.deadline for flush in self._flushes), default=now + SEND_SECONDS) - now
-        return max(0.1, min(SEND_SECONDS, left))
+        seconds = max((flush.deadline for flush in self._flushes), default=now + SEND_SECONDS) - now
+        return max(0.1, min(SEND_SECONDS, seconds))
 
     def _distribute(self, now: float) -> None:
         group = _causes_first(self._group)
@@ -316,9 +316,9 @@ class Dispatcher:
 
     def _checked(self, check: Attempt) -> None:
         if check.error is not None:
-            kept = "" if self._folder is None else f" Until then they are kept in {self._folder}."
+            hint = "" if self._folder is None else f" Until then they are kept in {self._folder}."
             text = "alerts: %s does not answer: %s. Alerts will be sent as soon as it does.%s"
-            _log.warning(text, check.outlet.label, describe_error(check.error), kept)
+            _log.warning(text, check.outlet.label, describe_error(check.error), hint)
 
     def _flush(self, flush: Flush) -> None:
         if self._closed:  # by a call that was interrupted
@@ -364,15 +364,17 @@ def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:
     for entry in group:
         place, step = len(ordered), _step_of(entry.alert)
         if entry.alert.kind == "finding" and step is not None:
-            follow = (n for n, other in enumerate(ordered) if other.alert.kind == "run" and _follows(other.alert, step))
+            follow = (
+                n for n, earlier in enumerate(ordered) if earlier.alert.kind == "run" and _follows(earlier.alert, step)
+            )
             place = next(follow, place)
         ordered.insert(place, entry)
     return ordered
 
 
 def _follows(alert: Alert, step: int) -> bool:
-    own = _step_of(alert)
-    return own is not None and own >= step
+    own_step = _step_of(alert)
+    return own_step is not None and own_step >= step
 
 
 def _step_of(alert: Alert) -> int | None:

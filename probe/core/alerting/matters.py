@@ -38,8 +38,8 @@ def run_name(environ: Mapping[str, str]) -> str:
 
 
 class _Matter:
-    def __init__(self, alert: Alert, since: float, own: bool) -> None:
-        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, own
+    def __init__(self, alert: Alert, since: float, ours: bool) -> None:
+        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, ours
         self.repeats = 0
 
 
@@ -89,12 +89,12 @@ class Matters:
                     os.utime(path)
         return [matter.alert for matter in matters]
 
-    def _keep(self, alert: Alert, own: bool) -> bool:
+    def _keep(self, alert: Alert, ours: bool) -> bool:
         self._open.pop(alert.key, None)
-        self._open[alert.key] = _Matter(alert, time.monotonic(), own)
+        self._open[alert.key] = _Matter(alert, time.monotonic(), ours)
         while len(self._open) > MOST:
             self._open.popitem(last=False)
-        return own
+        return ours
 
     def resolve(self, key: str, text: str) -> Alert | None:
         """Close a matter; return its notice if this rank has sent it."""
@@ -129,10 +129,10 @@ class Matters:
     def _created(self, key: str) -> bool:
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        taken = self._files(key)
-        if taken and _is_open(taken[-1], self._began):
+        files = self._files(key)
+        if files and _is_open(files[-1], self._began):
             return False
-        path = self._folder / f"{self._stem(key)}.{len(taken) + 1}.open"
+        path = self._folder / f"{self._stem(key)}.{len(files) + 1}.open"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -156,8 +156,8 @@ class Matters:
 
     def _files(self, key: str) -> list[Path]:
         assert self._folder is not None
-        found = [path for path in self._folder.glob(f"{self._stem(key)}.*") if path.suffixes[0][1:].isdecimal()]
-        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+        files = [path for path in self._folder.glob(f"{self._stem(key)}.*") if path.suffixes[0][1:].isdecimal()]
+        return sorted(files, key=lambda path: int(path.suffixes[0][1:]))
 
 
 def _is_open(path: Path, began: float) -> bool:

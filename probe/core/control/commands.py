@@ -142,7 +142,7 @@ class CommandInbox:
             if at < step:
                 self._faults.note(WHERE, too_late(step, at))
             if accepts and type(command) not in accepts:
-                listed = ", ".join(sorted(each.name for each in accepts))
+                listed = ", ".join(sorted(kind.name for kind in accepts))
                 self._thread.answer(request, "refused", step, f"the program accepts {listed}")
                 continue
             _log.info("command %s before step %d: %s", command.name, step, command.model_dump())

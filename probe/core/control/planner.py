@@ -296,17 +296,17 @@ class Planner:
         """Yield the plan that collects more around the findings for some steps; while the sentinel has everything
         collected, it waits for the end of that."""
         whole_plan = self.plan if self.plan.origin == "sentinel" else None
-        base, about = (whole_plan and whole_plan.base) or self.plan, self.settings.on_anomaly
+        base, on_anomaly = (whole_plan and whole_plan.base) or self.plan, self.settings.on_anomaly
         if not self.collecting or base.purpose == "deeper" or (order := arming.poll(step, findings)) is None:
             return
-        assert about is not None
-        end = order.step + about.steps
+        assert on_anomaly is not None
+        end = order.step + on_anomaly.steps
         plan = Plan(
             deeper(self.settings),
             Schedule(step, 1, end - step),
             "deeper",
             "finding",
-            suspects=order.suspects if about.arm.targets == SUSPECTS else ("",),
+            suspects=order.suspects if on_anomaly.arm.targets == SUSPECTS else ("",),
             until=end,
             base=replace(base, origin="finding", restarts=False),
         )
@@ -406,10 +406,10 @@ class Planner:
 
     def _arm(self, before: OnAnomaly | None) -> None:
         """Rebuild the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
-        about = self.settings.on_anomaly
-        if about is None:
+        on_anomaly = self.settings.on_anomaly
+        if on_anomaly is None:
             self._arming = None
-        elif self._arming is None or about != before:
+        elif self._arming is None or on_anomaly != before:
             rank, notices = self._framework.groups.rank(), self._notices(ARMING)
             self._arming = Arming(notices, rank, about.steps, about.cool_down, self._lead_time.steps, self._faults)
 

@@ -53,9 +53,9 @@ def _findings_of(rule: Rule, judge: Callable[[], Iterable[Finding]], failed: Fai
         return []
 
 
-def _in_order_of_batches(batches: Sequence[Batch], found: Iterable[Iterable[Iterable[Finding]]]) -> list[Finding]:
+def _in_order_of_batches(batches: Sequence[Batch], findings: Iterable[Iterable[Iterable[Finding]]]) -> list[Finding]:
     """Findings in the order of their batches, those of one batch in the order of the rules."""
-    flat = [finding for of_rule in found for some in of_rule for finding in some]
+    flat = [finding for of_rule in findings for some in of_rule for finding in some]
     if len(flat) < 2:
         return flat
     place = {batch.signal: n for n, batch in reversed([*enumerate(batches)])}
@@ -75,12 +75,12 @@ def module_of(finding: Finding) -> str:
 
 def explain(finding: Finding) -> str:
     """Sentence about a finding, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
-    what = word(finding.rule, finding.op, finding.value)
+    rule_word = word(finding.rule, finding.op, finding.value)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
     module = f"module {module_of(finding)}" if module_of(finding) else "the root module"
     meaning = signal_of(finding.signal).meaning
     return (
-        f"{what} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
+        f"{rule_word} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
         f"in {module} is {finding.value:.6g}{_against(finding)}."
     )
 

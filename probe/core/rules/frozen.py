@@ -33,9 +33,10 @@ DRIVING = 1e-5
 """Size of a gradient, as a part of the median of all parameters' in the step, below which it does not drive: where
 gradients cancel (biases of attention's keys, or before a normalisation), only their rounding is left, which is 1e-7 of
 the terms in float32."""
-FADED, FORGETTING = 1e-3, 0.99
-"""Part of its own largest size below which a gradient does not drive either, as in a part that has converged; and what
-a sampled step leaves of that size."""
+FADED = 1e-3
+"""Part of its own largest size below which a gradient does not drive its parameter either: that part has converged."""
+FORGETTING = 0.99
+"""Factor by which the largest size decays in each sampled step."""
 
 
 class FrozenArgs(Section):
@@ -158,13 +159,13 @@ class AnomalyFrozen(About):
 
     def _gradients(self, after: Batch) -> list[Array]:
         """Sizes of the gradients of each parameter, by signal; NaN where there is none or it is not finite."""
-        found = []
+        gradients = []
         for signal in GRADIENTS:
             gradient = self._latest.get(signal)
             if gradient is not None and gradient.step == after.step and len(gradient):
                 at = self._places[signal].of(after.keys, gradient.keys)
-                found.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
-        return found
+                gradients.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
+        return gradients
 
 
 def _sizes(batch: Batch) -> Array:
@@ -181,8 +182,8 @@ def _sizes(batch: Batch) -> Array:
 
 def _peaks(batch: Batch) -> Array:
     """Largest magnitude that is known of each row."""
-    known = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
-    peaks: Array = np.fmax.reduce(known) if known else np.full(len(batch), np.nan)
+    magnitudes = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
+    peaks: Array = np.fmax.reduce(magnitudes) if magnitudes else np.full(len(batch), np.nan)
     return peaks
 
 

@@ -115,20 +115,20 @@ class AnomalyNan(About):
     def _counted(self, batch: Batch, histograms: Array, masks: Container[int]) -> Iterator[Finding]:
         """Findings from the bins of elements that are not finite."""
         infinite = histograms[:, [ZERO - INFINITE, ZERO + INFINITE]].sum(axis=1)
-        for op, found in (("nans", histograms[:, NAN]), ("infs", infinite)):
-            at = np.array([row for row in np.flatnonzero(found) if row not in masks], dtype=int)
-            yield from self._reporter.findings(batch, op, at, found[at], np.full(len(at), np.nan))
+        for op, bin_counts in (("nans", histograms[:, NAN]), ("infs", infinite)):
+            at = np.array([row for row in np.flatnonzero(bin_counts) if row not in masks], dtype=int)
+            yield from self._reporter.findings(batch, op, at, bin_counts[at], np.full(len(at), np.nan))
 
 
 def _column(batch: Batch, op: str) -> Array | None:
     """Column that is finite exactly where ``op`` is: its moment, which needs no division by shapes, unless that is a
     histogram. None if it was not collected, or is one itself."""
-    known = OPS.get(op)
-    name = known.moment if known is not None and known.moment in batch.columns else op
+    definition = OPS.get(op)
+    name = definition.moment if definition is not None and definition.moment in batch.columns else op
     column = batch.columns.get(name)
     if column is None or column.ndim == 1:
         return column
-    return None if known is None else batch.op(op)
+    return None if definition is None else batch.op(op)
 
 
 def _masks(batch: Batch) -> frozenset[int]:

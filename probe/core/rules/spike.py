@@ -131,9 +131,9 @@ class AnomalySpike(About):
         """Judge all batches of a step, each of another signal, in one pass."""
         if not batches:
             return
-        each = [self._readings(batch) for batch in batches]
-        readings = HistoryReadings(*map(np.concatenate, zip(*each, strict=True)))
-        lengths = [len(own.values) for own in each]
+        batch_readings = [self._readings(batch) for batch in batches]
+        readings = HistoryReadings(*map(np.concatenate, zip(*batch_readings, strict=True)))
+        lengths = [len(part.values) for part in batch_readings]
         batch_of = np.repeat(np.arange(len(batches)), lengths)
         power = np.repeat([2 if batch.signal in SQUARES else 1 for batch in batches], lengths)
         leaping = np.repeat([batch.signal in LEAPING for batch in batches], lengths)
@@ -141,13 +141,15 @@ class AnomalySpike(About):
         least = np.where(leaping, self._least_of_gradients[readings.op], self._least[readings.op])
         spikes, medians = self._spikes(batches, batch_of, readings, sizes, least)
         reported = np.flatnonzero(self._remember(readings.slots, sizes, spikes, self._is_large(readings)))
-        found, of = readings.where(reported), batch_of[reported]
+        reported_rows, of = readings.where(reported), batch_of[reported]
         if len(reported):
-            yield from self._report(batches, of, found, np.exp(power[reported] * medians[reported]))
+            yield from self._report(batches, of, reported_rows, np.exp(power[reported] * medians[reported]))
         if self._joint is not None:
-            norms = found.op == self._ops.index("norm")
+            norms = reported_rows.op == self._ops.index("norm")
             for n, batch in enumerate(batches):
-                yield from self._judge_together(self._joint, batch, found.at[(of == n) & norms] if len(of) else of)
+                yield from self._judge_together(
+                    self._joint, batch, reported_rows.at[(of == n) & norms] if len(of) else of
+                )
 
     def _judge_together(self, joint: JointJudge, batch: Batch, reported: Indices) -> Iterator[Finding]:
         """Yield findings about norms that leap against those of the other rows, but for those that are reported."""
@@ -163,7 +165,7 @@ class AnomalySpike(About):
         return readings if measured.all() else readings.where(measured)
 
     def _report(
-        self, batches: Sequence[Batch], batch_of: Indices, found: HistoryReadings, expected: Array
+        self, batches: Sequence[Batch], batch_of: Indices, reported_rows: HistoryReadings, expected: Array
     ) -> Iterator[Finding]:
         """Yield the findings of each batch and op, in their order."""
         pairs = np.unique(np.stack([batch_of, found.op], axis=1), axis=0)
@@ -187,9 +189,9 @@ class AnomalySpike(About):
         if not len(likely):
             return spikes, medians
         windows = self.history.of("window")[readings.slots[likely]]
-        own = medians_of(windows)
-        spread = medians_of(np.abs(windows - own[:, None]))
-        medians[likely] = np.fmax(own, self._across(readings.slots[likely], readings.op[likely]))
+        window_medians = medians_of(windows)
+        spread = medians_of(np.abs(windows - window_medians[:, None]))
+        medians[likely] = np.fmax(window_medians, self._across(readings.slots[likely], readings.op[likely]))
         above = sizes[likely] - medians[likely]
         limit = np.maximum(least[likely], self._args.threshold * MAD_TO_SIGMA * spread)
         for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
@@ -201,9 +203,9 @@ class AnomalySpike(About):
     def _across(self, slots: Indices, op: Indices) -> Array:
         """Medians on the other side of 0; NaN where nothing is held there."""
         windows = self.history.of("window")[slots + self._others[op]]
-        held = ~np.isnan(windows[:, 0])
+        present = ~np.isnan(windows[:, 0])
         medians = np.full(len(windows), np.nan)
-        medians[held] = medians_of(windows[held])
+        medians[present] = medians_of(windows[present])
         return medians
 
     def _candidates(self, readings: HistoryReadings, sizes: Array, least: Array) -> Indices:
@@ -229,25 +231,25 @@ class AnomalySpike(About):
         if not self._silent and not spikes.any():  # mostly, and quicker
             self._hold(slots[large], sizes[large])
             return spikes
-        window, held = self.history.of("window"), self.history.of("held")
+        window, counts = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
         reported: Mask = spikes & (silent[slots] == 0)
         silent[slots] = np.where(reported, self._args.cool_down, np.maximum(silent[slots] - 1, 0))
         streak[slots] = np.where(spikes, streak[slots] + 1, 0)
         settled = streak[slots] >= max(self._args.cool_down, 1)
-        window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
-        kept = (~spikes | settled) & large
-        self._hold(slots[kept], sizes[kept])
+        window[slots[settled]], counts[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
+        normal = (~spikes | settled) & large
+        self._hold(slots[normal], sizes[normal])
         self._silent = bool(silent.any() or streak.any())
         return reported
 
     def _hold(self, slots: Indices, sizes: Array) -> None:
         """Put values into their windows, and widen the bounds of these; set them anew where a window begins again."""
-        window, held = self.history.of("window"), self.history.of("held")
+        window, counts = self.history.of("window"), self.history.of("held")
         lower, upper = self.history.of("lower"), self.history.of("upper")
-        places = held[slots] % self._args.window
+        places = counts[slots] % self._args.window
         window[slots, places] = sizes
-        held[slots] += 1
+        counts[slots] += 1
         lower[slots] = np.minimum(lower[slots], sizes)
         upper[slots] = np.maximum(upper[slots], sizes)
         again = slots[places == 0]

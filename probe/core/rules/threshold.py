@@ -102,6 +102,8 @@ class AnomalyThreshold(About):
         keys, mask = self._latest.get(batch.signal, ((), None))
         if mask is None or keys != batch.keys:
             names = map(row_name, batch.keys)
-            mask = np.array([any(fnmatchcase(name, each) for each in self._patterns) for name in names], dtype=bool)
+            mask = np.array(
+                [any(fnmatchcase(name, pattern) for pattern in self._patterns) for name in names], dtype=bool
+            )
             self._latest[batch.signal] = (batch.keys, mask)
         return mask

@@ -133,7 +133,7 @@ class ProgressReader:
 
     def counts(self, phase: str) -> Sequence[int]:
         """Return the histogram of the stretches of a phase."""
-        number = next((each for each in range(MOST_PHASES) if self.name(each) == phase), OTHER)
+        number = next((place for place in range(MOST_PHASES) if self.name(place) == phase), OTHER)
         at = HISTOGRAMS_AT + number * BUCKETS * 4
         return struct.unpack(f"<{BUCKETS}I", self._file.read(at, BUCKETS * 4).ljust(BUCKETS * 4, b"\0"))
 

@@ -33,20 +33,24 @@ class GradientNorms:
     def take_returned(self, watched: OptimizerMemory) -> None:
         """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
         them."""
-        held = self._loop.held(watched.parameters)
-        positions = [n for n, one in enumerate(held) if one is not None]
+        all_gradients = self._loop.held(watched.parameters)
+        positions = [n for n, gradient in enumerate(all_gradients) if gradient is not None]
         if not positions:
             return
-        gradients = [held[n] for n in positions]
+        gradients = [all_gradients[n] for n in positions]
         block = self._loop.moments(gradients, NORMS)
         watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], None, block, returned=True))
         watched.returned.append((tuple(watched.names[n] for n in positions), block))
 
     def measure(
-        self, watched: OptimizerMemory, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+        self,
+        watched: OptimizerMemory,
+        optimizer: Optimizer,
+        all_gradients: Sequence[Tensor | None],
+        positions: Sequence[int],
     ) -> None:
         """Take the norms of those gradients that are about to be clipped, and have not been taken."""
-        watched.late = not watched.backwards and watched.holds_applied(held)
+        watched.late = not watched.backwards and watched.holds_applied(all_gradients)
         if watched.late:
             return
         scale = self._hooks.held_scale(optimizer)
@@ -55,10 +59,12 @@ class GradientNorms:
         if watched.scaled:
             return
         if watched.measured:
-            identities = [*map(id, held)]
-            taken = {n for one in watched.measured for n in one.places(held, identities)}
-            positions = [n for n in positions if n not in taken]
-        gradients = [gradient for n in positions if (gradient := held[n]) is not None]
+            identities = [*map(id, all_gradients)]
+            measured_positions = {
+                n for measurement in watched.measured for n in measurement.places(all_gradients, identities)
+            }
+            positions = [n for n in positions if n not in measured_positions]
+        gradients = [gradient for n in positions if (gradient := all_gradients[n]) is not None]
         if not gradients:
             return
         reference = self._loop.reference if self._loop.keeps(watched.parameters) else None
@@ -67,7 +73,7 @@ class GradientNorms:
         watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], references, block))
 
     def read(
-        self, watched: OptimizerMemory, held: Sequence[Tensor | None], scale: Tensor | None
+        self, watched: OptimizerMemory, all_gradients: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
         """Return a function that waits for the norms and sums, those from before a clip where they were taken; None if
         there is no gradient."""
@@ -79,19 +85,21 @@ class GradientNorms:
             watched.forget_norms()
         blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
         if watched.measured:
-            identities = self._origins(held, rest)
-            for one in watched.measured:
-                blocks.append(one.block)
-                places += one.places(held, identities)
-                is_scaled += [one.returned] * (0 if scale is None else len(one.positions))
+            identities = self._origins(all_gradients, rest)
+            for measurement in watched.measured:
+                blocks.append(measurement.block)
+                places += measurement.places(all_gradients, identities)
+                is_scaled += [measurement.returned] * (0 if scale is None else len(measurement.positions))
             rest = [] if places == rest else sorted({*rest}.difference(places))
         if rest:
-            blocks.append(self._loop.moments([gradient for n in rest if (gradient := held[n]) is not None], NORMS))
+            blocks.append(
+                self._loop.moments([gradient for n in rest if (gradient := all_gradients[n]) is not None], NORMS)
+            )
             places += rest
             is_scaled += [True] * len(rest)
         self._forget_returned(watched, bool(rest))
         mask = None if scale is None else np.asarray(is_scaled, np.bool_)
-        return unscaled_norms(self._to_host(watched, blocks, len(places), scale), places, mask, len(held))
+        return unscaled_norms(self._to_host(watched, blocks, len(places), scale), places, mask, len(all_gradients))
 
     def _to_host(
         self, watched: OptimizerMemory, blocks: list[Block], number: int, scale: Tensor | None
@@ -115,29 +123,29 @@ class GradientNorms:
         """Return the gradients that an engine keeps, of a shard those of this rank's part."""
         gradient_of = self._hooks.gradients_of(optimizer, self._run.main_grad)
         parts = list[Tensor]()
-        there, places = np.zeros(len(watched.parameters), np.bool_), list[int]()
+        present, places = np.zeros(len(watched.parameters), np.bool_), list[int]()
         for place, parameter in enumerate(watched.parameters):
             value = attempt(self._run.faults, "gradient norms", gradient_of, parameter)
             tensor = value.tensor if isinstance(value, Shard) else value
             if tensor is not None and 0 not in self._tensors.describe(tensor)[0]:
-                there[place] = True
+                present[place] = True
                 places.append(place)
                 parts.append(tensor)
         if not places:
-            return Gradients(there, watched.none, watched.none, None)
+            return Gradients(present, watched.none, watched.none, None)
         blocks = [self._tensors.moments(parts, NORMS, 0.0, None)]
         mask = None if scale is None else np.ones(len(places), np.bool_)
         wait = self._to_host(watched, blocks, len(places), scale)
         read = unscaled_norms(wait, places, mask, len(watched.parameters))
-        return Gradients(there, watched.none, watched.none, read)
+        return Gradients(present, watched.none, watched.none, read)
 
-    def _origins(self, held: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
+    def _origins(self, all_gradients: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
         """Return the identity of what a clip has made each gradient of; 0 where there is none."""
-        found = self._loop.origins([gradient for gradient in held if gradient is not None])
-        if len(present) == len(held):
-            return [*found]
-        identities = [0] * len(held)
-        for position, identity in zip(present, found, strict=True):
+        origins = self._loop.origins([gradient for gradient in all_gradients if gradient is not None])
+        if len(present) == len(all_gradients):
+            return [*origins]
+        identities = [0] * len(all_gradients)
+        for position, identity in zip(present, origins, strict=True):
             identities[position] = identity
         return identities
 
@@ -157,9 +165,9 @@ class GradientNorms:
         rows = [places.get(name, -1) for names, _ in watched.returned for name in names]
 
         def sums() -> Array:
-            totals, known = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
-            np.add.at(totals, known, wait()[:, 0])
-            totals[np.setdiff1d(np.arange(len(totals)), known)] = np.nan
+            totals, places_of_rows = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
+            np.add.at(totals, places_of_rows, wait()[:, 0])
+            totals[np.setdiff1d(np.arange(len(totals)), places_of_rows)] = np.nan
             return totals[:-1]
 
         return sums

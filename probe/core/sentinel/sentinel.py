@@ -38,7 +38,7 @@ class _Update(NamedTuple):
     watched: OptimizerMemory
     roots: Sequence[Callable[[], float]]
     measured: Sequence[Sequence[int]]
-    shown: bool
+    visible: bool
     """False if its gradients cannot be seen, so that nothing shows what it has applied."""
     steps: Callable[[], int] | int | None
     """Steps that the optimizer's state has counted before it, or a function that waits for them."""
@@ -95,10 +95,10 @@ class Sentinel:
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
         running = RunningBackward(inputs)
-        others = [other for thread, other in self._running.items() if thread != running.thread]
+        others = [backward for thread, backward in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
-        for one in (running, *others) if others else ():
-            one.shared = True
+        for backward in (running, *others) if others else ():
+            backward.shared = True
         if root is not None:
             running.root = self.roots.value(root, running)
         for watched in self._optimizers.all():
@@ -119,13 +119,17 @@ class Sentinel:
         if not watched.applied.alive:
             watched.again = []
             return
-        held = self._loop.held(watched.parameters)
-        pairs = zip(watched.again, watched.applied.untouched(held), strict=True)
-        watched.again = [one and other for one, other in pairs]
+        gradients = self._loop.held(watched.parameters)
+        pairs = zip(watched.again, watched.applied.untouched(gradients), strict=True)
+        watched.again = [was_again and is_untouched for was_again, is_untouched in pairs]
         if True not in watched.again:
             watched.again = []
         elif watched.leftover is None:  # programs clear them past the framework, too (``grad.data.zero_()``)
-            stale = [one for one, again in zip(held, watched.again, strict=True) if again and one is not None]
+            stale = [
+                gradient
+                for gradient, again in zip(gradients, watched.again, strict=True)
+                if again and gradient is not None
+            ]
             watched.leftover = self._norms.have_numbers(stale[:: max(1, len(stale) // SOME)])
 
     def ended_backward(self) -> None:
@@ -173,11 +177,13 @@ class Sentinel:
             return
         identities = {*map(id, gradients)}
         for watched, optimizer in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
-            held = self._loop.held(watched.parameters)
-            positions = [n for n, one in enumerate(held) if one is not None and id(one) in identities]
+            all_gradients = self._loop.held(watched.parameters)
+            positions = [
+                n for n, gradient in enumerate(all_gradients) if gradient is not None and id(gradient) in identities
+            ]
             if positions:
                 self._clipping.append((watched, positions))
-                self._norms.measure(watched, optimizer, held, positions)
+                self._norms.measure(watched, optimizer, all_gradients, positions)
 
     def clipped(self, total: float | Tensor, factor: Callable[[float], float]) -> None:
         """Note the factor by which the gradients are clipped whose total norm was computed last.
@@ -208,8 +214,8 @@ class Sentinel:
             if id(watched) not in running.counted:
                 running.counted.add(id(watched))
                 self._count(watched, running)
-        held = self._loop.held(watched.parameters)
-        if watched.has_lost(held):
+        all_gradients = self._loop.held(watched.parameters)
+        if watched.has_lost(all_gradients):
             self._optimizers.look()
             watched = self._optimizers.of(optimizer)
         backwards, elsewhere = watched.of_thread(), self._loop.keeps_elsewhere(optimizer)
@@ -217,13 +223,15 @@ class Sentinel:
         if elsewhere:
             gradients = self._norms.elsewhere(watched, optimizer, scale)
         else:
-            gradients = Gradients(watched.there, *watched.stale(held), self._norms.read(watched, held, scale))
+            gradients = Gradients(
+                watched.there, *watched.stale(all_gradients), self._norms.read(watched, all_gradients, scale)
+            )
         watched.rota.before()
         rewritten = watched.was_rewritten(self._loop.held(watched.some))
         facts = self._facts(number, optimizer, watched, gradients, len(backwards), rewritten)
-        measured = [one.positions for one in watched.measured]
-        shown = elsewhere or self._loop.shows_gradients(optimizer)
-        self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, shown, steps)
+        measured = [measurement.positions for measurement in watched.measured]
+        visible = elsewhere or self._loop.shows_gradients(optimizer)
+        self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, visible, steps)
 
     def _facts(
         self,
@@ -236,7 +244,7 @@ class Sentinel:
         seen: bool = True,
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
-        shown = self._loop.shows_gradients(optimizer)
+        visible = self._loop.shows_gradients(optimizer)
         return UpdateFacts(
             step=self._watch.run.clock.step,
             optimizer=number,
@@ -254,7 +262,7 @@ class Sentinel:
             strangers=self._optimizers.strangers(),
             shared=self._optimizers.shared(),
             replaced=self._watch.parameters.replaced,
-            trainable=watched.trainable(self._loop.requires(watched.parameters)) if shown else watched.none,
+            trainable=watched.trainable(self._loop.requires(watched.parameters)) if visible else watched.none,
             state_steps=None,
             ties=self._optimizers.tied(),
             uses=self.roots.survey.uses,
@@ -298,12 +306,12 @@ class Sentinel:
         if update is None:
             return
         watched, looked = update.watched, update.watched.rota.after()
-        held = self._loop.held(watched.parameters)
-        watched.applied.mark(held)
-        watched.again = [gradient is not None for gradient in held]
+        gradients = self._loop.held(watched.parameters)
+        watched.applied.mark(gradients)
+        watched.again = [gradient is not None for gradient in gradients]
         ended = ReadUpdate(
             update.facts._replace(searches=True) if searches else update.facts,
-            outcome if update.shown else "unknown",
+            outcome if update.visible else "unknown",
             looked,
             update.roots,
             watched.leftover,

@@ -37,8 +37,12 @@ class WatchedOptimizers:
         """All that is watched; None if it has to be looked for."""
         self.world = 1
         """Number of processes, as of the last search."""
-        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
-        """Updates since parameters were searched for, when that was, and how long it took."""
+        self._updates = 0
+        """Updates since parameters were last searched for."""
+        self._looked_at = 0.0
+        """Time of that search."""
+        self._look_seconds = 0.0
+        """Seconds that it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
@@ -46,8 +50,8 @@ class WatchedOptimizers:
 
     def number(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer among those of the run; None for others."""
-        for number, one in enumerate(self._watch.run.optimizers):
-            if one is optimizer:
+        for number, candidate in enumerate(self._watch.run.optimizers):
+            if candidate is optimizer:
                 return number
         return None
 
@@ -116,12 +120,12 @@ class WatchedOptimizers:
         names, parameters = self._outside
         if not parameters:
             return ()
-        held = self._loop.held(parameters)
-        return tuple(name for name, gradient in zip(names, held, strict=True) if gradient is not None)
+        gradients = self._loop.held(parameters)
+        return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
     def _held_twice(self, every: Mapping[int, Any]) -> tuple[str, ...]:
         counts = Counter(identity for watched in self.all() for identity in watched.identities)
-        return tuple(one.name for identity, one in every.items() if counts[identity] > 1)
+        return tuple(parameter.name for identity, parameter in every.items() if counts[identity] > 1)
 
     def shared(self) -> tuple[str, ...]:
         """Return the parameters that several optimizers hold, as of the last call of :meth:`strangers`."""

@@ -48,8 +48,8 @@ class MlflowTracker:
         if self._joined:
             return
         target = self._target
-        known = self._client.get_experiment_by_name(target.project)
-        experiment = known.experiment_id if known is not None else self._client.create_experiment(target.project)
+        present = self._client.get_experiment_by_name(target.project)
+        experiment = present.experiment_id if present is not None else self._client.create_experiment(target.project)
         self._id = self._client.create_run(experiment, run_name=target.run).info.run_id
         self.summary({f"probe/{name}": value for name, value in target.facts.items()})
 

@@ -129,7 +129,7 @@ class TrackerThread:
                 self._given_up = not self._begun
                 self._settled.set()
         with self._budget.spending():
-            self._send(merged(each for each in items if isinstance(each, TrackedRow)))
+            self._send(merged(item for item in items if isinstance(item, TrackedRow)))
             for item in latest(items):
                 self._send([item])
         self._sent += len(items)
@@ -172,7 +172,7 @@ def deliver(tracker: Tracker, items: Sequence[Item]) -> None:
     """Hand ``items`` to ``tracker``: rows, or one of another kind."""
     for item in items:
         if isinstance(item, TrackedRow):
-            tracker.log([each for each in items if isinstance(each, TrackedRow)])
+            tracker.log([row for row in items if isinstance(row, TrackedRow)])
             return
         if isinstance(item, Notice):
             tracker.alert(item)
@@ -186,12 +186,12 @@ def deliver(tracker: Tracker, items: Sequence[Item]) -> None:
 
 def merged(rows: Iterable[TrackedRow]) -> list[TrackedRow]:
     """Return one row a step, in the order of steps."""
-    found: dict[int, TrackedRow] = {}
+    rows_by_step: dict[int, TrackedRow] = {}
     for row in rows:
-        before = found.get(row.step)
+        before = rows_by_step.get(row.step)
         values = row.values if before is None else {**before.values, **row.values}
-        found[row.step] = row._replace(values=values)
-    return [found[step] for step in sorted(found)]
+        rows_by_step[row.step] = row._replace(values=values)
+    return [rows_by_step[step] for step in sorted(rows_by_step)]
 
 
 def latest(items: Iterable[Item]) -> list[Item]:

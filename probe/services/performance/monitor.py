@@ -163,13 +163,15 @@ class PerformanceMonitor:
         times = [local_time(reading.time) for reading in kept]
         return {
             "timestamp": times,
-            **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
+            **{name: [_known(value(reading)) for reading in readings] for name, value in columns.items()},
         }
 
     @property
     def performance_baselines(self) -> dict[str, float | None]:
         """Targets in percent, the healthy throughput, and the change of the loss in an hour (None if unknown)."""
-        pairs = np.array([(each.time / HOUR, each.loss) for each in self.readings if math.isfinite(each.loss)])
+        pairs = np.array(
+            [(reading.time / HOUR, reading.loss) for reading in self.readings if math.isfinite(reading.loss)]
+        )
         return {
             "gpu_utilization_target": GPU_TARGET,
             "memory_efficiency_target": MEMORY_TARGET,
@@ -203,15 +205,15 @@ class PerformanceMonitor:
         if not math.isfinite(throughput):
             return {}
         best = self._healthy.best
-        found = efficiency(
+        score = efficiency(
             mean(reading.utilization_percent for reading in some), throughput, math.nan if best is None else best
         )
         return {
             "average_throughput": throughput,
-            "average_gpu_utilization": _known(found.gpu_utilization),
+            "average_gpu_utilization": _known(score.gpu_utilization),
             "best_throughput": best,
-            "efficiency_score": _known(found.score),
-            "rating": found.rating,
+            "efficiency_score": _known(score.score),
+            "rating": score.rating,
         }
 
 
@@ -255,14 +257,14 @@ class _Session:
 
 
 def _of_device(some: Sequence[PerformanceReading], identity: str, name: str) -> dict[str, Any]:
-    own = [device for reading in some for device in reading.devices if (device.id, device.name) == (identity, name)]
+    rows = [device for reading in some for device in reading.devices if (device.id, device.name) == (identity, name)]
     return {
         "gpu_id": identity,
         "gpu_name": name,
-        "utilization": _extremes(device.utilization_percent for device in own),
-        "memory_usage": _extremes(device.memory_percent for device in own),
-        "temperature": _extremes(device.temperature_celsius for device in own),
-        "power_watts": _extremes(device.power_usage_watts for device in own),
+        "utilization": _extremes(device.utilization_percent for device in rows),
+        "memory_usage": _extremes(device.memory_percent for device in rows),
+        "temperature": _extremes(device.temperature_celsius for device in rows),
+        "power_watts": _extremes(device.power_usage_watts for device in rows),
     }
 
 

@@ -107,7 +107,7 @@ class PlannedAction(NamedTuple):
 
     target: str
     """Name of the thing that is changed: one action at a time for each."""
-    about: str
+    description: str
     """Description of the action, one line."""
     rehearse: Callable[[], str]
     """Return a description of all that the action would do; raises FailedActionError if it could not."""

@@ -112,8 +112,9 @@ class LimitSettings(Section):
     """Most entries of the history; beyond that the oldest are removed, those without an action and refused ones first.
     Those that the limits of the last hour count stay."""
     same_alert_seconds: Annotated[Number, ranges.Ge(0)] = 300.0
-    """Time after an action in which an alert that fires anew does not have it again: two Alertmanagers, fed by two
-    Prometheus, differ in its beginning. If it still fires then, it has the action when Alertmanager repeats it."""
+    """Time after an action in which the same alert does not start it again, also with another beginning: two
+    Alertmanagers, fed by two Prometheus, differ in it. An alert that fires for longer starts the action again when
+    Alertmanager repeats it."""
 
 
 def _args_of_action(value: object, info: ValidationInfo) -> Any:

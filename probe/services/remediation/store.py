@@ -109,9 +109,9 @@ class Admission:
         self._cursor = cursor
 
     def known(self, fingerprint: str, action: str, starts: float, tolerance: float) -> bool:
-        """Return whether the alert has had this action since it fires: with the same beginning, or a moment ago with
-        one that differs by at most ``tolerance`` seconds. If it fires anew within that time and goes on, it has the
-        action later. An action that a killed service had not begun does not count."""
+        """Return whether this firing of the alert has had the action: one with the same beginning, or one in the last
+        ``tolerance`` seconds whose beginning differs by no more than these. An action that a killed service had not
+        begun does not count."""
         row = self._cursor.execute(
             "SELECT 1 FROM actions WHERE fingerprint = ? AND action = ? "
             "AND (abs(starts - ?) < ? OR (abs(starts - ?) <= ? AND time > ?)) "
@@ -238,8 +238,8 @@ class ActionStore:
             f"ended, process FROM actions WHERE {condition}"
         )
         with self._lock:
-            found = self._connection.execute(query, values).fetchall()
-        return [_row(row) for row in found]
+            rows = self._connection.execute(query, values).fetchall()
+        return [_row(row) for row in rows]
 
 
 @contextmanager

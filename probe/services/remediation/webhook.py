@@ -86,12 +86,12 @@ def _alert(alert: Any, place: str) -> FiringAlert:
 
 
 def _time(text: Any, place: str) -> float:
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if not found:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if not match:
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text)
-    zone = "+00:00" if found[3] == "Z" else found[3]
+    zone = "+00:00" if match[3] == "Z" else match[3]
     try:
-        seconds = datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
+        seconds = datetime.fromisoformat(match[1] + zone).timestamp() + float(match[2] or 0)
     except (ValueError, OverflowError):
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text) from None
     return min(max(seconds, EARLIEST), LATEST)  # the offset may lead out of the years 1 to 9999 in UTC
@@ -99,20 +99,20 @@ def _time(text: Any, place: str) -> float:
 
 def _identity(alert: Mapping[str, Any], labels: Mapping[str, str], place: str) -> str:
     """Return the fingerprint; of an alert without one, which comes from another sender, a digest of its labels."""
-    found = alert.get("fingerprint")
-    if found is None:
+    fingerprint = alert.get("fingerprint")
+    if fingerprint is None:
         text = json.dumps(labels, sort_keys=True)
         return f"labels-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    if not isinstance(found, str) or not _FINGERPRINT.fullmatch(found):
-        raise _wrong(f"{place}.fingerprint", "a text of at most 64 letters and digits", found)
-    return found
+    if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
+        raise _wrong(f"{place}.fingerprint", "a text of at most 64 letters and digits", fingerprint)
+    return fingerprint
 
 
-def _wrong(place: str, expected: str, found: object) -> MalformedWebhookError:
-    if isinstance(found, str):
-        got = shown(found)
-    elif found is None:
+def _wrong(place: str, expected: str, value: object) -> MalformedWebhookError:
+    if isinstance(value, str):
+        got = shown(value)
+    elif value is None:
         got = "nothing"
     else:
-        got = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(found), "a number")
+        got = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(value), "a number")
     return MalformedWebhookError(f"{shown(place)[1:-1]}: expected {expected}, got {got}")

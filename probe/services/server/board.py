@@ -148,9 +148,9 @@ class RunBoard:
             identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
             job = self._jobs[origin.job, origin.launch] = JobView(identity, origin.job, origin.launch)
         runs = job.runs.setdefault(origin.rank, [])
-        for other in [] if late else [job.ranks[origin.rank, run] for run in runs]:
-            if other.state != "ended":
-                other.state, other.deadline = "replaced", math.inf
+        for earlier in [] if late else [job.ranks[origin.rank, run] for run in runs]:
+            if earlier.state != "ended":
+                earlier.state, earlier.deadline = "replaced", math.inf
         runs.append(origin.run)
         self._number += 1
         rank = job.ranks[key] = RankSummary(origin, now)
@@ -181,8 +181,8 @@ class RunBoard:
             rank.phase = phase[:80]
         if (step := _number(values, STEPS)) is not None:
             rank.step = step
-        found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
-        rank.numbers.update(found)
+        new_numbers = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
+        rank.numbers.update(new_numbers)
         job = self.view_of(rank.origin)
         key = (rank.origin.rank, rank.origin.run)
         if job is not None and job.leader in (None, key):
@@ -206,7 +206,7 @@ class RunBoard:
         rank = self.admit(origin, now, late)
         if rank is None:
             job = self.view_of(origin)
-            self._forget_silent([other for other in self._jobs.values() if other is not job], "waiting")
+            self._forget_silent([view for view in self._jobs.values() if view is not job], "waiting")
             rank = self.admit(origin, now, late)
         if rank is None:
             return
@@ -232,7 +232,7 @@ class RunBoard:
             return
         self._forget([rank for rank in self.each_rank() if rank.state in ("ended", "replaced")])
         if self._is_full(job):
-            self._forget_silent([other for other in self._jobs.values() if not other.of(*LIVE)], "silent")
+            self._forget_silent([view for view in self._jobs.values() if not view.of(*LIVE)], "silent")
         if self._is_full(job):
             self._full_until = now + FULL_SECONDS
 
@@ -279,9 +279,9 @@ def _number(values: Mapping[str, Value], names: Iterable[str]) -> float | None:
     """Return the first of ``values`` with one of ``names`` that is a number."""
     for name in names:
         if name.endswith("_"):
-            found: Value = next((value for key, value in values.items() if key.startswith(name)), None)
+            candidate: Value = next((value for key, value in values.items() if key.startswith(name)), None)
         else:
-            found = values.get(name)
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            return float(found)
+            candidate = values.get(name)
+        if isinstance(candidate, int | float) and not isinstance(candidate, bool):
+            return float(candidate)
     return None

@@ -21,10 +21,10 @@ ORDER = ("silent", "waiting", "alive", "replaced", "ended")
 
 def jobs(board: RunBoard, now: float) -> dict[str, Any]:
     """Return all jobs, those with silent ranks first, then the newest."""
-    found = sorted(board.jobs, key=lambda job: (not job.of("silent"), not job.of("alive"), -job.received))
+    listed_jobs = sorted(board.jobs, key=lambda job: (not job.of("silent"), not job.of("alive"), -job.received))
     return {
-        "jobs": [_job(job, now) for job in found[:MOST_JOBS_LISTED]],
-        "more": max(len(found) - MOST_JOBS_LISTED, 0),
+        "jobs": [_job(job, now) for job in listed_jobs[:MOST_JOBS_LISTED]],
+        "more": max(len(listed_jobs) - MOST_JOBS_LISTED, 0),
         "ranks": board.ranks,
     }
 
@@ -52,8 +52,8 @@ def _job(job: JobView, now: float) -> dict[str, Any]:
 
 def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
     """Return the ranks of a job that need attention: silent ones, those furthest behind, the slowest."""
-    chosen = sorted(job.ranks.values(), key=_urgency)[:WORST]
-    return {**_job(job, now), "worst": [_rank(rank, now) for rank in chosen], "processes": len(job.ranks)}
+    worst = sorted(job.ranks.values(), key=_urgency)[:WORST]
+    return {**_job(job, now), "worst": [_rank(rank, now) for rank in worst], "processes": len(job.ranks)}
 
 
 def _urgency(rank: RankSummary) -> tuple[int, bool, float, float, int]:
@@ -82,15 +82,15 @@ def rows(messages: Iterable[StoredMessage]) -> list[Mapping[str, Any]]:
     """Return stored messages as JSON has them."""
     return [
         {
-            "id": each.id,
-            **each.origin._asdict(),
-            "number": each.message.number,
-            "kind": each.message.kind,
-            "time": each.message.time,
-            "received": each.received,
-            "promise": None if each.message.promise is None else number_text(each.message.promise),
-            "late": each.late,
-            "values": travelling(each.message.values),
+            "id": message.id,
+            **message.origin._asdict(),
+            "number": message.message.number,
+            "kind": message.message.kind,
+            "time": message.message.time,
+            "received": message.received,
+            "promise": None if message.message.promise is None else number_text(message.message.promise),
+            "late": message.late,
+            "values": travelling(message.message.values),
         }
-        for each in messages
+        for message in messages
     ]

@@ -71,7 +71,7 @@ class Receipt(NamedTuple):
 
     fresh: tuple[HeartbeatMessage, ...]
     """Messages that were stored now."""
-    known: int
+    repeats: int
     """Number of messages that had been stored before."""
 
 
@@ -206,16 +206,16 @@ class HeartbeatStore:
         except Exception as error:  # noqa: BLE001 - the thread goes on: the next transaction may succeed
             self.failures += 1
             if len(group) > 1 and not isinstance(error, sqlite3.OperationalError):
-                for each in group:
-                    self._commit([each])
+                for request in group:
+                    self._commit([request])
                 return
             self._complain(error)
-            outcomes = [(each.ticket, error) for each in group]
+            outcomes = [(request.ticket, error) for request in group]
         self.commits += 1
         self.commit_seconds += time.perf_counter() - began
-        found = [pair for pair in outcomes if pair[0] is not None]
-        if found:
-            self._settle(found)
+        answered = [pair for pair in outcomes if pair[0] is not None]
+        if answered:
+            self._settle(answered)
 
     def _complain(self, error: Exception) -> None:
         """Log a failed transaction, once a minute."""
@@ -228,7 +228,7 @@ class HeartbeatStore:
         cursor = self._connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            outcomes = [(each.ticket, each.task(cursor)) for each in group]
+            outcomes = [(request.ticket, request.task(cursor)) for request in group]
             cursor.execute("COMMIT")
         except BaseException:
             self._sources.clear()  # some of them may be of the transaction that failed
@@ -251,7 +251,7 @@ class HeartbeatStore:
     def _source(self, cursor: sqlite3.Cursor, origin: Origin, received: float) -> tuple[int, int]:
         """Return the id of a source and the highest number of its messages that were removed as too old."""
         key = (origin.job, origin.rank, origin.run)
-        if (found := self._sources.get(key)) is None:
+        if (source := self._sources.get(key)) is None:
             row = (origin.job, origin.rank, origin.world, origin.run, origin.launch, received)
             cursor.execute(
                 "INSERT OR IGNORE INTO sources (job, rank, world, run, launch, created) VALUES (?, ?, ?, ?, ?, ?)", row
@@ -259,8 +259,8 @@ class HeartbeatStore:
             cursor.execute("SELECT id, removed FROM sources WHERE job = ? AND rank = ? AND run = ?", key)
             if len(self._sources) >= MOST_SOURCES:
                 self._sources.clear()
-            found = self._sources[key] = cursor.fetchone()
-        return found
+            source = self._sources[key] = cursor.fetchone()
+        return source
 
     def _prune(self, cursor: sqlite3.Cursor) -> None:
         """Remove some of the messages that are too old or too many, oldest first."""

@@ -67,9 +67,9 @@ class RankProcess:
             ready.register(self._handle, select.POLLIN)
             if ready.poll(0):
                 return False
-        found = process_state(self.pid)
+        state = process_state(self.pid)
         self._memory.look()
-        return found.started == self._started and found.alive
+        return state.started == self._started and state.alive
 
     def state(self) -> str:
         """Clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
@@ -126,8 +126,8 @@ class MemoryEvents:
     that cannot be read, on the whole machine."""
 
     def __init__(self, pid: int) -> None:
-        found = ((path, _count(path)) for path in _places(pid))
-        self._path = next((path for path, count in found if count is not None), None)
+        counts = ((path, _count(path)) for path in _places(pid))
+        self._path = next((path for path, count in counts if count is not None), None)
         self._seen: deque[tuple[float, int]] = deque()
 
     def look(self) -> None:

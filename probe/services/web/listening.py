@@ -105,9 +105,9 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def raise_limit_of_files(wanted: int) -> None:
-    """Permit ``wanted`` open files, as far as the system lets us."""
+def raise_limit_of_files(number: int) -> None:
+    """Permit ``number`` open files, as far as the system lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < number:
+        most = number if hard == resource.RLIM_INFINITY else min(hard, number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

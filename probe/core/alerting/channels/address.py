@@ -71,10 +71,12 @@ def at_most_one(section: Section, keys: Sequence[str], needed: bool) -> None:
     Raises:
         PydanticCustomError: if not.
     """
-    there = [key for key in keys if getattr(section, key) is not None]
-    if len(there) > 1 or (needed and not there):
+    present_keys = [key for key in keys if getattr(section, key) is not None]
+    if len(present_keys) > 1 or (needed and not present_keys):
         expected = f"{'exactly' if needed else 'at most'} one of {', '.join(keys)}"
-        raise PydanticCustomError("expected", "expected", {"expected": expected, "shown": ", ".join(there) or "none"})
+        raise PydanticCustomError(
+            "expected", "expected", {"expected": expected, "shown": ", ".join(present_keys) or "none"}
+        )
 
 
 class AddressArgs(Section):

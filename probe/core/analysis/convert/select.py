@@ -79,18 +79,18 @@ def choose(
         what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
         raise ValueError("\n".join([what, *problems.lines()]))
     if kinds is None:
-        return Chosen(directories, dict(sorted(there.items())))
-    unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]
+        return Chosen(directories, dict(sorted(counts.items())))
+    unknown = [kind for kind in kinds if kind not in counts and kind not in DOCUMENTED]
     if unknown:
-        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(there))}")
-    if not set(kinds) & set(there):
+        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(counts))}")
+    if not set(kinds) & set(counts):
         raise ValueError(
-            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(there))}"
+            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(counts))}"
         )
     for kind in kinds:
-        if kind not in there:
+        if kind not in counts:
             problems.add(root, f"there are no files of {kind}", skipped=False)
-    return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
+    return Chosen(directories, {kind: counts[kind] for kind in sorted(set(kinds)) if kind in counts})
 
 
 def _record_databases(directory: RankDirectory, problems: Problems) -> None:
@@ -111,15 +111,15 @@ def _record_databases(directory: RankDirectory, problems: Problems) -> None:
 
 def _kinds_in(directory: RankDirectory) -> Iterator[str]:
     if directory.packed is not None:
-        for signal, about in packed_index(directory.path.parent).signals.items():
-            number = about.of[directory.packed]
-            own = about.sets[number] if number >= 0 else ()
-            yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
+        for signal, entry in packed_index(directory.path.parent).signals.items():
+            number = entry.of[directory.packed]
+            files = entry.sets[number] if number >= 0 else ()
+            yield from (signal for name, _, _ in files if entry.names[name].format in FORMATS)
         return
     for path in directory.path.iterdir():
-        found = table_name(path.name)
-        if found and not path.name.startswith("."):
-            yield found.signal
+        table = table_name(path.name)
+        if table and not path.name.startswith("."):
+            yield table.signal
 
 
 def output_folder(monitor_path: str | PathLike[str] | Location, given: str | PathLike[str] | None, suffix: str) -> Path:

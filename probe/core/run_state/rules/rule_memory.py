@@ -51,7 +51,7 @@ def numbers(state: Mapping[str, Any], name: str) -> list[float]:
     Raises:
         TypeError, ValueError, KeyError: if there are none.
     """
-    return [number({name: each}, name) for each in sequence(state, name)]
+    return [number({name: value}, name) for value in sequence(state, name)]
 
 
 def sequence(state: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -152,7 +152,7 @@ class RunSpike(RunRule):
         least = self._least(track, level, logarithmic)
         spike, reported = False, False
         if ready and leap > least:
-            unusual, far = (max(least, each) for each in self._limits(track, level, logarithmic))
+            unusual, far = (max(least, limit) for limit in self._limits(track, level, logarithmic))
             spike = leap > far or (leap > unusual and (track.silent > 0 or self._continues(track, unusual)))
             if spike and not track.silent:
                 track.limit, track.calm, reported = level + unusual, 0, True
@@ -194,13 +194,11 @@ class RunSpike(RunRule):
 
         Large ones just before are left out: they may be the beginning of the one that is judged.
         """
-        known = len(track.leaps)
-        first = known - self._args.recent // 2
-        while known > max(first, 0) and track.leaps[known - 1] > self._args.threshold * sigma:
-            known -= 1
-        usual = [
-            leap for leap, reported in islice(zip(track.leaps, track.reported, strict=True), known) if not reported
-        ]
+        end = len(track.leaps)
+        first = end - self._args.recent // 2
+        while end > max(first, 0) and track.leaps[end - 1] > self._args.threshold * sigma:
+            end -= 1
+        usual = [leap for leap, reported in islice(zip(track.leaps, track.reported, strict=True), end) if not reported]
         return max(*usual, nlargest(REPEATS, track.leaps)[-1], 0.0)
 
     def _hold(self, track: _Track, x: float, leap: float, spike: bool, reported: bool) -> None:
@@ -248,7 +246,7 @@ class RunSpike(RunRule):
         track = self._track()
         track.recent.extend(numbers(state, "recent"))
         track.leaps.extend(numbers(state, "leaps"))
-        track.reported.extend(bool(each) for each in numbers(state, "reported"))
+        track.reported.extend(bool(flag) for flag in numbers(state, "reported"))
         if len(track.leaps) != len(track.reported):
             raise ValueError("reported")
         track.row = numbers(state, "row")
@@ -261,7 +259,7 @@ def _state_of(track: _Track) -> dict[str, Any]:
     return {
         "recent": list(track.recent),
         "leaps": list(track.leaps),
-        "reported": [int(each) for each in track.reported],
+        "reported": [int(flag) for flag in track.reported],
         "row": list(track.row),
         "peak": track.peak,
         "silent": track.silent,

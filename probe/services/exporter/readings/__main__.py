@@ -24,9 +24,9 @@ def main(arguments: Sequence[str]) -> int:
         end = time.monotonic() + interval
         sys.stdout.write(read().text())
         sys.stdout.flush()
-        while (left := end - time.monotonic()) > 0:
-            waited = wait(min(left, WAIT_SECONDS))
-            if select.select([sys.stdin], [], [], 0 if waited else left)[0]:
+        while (seconds := end - time.monotonic()) > 0:
+            waited = wait(min(seconds, WAIT_SECONDS))
+            if select.select([sys.stdin], [], [], 0 if waited else seconds)[0]:
                 return 0
 
 
