@@ -34,7 +34,7 @@ NPU_READINGS = {
 }  # fmt: skip
 JSON_NUMBERS = {
     "step": 9, "epoch": 1, "loss": 2.5, "validation_loss": 2.6, "accuracy": 0.5, "gradient_norm": 1.5,
-    "learning_rate": 1e-4, "throughput_samples_per_second": 100, "step_seconds": 0.5,
+    "learning_rate": 1e-4, "throughput_samples_per_second": 100, STEP_SECONDS: 0.5,
 }  # fmt: skip
 """Numbers of a program that writes a JSON file."""
 

@@ -411,7 +411,9 @@ class Planner:
             self._arming = None
         elif self._arming is None or on_anomaly != before:
             rank, notices = self._framework.groups.rank(), self._notices(ARMING)
-            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._lead_time.steps, self._faults)
+            self._arming = Arming(
+                notices, rank, on_anomaly.steps, on_anomaly.cool_down, self._lead_time.steps, self._faults
+            )
 
     def _seen_within(self) -> float:
         """Return the seconds after which all ranks see an announcement."""

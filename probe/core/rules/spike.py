@@ -168,11 +168,11 @@ class AnomalySpike(About):
         self, batches: Sequence[Batch], batch_of: Indices, reported_rows: HistoryReadings, expected: Array
     ) -> Iterator[Finding]:
         """Yield the findings of each batch and op, in their order."""
-        pairs = np.unique(np.stack([batch_of, found.op], axis=1), axis=0)
+        pairs = np.unique(np.stack([batch_of, reported_rows.op], axis=1), axis=0)
         for number, op in pairs.tolist():
-            rows = (batch_of == number) & (found.op == op)
+            rows = (batch_of == number) & (reported_rows.op == op)
             yield from self._reporter.findings(
-                batches[number], self._ops[op], found.at[rows], found.values[rows], expected[rows]
+                batches[number], self._ops[op], reported_rows.at[rows], reported_rows.values[rows], expected[rows]
             )
 
     def _spikes(

@@ -109,7 +109,7 @@ class NumberLog:
         numbers, blocks = self._known, self._blocks
         self._clear()
         wait = self._tensors.to_host([*blocks.values()]) if blocks else None
-        return LoggedNumbers(known, tuple(blocks), wait)
+        return LoggedNumbers(numbers, tuple(blocks), wait)
 
 
 def _number(value: Any) -> float:

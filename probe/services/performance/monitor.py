@@ -163,7 +163,7 @@ class PerformanceMonitor:
         times = [local_time(reading.time) for reading in kept]
         return {
             "timestamp": times,
-            **{name: [_known(value(reading)) for reading in readings] for name, value in columns.items()},
+            **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
         }
 
     @property

@@ -187,7 +187,7 @@ class RunBoard:
         key = (rank.origin.rank, rank.origin.run)
         if job is not None and job.leader in (None, key):
             _time_stages(job, message)
-        if job is None or LOSS not in found:
+        if job is None or LOSS not in new_numbers:
             return False
         leader = job.ranks.get(job.leader) if job.leader is not None else None
         if leader is None or leader.state in ("ended", "replaced") or key[0] < leader.origin.rank:

@@ -72,10 +72,10 @@ def choose(
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    there = Counter(kind for directory in directories for kind in _kinds_in(directory))
+    counts = Counter(kind for directory in directories for kind in _kinds_in(directory))
     for directory in directories:
         _record_databases(directory, problems)
-    if not there:
+    if not counts:
         what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
         raise ValueError("\n".join([what, *problems.lines()]))
     if kinds is None:
