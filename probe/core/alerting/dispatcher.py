@@ -345,16 +345,16 @@ class Dispatcher:
     def _name_undelivered(self) -> None:
         """Write on standard error which critical alerts no longer reach their channels in this process: a log may go
         nowhere."""
-        left = [*self._group, *(entry for outlet in self._outlets for entry in outlet.waiting)]
-        titles = [*dict.fromkeys(heading(entry.alert) for entry in left if entry.alert.severity == "critical")]
+        undelivered = [*self._group, *(entry for outlet in self._outlets for entry in outlet.waiting)]
+        titles = [*dict.fromkeys(heading(entry.alert) for entry in undelivered if entry.alert.severity == "critical")]
         if not titles:
             return
-        shown = "\n".join([*titles[:MOST_NAMED], *(["..."] if len(titles) > MOST_NAMED else [])])
+        names = "\n".join([*titles[:MOST_NAMED], *(["..."] if len(titles) > MOST_NAMED else [])])
         if self._folder is None:
-            complain(message("not delivered, and lost:\n{alerts}", alerts=shown))
+            complain(message("not delivered, and lost:\n{alerts}", alerts=names))
         else:
             text = "not delivered; the next run with this output directory sends what is kept in {folder}:\n{alerts}"
-            complain(message(text, folder=self._folder, alerts=shown))
+            complain(message(text, folder=self._folder, alerts=names))
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:

@@ -33,8 +33,8 @@ MOST = 2000
 def run_name(environ: Mapping[str, str]) -> str:
     """Return a name that all ranks of a run share, and no other run at the same time; of a process without a launcher
     one of its own. Ranks whose launch has no name share one with all such ranks in their folder."""
-    found = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
-    return "\n".join(found) or (UNNAMED if is_rank(environ) else os.urandom(16).hex())
+    names = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
+    return "\n".join(names) or (UNNAMED if is_rank(environ) else os.urandom(16).hex())
 
 
 class _Matter:

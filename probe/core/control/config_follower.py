@@ -395,8 +395,8 @@ def follow(
         return Control(path, settings, content, first, alone, leads, faults, lead_steps, sent)
     log = FolderNotices(path.with_name(path.name + LOG) / f"run{number}", groups.rank())
     if leads:
-        own = log if _usable(log, path) else None
-        return Control(path, settings, content, first, alone, leads, faults, lead_steps, own, shared=True)
+        announced = log if _usable(log, path) else None
+        return Control(path, settings, content, first, alone, leads, faults, lead_steps, announced, shared=True)
     return LoggedSwitch(log, Control(path, settings, content, first, alone, leads, faults, lead_steps), faults)
 
 

@@ -212,12 +212,12 @@ class Rota:
     def before(self) -> None:
         """Read before an update the parameters whose turn it is, and those whose turn it was."""
         begun = self._clock()
-        chosen, last = self._chosen(), self._last
-        if last is not None and last.positions == chosen:
-            self._before = self._again = self._read(chosen, last)
+        positions, last = self._chosen(), self._last
+        if last is not None and last.positions == positions:
+            self._before = self._again = self._read(positions, last)
         else:
             self._again = None if last is None else self._read(last.positions, last)
-            self._before = self._read(chosen)
+            self._before = self._read(positions)
         self._spent += self._clock() - begun
 
     def after(self) -> RotaReading:

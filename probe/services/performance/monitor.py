@@ -150,7 +150,7 @@ class PerformanceMonitor:
     def metrics_history(self) -> dict[str, list[Any]]:
         """Readings by number; of several devices the mean. None for a number that is unknown. Times are those of this
         machine with their offset from UTC, as in all other results."""
-        kept = self.readings
+        readings = self.readings
         columns: dict[str, Callable[[PerformanceReading], float]] = {
             "gpu_utilization": lambda reading: reading.utilization_percent,
             "gpu_memory_usage": lambda reading: reading.device_memory_percent,
@@ -160,10 +160,10 @@ class PerformanceMonitor:
             "loss_value": lambda reading: reading.loss,
             "learning_rate": lambda reading: reading.learning_rate,
         }
-        times = [local_time(reading.time) for reading in kept]
+        times = [local_time(reading.time) for reading in readings]
         return {
             "timestamp": times,
-            **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
+            **{name: [_known(value(reading)) for reading in readings] for name, value in columns.items()},
         }
 
     @property

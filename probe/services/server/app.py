@@ -103,8 +103,8 @@ class Endpoints:
         """Return messages in an answer that is made on a thread."""
 
         def answer() -> Response:
-            found = self._service.store.messages(after, most, job, events)
-            return json_answer(200, {"messages": job_answers.rows(found)})
+            messages = self._service.store.messages(after, most, job, events)
+            return json_answer(200, {"messages": job_answers.rows(messages)})
 
         return await anyio.to_thread.run_sync(answer, limiter=self._readers)
 

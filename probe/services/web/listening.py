@@ -89,8 +89,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
             listening.listen(BACKLOG)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            reason = message("another program listens there; choose another port") if taken else _reason(error)
+            is_in_use = error.errno == errno.EADDRINUSE
+            reason = message("another program listens there; choose another port") if is_in_use else _reason(error)
             raise ServerError(
                 message("--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=reason)
             ) from None

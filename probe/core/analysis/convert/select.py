@@ -71,13 +71,13 @@ def choose(
     """
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
-    directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
+    directories = [directory._replace(manifest=Manifest()) for directory in find(root, problems, time_start, time_end)]
     counts = Counter(kind for directory in directories for kind in _kinds_in(directory))
     for directory in directories:
         _record_databases(directory, problems)
     if not counts:
-        what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
-        raise ValueError("\n".join([what, *problems.lines()]))
+        problem = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
+        raise ValueError("\n".join([problem, *problems.lines()]))
     if kinds is None:
         return Chosen(directories, dict(sorted(counts.items())))
     unknown = [kind for kind in kinds if kind not in counts and kind not in DOCUMENTED]
@@ -100,11 +100,11 @@ def _record_databases(directory: RankDirectory, problems: Problems) -> None:
     names = [name for path in directory.path.iterdir() if (name := table_name(path.name))]
     for path, step in last_steps(directory.path).items():
         if not names:
-            what = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
-            problems.add(directory.path, what)
+            problem = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            problems.add(directory.path, problem)
         elif step > (last := max(name.last for name in names)):
-            what = f"expected CSV or Parquet files of all steps; steps of this database after {last} are left out"
-            problems.add(path, what)
+            problem = f"expected CSV or Parquet files of all steps; steps of this database after {last} are left out"
+            problems.add(path, problem)
         else:
             problems.add(path, "a database is not converted: the files of the same steps are", skipped=False)
 

@@ -23,12 +23,12 @@ class PerformanceTable(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def summary_lines(found: Performance) -> Iterator[str]:
+def summary_lines(performance: Performance) -> Iterator[str]:
     """Sentences about a performance."""
-    span, efficiency = found.span, found.efficiency
-    ranks = len(found.run.ranks)
+    span, efficiency = performance.span, performance.efficiency
+    ranks = len(performance.run.ranks)
     yield (
-        f"{found.run.name}: {ranks} {plural(ranks, 'rank')}, steps {span.first} to {span.last}, "
+        f"{performance.run.name}: {ranks} {plural(ranks, 'rank')}, steps {span.first} to {span.last}, "
         f"{duration(span.seconds)} of training"
     )
     skipped = f"; {span.skipped} skipped" if span.skipped else ""
@@ -36,8 +36,8 @@ def summary_lines(found: Performance) -> Iterator[str]:
         f"A step takes {number(span.median, ' s')} in the median, {number(span.p95, ' s')} at the 95th percentile, "
         f"{number(span.longest, ' s')} at most (step {span.longest_step}){skipped}"
     )
-    yield from _throughput(found)
-    for slow in found.slow[:MOST_ROWS]:
+    yield from _throughput(performance)
+    for slow in performance.slow[:MOST_ROWS]:
         yield (
             f"Slow rank: rank {slow.rank} takes {number(slow.seconds, ' s')} ({slow.number}), the other ranks "
             f"{number(slow.expected, ' s')}, steps {slow.first_step} to {slow.last_step}"
@@ -57,11 +57,11 @@ def summary_lines(found: Performance) -> Iterator[str]:
             if not isfinite(value)
         ]
         yield f"Efficiency: no score, {' and '.join(missing)} {plural(len(missing), 'is', 'are')} unknown"
-    yield from _cost(found)
+    yield from _cost(performance)
 
 
-def _throughput(found: Performance) -> Iterator[str]:
-    unit, levels = found.rates[0].unit, found.levels
+def _throughput(performance: Performance) -> Iterator[str]:
+    unit, levels = performance.rates[0].unit, performance.levels
     if levels.healthy is None:
         yield "Throughput: no stretch is stable, so that drops cannot be found"
         return
@@ -72,11 +72,11 @@ def _throughput(found: Performance) -> Iterator[str]:
     )
     if levels.slow_start:
         yield _drop("Slow start", levels.slow_start, unit)
-    for drop in found.drops[:MOST_ROWS]:
+    for drop in performance.drops[:MOST_ROWS]:
         yield _drop("Drop", drop, unit)
-    if len(found.drops) > MOST_ROWS:
-        yield f"{len(found.drops) - MOST_ROWS} more drops"
-    if not found.drops:
+    if len(performance.drops) > MOST_ROWS:
+        yield f"{len(performance.drops) - MOST_ROWS} more drops"
+    if not performance.drops:
         yield "No drop of throughput"
 
 
@@ -88,37 +88,43 @@ def _drop(kind: str, drop: Drop, unit: str) -> str:
     )
 
 
-def _cost(found: Performance) -> Iterator[str]:
-    known = [cost for cost in found.costs if isfinite(cost.overhead)]
-    faults = sum(cost.faults for cost in found.costs)
-    if known:
-        worst = max(known, key=lambda cost: cost.overhead)
+def _cost(performance: Performance) -> Iterator[str]:
+    costs = [cost for cost in performance.costs if isfinite(cost.overhead)]
+    faults = sum(cost.faults for cost in performance.costs)
+    if costs:
+        worst = max(costs, key=lambda cost: cost.overhead)
         yield (
             f"The monitor itself: at most {100 * worst.overhead:.2g} % of training's time (rank {worst.rank}), "
             f"{number(1000 * worst.step_seconds, ' ms')} in a collected step; {faults} {plural(faults, 'fault')}"
         )
 
 
-def performance_tables(found: Performance) -> Iterator[PerformanceTable]:
+def performance_tables(performance: Performance) -> Iterator[PerformanceTable]:
     """Tables of a performance that have rows."""
-    return (table for table in _all_tables(found) if table.rows)
+    return (table for table in _all_tables(performance) if table.rows)
 
 
-def _all_tables(found: Performance) -> Iterator[PerformanceTable]:
+def _all_tables(performance: Performance) -> Iterator[PerformanceTable]:
     yield _table(
         "Throughput, a second and rank",
         ("unit", "ranks", "average", "best stretch", "now"),
-        [(r.unit, r.ranks, number(r.average), number(r.best), number(r.now)) for r in found.rates],
+        [(r.unit, r.ranks, number(r.average), number(r.best), number(r.now)) for r in performance.rates],
     )
     yield _table(
         "Time by phase",
         ("phase", "seconds a rank", "share", "steps", "s a step"),
         [
-            (each.name or "(the rest)", number(each.seconds), part(each.share), each.steps, number(each.step_seconds))
-            for each in found.phases
+            (
+                phase.name or "(the rest)",
+                number(phase.seconds),
+                part(phase.share),
+                phase.steps,
+                number(phase.step_seconds),
+            )
+            for phase in performance.phases
         ],
     )
-    calls = found.communication
+    calls = performance.communication
     yield _table(
         "Communication by call site" + (f" ({calls.steps} sampled {plural(calls.steps, 'step')})" if calls else ""),
         ("operation", "site", "calls", "bytes", "seconds", "share", "bytes a second"),
@@ -128,12 +134,12 @@ def _all_tables(found: Performance) -> Iterator[PerformanceTable]:
             for rate in [c.bytes_per_second]
         ],
     )
-    yield from _rank_tables(found)
-    yield from _device_tables(found)
+    yield from _rank_tables(performance)
+    yield from _device_tables(performance)
 
 
-def _rank_tables(found: Performance) -> Iterator[PerformanceTable]:
-    slowest = sorted((pace for pace in found.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
+def _rank_tables(performance: Performance) -> Iterator[PerformanceTable]:
+    slowest = sorted((pace for pace in performance.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
     yield _table(
         "Seconds of steps by rank, the slowest first",
         ("rank", "steps", "median", "95th percentile"),
@@ -150,33 +156,33 @@ def _rank_tables(found: Performance) -> Iterator[PerformanceTable]:
                 number(s.slope),
                 s.not_finite or "",
             )
-            for s in found.stretches
+            for s in performance.stretches
         ],
-        len(found.stretches),
+        len(performance.stretches),
     )
 
 
-def _device_tables(found: Performance) -> Iterator[PerformanceTable]:
-    devices = found.devices
+def _device_tables(performance: Performance) -> Iterator[PerformanceTable]:
+    devices = performance.devices
     yield _table(
         "Memory and utilization, as logged",
         ("number", "mean", "highest", "on rank"),
-        [(each.name, number(each.mean), number(each.highest), each.rank) for each in devices.logged],
+        [(device.name, number(device.mean), number(device.highest), device.rank) for device in devices.logged],
     )
     yield _table(
         "Devices, as read by a performance monitor",
         ("file", "device", "name", "utilization", "memory", "highest memory", "highest temperature"),
         [
             (
-                each.source,
-                each.id,
-                each.name,
-                number(each.utilization_percent, " %"),
-                number(each.memory_percent, " %"),
-                number(each.highest_memory_percent, " %"),
-                number(each.highest_temperature_celsius, " °C"),
+                device.source,
+                device.id,
+                device.name,
+                number(device.utilization_percent, " %"),
+                number(device.memory_percent, " %"),
+                number(device.highest_memory_percent, " %"),
+                number(device.highest_temperature_celsius, " °C"),
             )
-            for each in devices.devices
+            for device in devices.devices
         ],
     )
     yield _table(
@@ -184,14 +190,14 @@ def _device_tables(found: Performance) -> Iterator[PerformanceTable]:
         ("file", "readings", "CPU", "memory", "highest memory"),
         [
             (
-                each.source,
-                each.readings,
+                device.source,
+                device.readings,
                 *(
                     number(value, " %")
-                    for value in (each.cpu_percent, each.memory_percent, each.highest_memory_percent)
+                    for value in (device.cpu_percent, device.memory_percent, device.highest_memory_percent)
                 ),
             )
-            for each in devices.hosts
+            for device in devices.hosts
         ],
     )
 
