@@ -297,8 +297,8 @@ class ScriptWatch:
         return {name: models[0] for name, model in self._prefixes if model() is models[0]}
 
     def _end_others(self, models: Sequence[Any]) -> int:
-        """Stop the runs that share ``models``, or whose models are gone; return the step with which this run goes on,
-        if it goes on with that of a model that was put into a wrapper."""
+        """Stop the runs that share ``models``, or whose models are gone. Return the step with which this run begins:
+        that of a stopped run whose model was put into a wrapper, else 0."""
         begun = 0
         for run in [*self._runs]:
             if run.is_gone() or run.shares(models) or run.continued is not None:

@@ -212,7 +212,7 @@ class HeartbeatStore:
             return group
 
     def _commit(self, group: list[_Request]) -> None:
-        """Run the tasks in one transaction; if it fails, each in its own, so that none spoils the others."""
+        """Run the tasks in one transaction; if it fails, run each task in a transaction of its own."""
         began = time.perf_counter()
         try:
             outcomes = self._transaction(group)

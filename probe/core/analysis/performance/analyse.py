@@ -75,8 +75,6 @@ class Performance:
     drops: list[Drop]
     """Drops that reach into the steps of the analysis."""
     phases: list[PhaseTime]
-    phases_left_out: int
-    """Phases that count as part of the rest, since there are too many."""
     communication: Communication | None
     slow: list[SlowRank]
     stretches: list[LossStretch]
@@ -148,7 +146,6 @@ def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None =
         levels=levels,
         drops=[drop for drop in levels.drops if drop.last_step >= first],
         phases=phase_times(table, first),
-        phases_left_out=table.left_out,
         communication=calls,
         slow=slow_ranks(table, first, calls is not None, stages, span.median),
         stretches=loss_stretches(scope.steps, scope.rates, scope.losses, scope.not_finite),

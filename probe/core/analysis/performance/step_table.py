@@ -110,7 +110,6 @@ class StepTable:
         """Columns of the seconds in a phase, by the number's name."""
         self.uses: dict[str, str] = {}
         """Columns of the numbers about memory and utilisation, by name."""
-        self.left_out = 0
         """Phases that have no column."""
         names = self._names(_ends(rows))
         if self._make(rows.view(RUN), names):
@@ -141,7 +140,6 @@ class StepTable:
         phases, uses = [name for name in names if is_phase(name)], [name for name in names if is_use(name)]
         self.phases = {name: f"phase_{n}" for n, name in enumerate(phases[:MOST_PHASES])}
         self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
-        self.left_out = len(phases) - len(self.phases)
         columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
         cells = "".join(f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items())
         listed = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.performance.step_table import TABLE, StepTable, phase_name
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import site
+from probe.core.storage.layout import call_site
 
 OTHER = "other"
 OUTPUT = "%.post%"
@@ -69,7 +69,7 @@ class CallSite(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Collectives of all ranks in the sampled steps whose seconds are known, which those of the first one are not."""
+    """Collectives of all ranks in the sampled steps of known duration: all but the first step."""
 
     sites: tuple[CallSite, ...]
     """The longest first."""
@@ -99,7 +99,7 @@ def communication(rows: Rows, table: StepTable, first: int) -> Communication | N
     sites: dict[tuple[str, str], _Sums] = {}
     total = _Sums()
     for name, *numbers in connection.execute(query).fetchall():
-        for sums in (sites.setdefault(site(name), _Sums()), total):
+        for sums in (sites.setdefault(call_site(name), _Sums()), total):
             sums.add(*numbers)
     if not sites:
         return None
