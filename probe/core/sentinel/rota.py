@@ -211,7 +211,7 @@ class Rota:
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
-        """Read before an update the parameters whose turn it is, and those whose turn it was."""
+        """Before an update, read the parameters of this turn and those of the last one."""
         begun = time.thread_time()
         positions, last = self._chosen(), self._last
         if last is not None and last.positions == positions:

@@ -1,4 +1,4 @@
-"""Signals that reach the parent, and those of them that it passes on to the program."""
+"""Signals that the parent process receives, and the relay of some to the program."""
 
 from __future__ import annotations
 
