@@ -96,8 +96,8 @@ class ScriptWatch:
 
     def paired(self, models: Any, optimizer: Any) -> None:
         """Note a new optimizer with the models that it belongs to."""
-        listed_models = list(models) if isinstance(models, list | tuple) else [models]
-        self._paired.append(([weakref.ref(model) for model in listed_models], weakref.ref(optimizer)))
+        group = list(models) if isinstance(models, list | tuple) else [models]
+        self._paired.append(([weakref.ref(model) for model in group], weakref.ref(optimizer)))
         self._listen()
 
     def wrapped(self, wrapper: Any) -> None:
@@ -182,7 +182,7 @@ class ScriptWatch:
         dropped = run.drop(idle, self._finder.owned, self._finder.parameters)
         self._idle += map(weakref.ref, idle)
         self._prefixes += [(name, weakref.ref(model)) for name, model in dropped.items()]
-        kinds = ", ".join(type(dropped_optimizer).__name__ for dropped_optimizer in idle)
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in idle)
         also = f" with {', '.join(dropped)}" if dropped else ""
         complain(f"no longer watched, without a step in {ENOUGH} of the others: {kinds}{also}", "info")
 

@@ -124,7 +124,7 @@ class Outlet:
     def add(self, entry: SpooledAlert) -> bool:
         """Queue an alert; return false if it is only counted, since too many wait."""
         severity = entry.alert.severity
-        if sum(waiting.alert.severity == severity for waiting in self._joint()) < MOST_WAITING:
+        if sum(item.alert.severity == severity for item in self._joint()) < MOST_WAITING:
             self.waiting.append(entry)
             return True
         self.omitted[severity] += 1

@@ -226,9 +226,9 @@ class HeartbeatStore:
             outcomes = [(request.ticket, error) for request in group]
         self.commits += 1
         self.commit_seconds += time.perf_counter() - began
-        answered = [pair for pair in outcomes if pair[0] is not None]
-        if answered:
-            self._settle(answered)
+        pairs = [pair for pair in outcomes if pair[0] is not None]
+        if pairs:
+            self._settle(pairs)
 
     def _complain(self, error: Exception) -> None:
         """Log a failed transaction, once a minute."""

@@ -197,9 +197,9 @@ def _rates(
     rates = []
     for name, (column, speeds) in sorted(columns.items(), key=lambda pair: pair[0] != unit):
         judgement = levels if name == unit else judged(series.steps, speeds, usual)
-        counted = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
-        if counted.any():
-            average = float((speeds * series.seconds)[counted].sum() / series.seconds[counted].sum())
+        mask = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
+        if mask.any():
+            average = float((speeds * series.seconds)[mask].sum() / series.seconds[mask].sum())
             ranks = sum(1 for _, number in table.of_ranks(f"count({column})", first) if number)
             rates.append(Rate(name, ranks, average, judgement.best.speed if judgement.best else NAN, judgement.now))
     return rates or [Rate(unit, 0, NAN, NAN, NAN)]
