@@ -171,7 +171,7 @@ class HeartbeatStore:
 
     @staticmethod
     def pulse(cursor: sqlite3.Cursor) -> None:
-        """Task that writes a row: proof that the database can be written."""
+        """Return a task that writes a row: proof that the database can be written."""
         cursor.execute("INSERT OR REPLACE INTO pulse VALUES (0, ?)", (time.time(),))
 
     @property

@@ -224,7 +224,7 @@ class NodeWatcher:
         return any(now - overdue.rank.over_since >= 0.9 * self.settings.poll_seconds for overdue in over)
 
     def _seconds(self, rank: WatchedRank) -> float:
-        """Time since the last sign of progress of a rank."""
+        """Return the time since the last sign of progress of a rank."""
         now = time.monotonic_ns()
         return (now - rank.row.time - self._clock.excused(rank.row.time, now)) / 1e9
 
