@@ -44,7 +44,7 @@ class Faults:
             now, last = time.monotonic(), self._logged.get(kind)
             if last is not None and now - last < WINDOW_SECONDS:
                 return
-            self._logged = {logged_kind: at for logged_kind, at in self._logged.items() if now - at < WINDOW_SECONDS}
+            self._logged = {key: at for key, at in self._logged.items() if now - at < WINDOW_SECONDS}
             if len(self._logged) > MOST_LOGGED:
                 return
             self._logged[kind] = now

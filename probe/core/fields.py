@@ -77,7 +77,7 @@ class Variants:
 
 
 def wrong(expected: str) -> PydanticCustomError:
-    """Error of a validator that expected another value."""
+    """Return the error of a validator that expected another value."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": expected})
 
 
@@ -193,7 +193,7 @@ Place = Annotated[
 
 
 def peel(annotation: Any, metadata: Sequence[object] = ()) -> tuple[Any, list[object]]:
-    """Bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
+    """Return the bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
     items = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -222,7 +222,7 @@ _NOUNS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
-    """Description of values of an annotated type."""
+    """Return the description of values of an annotated type."""
     bare, items = peel(annotation, metadata)
     for item in items:
         if isinstance(item, Form):

@@ -38,7 +38,7 @@ EMPTY: dict[str, float] = {
 
 
 def numels(shapes: Shapes) -> Array:
-    """Element counts of ``shapes``, not to be written."""
+    """Return the element counts of ``shapes``, as a read-only array."""
     return _numels(tuple(shapes))
 
 
@@ -99,7 +99,7 @@ def moment_of(op: str) -> str:
 
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
-    """Moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
+    """Return the moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
     ops = tuple(ops)
     needed = {moment_of(op) for op in ops}
     if any(op in QUANTILES for op in ops):
@@ -108,7 +108,7 @@ def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def nothing(columns: Sequence[str]) -> Array:
-    """Row of a tensor without elements."""
+    """Return the row of a tensor without elements."""
     return np.concatenate([np.zeros(BINS) if name == HISTOGRAM else [EMPTY[name]] for name in columns])
 
 
@@ -134,7 +134,8 @@ def derive_all(ops: Iterable[str], columns: Mapping[str, Array], shapes: Shapes)
 
 
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
-    """Moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of :func:`derive`.
+    """Return the moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of
+    :func:`derive`.
 
     ``mean`` and ``id`` come from the same moment: the first of them is used. ``m2`` needs ``mean``. Histograms cannot
     be recovered from quantiles.
@@ -158,7 +159,7 @@ def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
 
 
 def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """Moments of ``times`` copies of a tensor with the moments ``row``."""
+    """Return the moments of ``times`` copies of a tensor with the moments ``row``."""
     return {name: value if name in ("min", "max") else value * times for name, value in row.items()}
 
 

@@ -126,7 +126,7 @@ def squash_name(name: str) -> str:
 
 
 def row_name(key: Key) -> str:
-    """Name of a row: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
+    """Return the name of a row: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
     return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 

@@ -96,8 +96,8 @@ class ScriptWatch:
 
     def paired(self, models: Any, optimizer: Any) -> None:
         """Note a new optimizer with the models that it belongs to."""
-        listed_models = list(models) if isinstance(models, list | tuple) else [models]
-        self._paired.append(([weakref.ref(model) for model in listed_models], weakref.ref(optimizer)))
+        group = list(models) if isinstance(models, list | tuple) else [models]
+        self._paired.append(([weakref.ref(model) for model in group], weakref.ref(optimizer)))
         self._listen()
 
     def wrapped(self, wrapper: Any) -> None:
@@ -182,7 +182,7 @@ class ScriptWatch:
         dropped = run.drop(idle, self._finder.owned, self._finder.parameters)
         self._idle += map(weakref.ref, idle)
         self._prefixes += [(name, weakref.ref(model)) for name, model in dropped.items()]
-        kinds = ", ".join(type(dropped_optimizer).__name__ for dropped_optimizer in idle)
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in idle)
         also = f" with {', '.join(dropped)}" if dropped else ""
         complain(f"no longer watched, without a step in {ENOUGH} of the others: {kinds}{also}", "info")
 
@@ -297,8 +297,8 @@ class ScriptWatch:
         return {name: models[0] for name, model in self._prefixes if model() is models[0]}
 
     def _end_others(self, models: Sequence[Any]) -> int:
-        """Stop the runs that share ``models``, or whose models are gone; return the step with which this run goes on,
-        if it goes on with that of a model that was put into a wrapper."""
+        """Stop the runs that share ``models``, or whose models are gone. Return the step with which this run begins:
+        that of a stopped run whose model was put into a wrapper, else 0."""
         begun = 0
         for run in [*self._runs]:
             if run.is_gone() or run.shares(models) or run.continued is not None:

@@ -38,8 +38,8 @@ def run_name(environ: Mapping[str, str]) -> str:
 
 
 class _Matter:
-    def __init__(self, alert: Alert, since: float, ours: bool) -> None:
-        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, ours
+    def __init__(self, alert: Alert, since: float, is_own: bool) -> None:
+        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, is_own
         self.repeats = 0
 
 
@@ -89,12 +89,12 @@ class Matters:
                     os.utime(path)
         return [matter.alert for matter in matters]
 
-    def _keep(self, alert: Alert, ours: bool) -> bool:
+    def _keep(self, alert: Alert, is_own: bool) -> bool:
         self._open.pop(alert.key, None)
-        self._open[alert.key] = _Matter(alert, time.monotonic(), ours)
+        self._open[alert.key] = _Matter(alert, time.monotonic(), is_own)
         while len(self._open) > MOST:
             self._open.popitem(last=False)
-        return ours
+        return is_own
 
     def resolve(self, key: str, text: str) -> Alert | None:
         """Close a matter; return its notice if this rank has sent it."""

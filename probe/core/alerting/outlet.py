@@ -25,7 +25,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 MOST_WAITING = 50
 """Most alerts of a severity that wait for a channel; further ones are counted, and the number is sent."""
 OUTAGES = 3
-"""Refusals in a row from which on it may be one alert that is refused, and not all messages."""
+"""Refusals in a row from which on a single alert may be their cause, rather than an outage."""
 MOST_TRIES = 12
 """Attempts with an isolated alert after which it is given up, if the receiver accepts others."""
 VALUE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
@@ -124,7 +124,7 @@ class Outlet:
     def add(self, entry: SpooledAlert) -> bool:
         """Queue an alert; return false if it is only counted, since too many wait."""
         severity = entry.alert.severity
-        if sum(waiting.alert.severity == severity for waiting in self._joint()) < MOST_WAITING:
+        if sum(item.alert.severity == severity for item in self._joint()) < MOST_WAITING:
             self.waiting.append(entry)
             return True
         self.omitted[severity] += 1
@@ -303,8 +303,8 @@ def omission(numbers: Mapping[str, int]) -> list[Alert]:
 
 
 def queue_again(entry: SpooledAlert, outlets: Sequence[Outlet]) -> None:
-    """Choose the channels of an alert of an earlier run: those that had not accepted it, by their names; if the
-    configuration has none of them any more, all that admit its severity."""
+    """Choose the channels of an alert of an earlier run: by name, those that had not accepted it; if none of these is
+    configured any more, all channels that admit its severity."""
     labels = {outlet.label for outlet in outlets}
     if not entry.pending & labels:
         entry.pending = {outlet.label for outlet in outlets if outlet.admits(entry.alert.severity)}

@@ -63,8 +63,8 @@ class ValueGraph(Protocol):
         """Return the numbers of a value."""
 
     def doubt(self, operation: int, spoilt: State) -> int:
-        """Return how probable it is that an operation makes such numbers out of finite ones: 0 if it cannot, to
-        :data:`CERTAIN` if it has."""
+        """Return the probability, from 0 to :data:`CERTAIN`, that an operation has made numbers of the state ``spoilt``
+        out of finite ones."""
 
     def confines(self, operation: int, spoilt: State) -> bool:
         """Return whether such numbers may be meant where they enter an operation: those that a mask excludes."""

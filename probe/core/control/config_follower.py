@@ -152,7 +152,7 @@ class Control:
         return None if pending is None or pending.apply_at_step is None else (pending.apply_at_step, pending)
 
     def _settled(self, step: int) -> bool:
-        """True if the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
+        """Return whether the pending configuration takes effect too soon for a newer one to replace it on all ranks."""
         if self._pending is None or self._alone:
             return False
         at = self._pending.apply_at_step

@@ -112,9 +112,7 @@ class Search:
         chances = self._chances(strengths[rows], int(starts[rows].min()))
         if chances.min() > RARE:
             return None
-        row = int(
-            min(rows[chances == chances.min()], key=lambda row_number: (starts[row_number], self.order[row_number]))
-        )
+        row = int(min(rows[chances == chances.min()], key=lambda n: (starts[n], self.order[n])))
         start = self._beginning(row, int(starts[row]), end, factors[row] > 0)
         return Standout(row, start, float(np.exp(factors[row])), float(chances.min()))
 

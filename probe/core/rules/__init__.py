@@ -57,13 +57,13 @@ RULES: dict[str, type[About]] = {
 
 
 def about(name: str) -> type[About]:
-    """Statements of the rule called ``name``; the defaults for a rule of another package."""
+    """Return the statements of the rule called ``name``; the defaults for a rule of another package."""
     rule: object = RULES.get(name)
     return rule if isinstance(rule, type) and issubclass(rule, About) else About
 
 
 def factory(name: str) -> Factory:
-    """Factory of the rule called ``name``; other packages are searched only if it is not built in.
+    """Return the factory of the rule called ``name``; other packages are searched only if it is not built in.
 
     Raises:
         ValueError: if there is no such rule.

@@ -86,7 +86,7 @@ class AnomalyEntropy(About):
         shape[slots] = shapes
 
     def _medians(self, slots: Indices) -> Array:
-        """Medians of the rows that have been seen often enough, NaN of others."""
+        """Return the medians of the rows that have been seen often enough, NaN of others."""
         medians = np.full(len(slots), np.nan)
         ready = self.history.of("held")[slots] >= self._args.warm_up
         if ready.any():

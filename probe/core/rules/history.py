@@ -76,7 +76,7 @@ class History:
         return self._arrays[name].reshape(-1, *self._fields[name].shape)
 
     def index(self, signal: str) -> Mapping[Key, int]:
-        """Rows of the keys of a signal that are held."""
+        """Return the rows of the keys of a signal that are held."""
         return self._index.get(signal, {})
 
     def read(self, batch: Batch) -> HistoryReadings:
@@ -95,7 +95,7 @@ class History:
         return HistoryReadings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 
     def rows(self, batch: Batch) -> Indices:
-        """Row of each key, which is its slot if there is one op; -1 if there is no room."""
+        """Return the row of each key, which is its slot if there is one op; -1 if there is no room."""
         keys, rows = self._latest.get(batch.signal, ((), None))
         newest = self._newest.get(batch.signal, batch.step)
         if rows is None or keys != batch.keys:
@@ -201,5 +201,5 @@ class Alignment:
 
 @lru_cache(maxsize=64)
 def measures(dtypes: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """Mask of the dtypes of measurements, in any framework's spelling: ids and masks have no typical size."""
+    """Return the mask of measurements by dtype, in any framework's spelling: ids and masks have no typical size."""
     return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

@@ -156,8 +156,8 @@ class AnomalyReplica(About):
             )
 
     def _begun(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Rows in which this rank has left the majority since they came last. A row without a received copy (there was
-        no room for it) is not judged."""
+        """Return the rows in which this rank has left the majority since they came last. A row without a received copy
+        (there was no room for it) is not judged."""
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
         named = np.isfinite(batch.columns[OTHER])  # a file of another writer may lack it in some rows
         odd = {
@@ -169,7 +169,7 @@ class AnomalyReplica(About):
         return np.array(fresh, dtype=np.int64)
 
     def _number(self, batch: Batch) -> tuple[str, Array]:
-        """Number to report for each row: the first op that is collected."""
+        """Return the number to report for each row: the first op that is collected."""
         for op in self._ops:
             if op in OPS and OPS[op].moment in batch.columns:
                 return op, batch.op(op)

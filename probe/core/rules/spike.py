@@ -117,7 +117,7 @@ class AnomalySpike(About):
         self._joint = JointJudge(args.window, args.warnings_per_10000_steps or WARNINGS) if together else None
 
     def _distances(self) -> Indices:
-        """Distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
+        """Return the distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
         distances = np.zeros(len(self._ops), dtype=np.int64)
         if set(EXTREMES) <= set(self._ops):
             low, high = (self._ops.index(op) for op in EXTREMES)
@@ -159,7 +159,7 @@ class AnomalySpike(About):
             yield from self._reporter.findings(batch, "norm", leap.at, leap.values, leap.expected)
 
     def _readings(self, batch: Batch) -> HistoryReadings:
-        """Values of ``batch`` that can be judged and held."""
+        """Return the values of ``batch`` that can be judged and held."""
         readings = self.history.read(batch)
         measured: Mask = np.isfinite(readings.values) & (readings.values != 0) & measures(batch.dtypes)[readings.at]
         return readings if measured.all() else readings.where(measured)
@@ -183,7 +183,7 @@ class AnomalySpike(About):
         sizes: Array,
         least: Array,
     ) -> tuple[Mask, Array]:
-        """Mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
+        """Return the mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
         likely = self._candidates(readings, sizes, least)
         if not len(likely):
@@ -201,7 +201,7 @@ class AnomalySpike(About):
         return spikes, medians
 
     def _across(self, slots: Indices, op: Indices) -> Array:
-        """Medians on the other side of 0; NaN where nothing is held there."""
+        """Return the medians on the other side of 0; NaN where nothing is held there."""
         windows = self.history.of("window")[slots + self._others[op]]
         present = ~np.isnan(windows[:, 0])
         medians = np.full(len(windows), np.nan)
@@ -209,7 +209,7 @@ class AnomalySpike(About):
         return medians
 
     def _candidates(self, readings: HistoryReadings, sizes: Array, least: Array) -> Indices:
-        """Indices of values that could spike, by cheaper bounds than a median, which lies between them."""
+        """Return the indices of values that could spike, by cheaper bounds than a median, which lies between them."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - self.history.of("lower")[readings.slots]
         below = np.where(self._two_sided[readings.op], self.history.of("upper")[readings.slots] - sizes, -np.inf)
@@ -221,7 +221,7 @@ class AnomalySpike(About):
         return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
 
     def _is_large(self, readings: HistoryReadings) -> Mask:
-        """Mask of the values that may be of the largest magnitude in their tensor."""
+        """Return the mask of the values that may be of the largest magnitude in their tensor."""
         side = np.array([{"min": -1, "max": 1}.get(op, 0) for op in self._ops])[readings.op]
         mask: Mask = side * readings.values >= 0
         return mask

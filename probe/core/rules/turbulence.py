@@ -71,6 +71,6 @@ class AnomalyTurbulence(About):
             )
 
     def _strays(self, sizes: Array, means: Array) -> npt.NDArray[np.bool_]:
-        """Mask of the values far from their means; false for a mean that has not begun (NaN)."""
+        """Return the mask of the values far from their means; false for a mean that has not begun (NaN)."""
         strays: npt.NDArray[np.bool_] = sizes > means * (1 + self._threshold)
         return strays | (sizes < means * (1 - self._threshold)) if self._both_sides else strays

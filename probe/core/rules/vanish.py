@@ -97,7 +97,7 @@ class AnomalyVanish(About):
         yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[vanishing]))
 
     def _low(self, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
-        """Mask of the gradients that are vanishingly small, and the medians before, where needed (NaN elsewhere)."""
+        """Return the mask of vanishingly small gradients, and the medians before, where needed (NaN elsewhere)."""
         windows = self.history.of("window")[readings.slots]
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         medians = np.full(len(sizes), np.nan)
@@ -110,7 +110,7 @@ class AnomalyVanish(About):
         return low & (medians > NOTHING / 2) & (changes < least_fallen - self._least), medians
 
     def _faded(self, slots: Indices, sizes: Array, medians: Array) -> Mask:
-        """Mask of the gradients that are 0 and were on their way to it before."""
+        """Return the mask of the gradients that are 0 and were on their way to it before."""
         if self._args.steps >= self._args.window:
             return np.zeros(len(slots), dtype=np.bool_)
         places = (self.history.of("held")[slots] - self._args.steps - 1) % self._args.window

@@ -286,7 +286,7 @@ def _clean(value: object, where: str) -> Value:
 
 
 def _wrong(where: str, expected: str, value: object) -> MalformedBatchError:
-    """Error that names the kind of the value that came; the value itself may be a megabyte."""
+    """Return the error that names the kind of the value that came; the value itself may be a megabyte."""
     came = "nothing" if value is None else value if isinstance(value, int) else type(value).__name__
     return MalformedBatchError(f"{where}: expected {expected}, got {str(came)[:40]}")
 

@@ -201,7 +201,7 @@ class Heartbeats:
             batch = self._flying if late is not None else self._next()
         if late is not None:
             return late
-        messages = tuple(encoded(waiting.message) for waiting in batch)  # without the lock: training may want to send
+        messages = tuple(encoded(item.message) for item in batch)  # without the lock: training may want to send
         return _Parcel(KINDS[batch[0].message.kind], messages, self._origin)
 
     def _nothing_waits(self) -> bool:
@@ -281,7 +281,7 @@ class Heartbeats:
             if parcel.file is None and len(self._flying) > 1:
                 self._singly = len(self._flying)
                 self._buffer.extendleft(reversed(self._flying))
-                self._size += sum(waiting.size for waiting in self._flying)
+                self._size += sum(item.size for item in self._flying)
                 self._flying = ()
                 return
         self._faults.lost(f"{WHERE}: messages that the server refused with status {status}", len(parcel.messages))
@@ -303,7 +303,7 @@ class Heartbeats:
     def _leave(self) -> None:
         """Keep or count the messages that were not sent."""
         with self._lock:
-            unsent = [encoded(waiting.message) for waiting in (*self._flying, *self._buffer)]
+            unsent = [encoded(item.message) for item in (*self._flying, *self._buffer)]
             self._flying = ()
             self._buffer.clear()
         if unsent and not (self._spool is not None and self._spool.keep(self._origin, unsent)):

@@ -186,8 +186,8 @@ class RunNumbers:
     # Called by the program, on the training thread.
 
     def log(self, values: Mapping[str, object], step: int | None = None) -> None:
-        """Record ``values`` for ``step``, the one in progress or that ended last; without it, each for the one of these
-        that :class:`LogPlaces` names. Never wait for a device, and never raise."""
+        """Record ``values`` for ``step``: the step in progress, or the one that ended last. Without it,
+        :class:`LogPlaces` decides between these two for each value. Never wait for a device, and never raise."""
         self.begin()
         if self._worker is None or os.getpid() != self._process:
             return

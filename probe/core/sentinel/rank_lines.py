@@ -98,10 +98,10 @@ class RankLine(NamedTuple):
     """``parameters x 2``: norm and sum of each gradient that the update applies, after clipping where its factor is
     known; NaN in both where there is no gradient."""
     unreduced: Array | None = None
-    """The same of this rank's own gradients before any reduction, NaN in both where one was not looked at; None if none
-    was."""
+    """Norm and sum of each of this rank's own gradients before any reduction; NaN for a gradient that was not read,
+    None if none was."""
     values: Array | None = None
-    """The same of the parameters before the update, NaN in both where one was not read; None if none was."""
+    """Norm and sum of each parameter before the update; NaN for a parameter that was not read, None if none was."""
 
 
 class RankLines:

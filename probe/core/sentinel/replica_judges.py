@@ -145,8 +145,8 @@ class TensorReplicas(EqualReplicas):
 
 
 class ScaledApart:
-    """Gradients of one rank that are those of another, times one factor: they were equal before one rank alone has
-    clipped or scaled them, or each by another norm."""
+    """Gradients of one rank that equal those of another times one factor: one rank alone has clipped or scaled them, or
+    each rank has clipped them by another norm."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._reported = group, False

@@ -76,15 +76,18 @@ class PastNumbers:
 
 
 class RotaReading(NamedTuple):
-    """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
-    them and as they were before this one."""
+    """Readings around one update, of the parameters whose turn it is, and of those whose turn was the last update."""
 
     before: _Read | None
+    """Parameters of this turn before the update."""
     after: _Read | None
+    """The same after the update."""
     last: _Read | None
+    """Parameters of the last turn, as the last update left them."""
     again: _Read | None
+    """The same before this update."""
     past: PastNumbers | None = None
-    """Numbers of before, if all parameters are read each time."""
+    """Numbers of earlier updates, if all parameters are read each time."""
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""

@@ -22,7 +22,7 @@ _WRONG = re.compile(r"[^\w\-./ ]")
 
 
 class MlflowTracker:
-    """Run of the program's, which is joined, or an own one: written by its id, so that no run is active here.
+    """Active run of the program, or a new one. It is written by its id, so that no run is made active here.
 
     MLflow stores Inf as 1.8e308, and one NaN breaks the page of a run (https://github.com/mlflow/mlflow/issues/15535,
     https://github.com/mlflow/mlflow/issues/16555): rows have counts of these values instead.

@@ -100,7 +100,7 @@ class Joining:
 
     def _stepped(self, optimizer: Any) -> None:
         """Look, after each step of an optimizer, whether it is time. Nothing is raised into it."""
-        if self._remove is None or not any(optimizer is watched for watched in self._optimizers):
+        if self._remove is None or not any(optimizer is candidate for candidate in self._optimizers):
             return
         try:
             if self._place.is_decided():

@@ -160,7 +160,7 @@ def is_running(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have, which run Python."""
+    """Return the descendants of a process that run Python."""
     parents: dict[int, int] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdecimal() and (fields := _status(int(folder.name))):

@@ -257,6 +257,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment whose relative folders of modules are found from another current directory."""
+    """Return the environment whose relative folders of modules are found from another current directory."""
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -124,7 +124,7 @@ class Action(Protocol):
 
     Args: ClassVar[type[Section]]
     by_host: ClassVar[bool]
-    """True if it changes this machine, so that the alert has to be about this machine."""
+    """True if the action changes this machine: then the alert must be about this machine."""
 
     def __init__(self, args: Any, surroundings: Surroundings, live: bool) -> None: ...
 

@@ -63,7 +63,7 @@ class TlsSettings(Section):
     """Files of TLS (PEM)."""
 
     certificate: Label
-    """File with the certificate of this server and those between it and its authority."""
+    """File with the certificate chain of this server: its own certificate, then the intermediate ones."""
     key: Label
     """File with the private key, without a password; not readable by all users."""
     client_ca: Label | None = None

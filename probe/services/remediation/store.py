@@ -121,7 +121,7 @@ class Admission:
         return row is not None
 
     def recent(self, now: float, dry_run: bool, action: str | None = None, target: str | None = None) -> int:
-        """Return the number of actions within the last hour: all, those of one name, or those of it on one target."""
+        """Return the number of actions within the last hour: of all, of one name, or of one name on one target."""
         condition, values = f"time > ? AND dry_run = ? AND {_COUNTED}", [now - HOUR, dry_run]
         for name, value in (("action", action), ("target", target)):
             if value is not None:

@@ -67,7 +67,7 @@ class RankSummary:
     """Time by the same clock at which it is silent if no message has come."""
     state: Liveness = "alive"
     number: int = -1
-    """Highest number of its messages so far: an older one that comes again is no sign of life once it has ended."""
+    """Highest number of its messages so far: after its end, a message that was sent again is no sign of life."""
     step: float = math.nan
     phase: str = ""
     numbers: dict[str, float] = field(default_factory=dict)

@@ -158,7 +158,7 @@ class HeartbeatStore:
 
     @staticmethod
     def pulse(cursor: sqlite3.Cursor) -> None:
-        """Task that writes a row: proof that the database can be written."""
+        """Return a task that writes a row: proof that the database can be written."""
         cursor.execute("INSERT OR REPLACE INTO pulse VALUES (0, ?)", (time.time(),))
 
     @property
@@ -199,7 +199,7 @@ class HeartbeatStore:
             return group
 
     def _commit(self, group: list[_Request]) -> None:
-        """Run the tasks in one transaction; if it fails, each in its own, so that none spoils the others."""
+        """Run the tasks in one transaction; if it fails, run each task in a transaction of its own."""
         began = time.perf_counter()
         try:
             outcomes = self._transaction(group)
@@ -213,9 +213,9 @@ class HeartbeatStore:
             outcomes = [(request.ticket, error) for request in group]
         self.commits += 1
         self.commit_seconds += time.perf_counter() - began
-        answered = [pair for pair in outcomes if pair[0] is not None]
-        if answered:
-            self._settle(answered)
+        pairs = [pair for pair in outcomes if pair[0] is not None]
+        if pairs:
+            self._settle(pairs)
 
     def _complain(self, error: Exception) -> None:
         """Log a failed transaction, once a minute."""

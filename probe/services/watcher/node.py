@@ -187,11 +187,11 @@ class NodeWatcher:
                 entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."
             }
         for name, entry in entries_by_name.items():
-            watched = self._ranks.get(name)
-            if watched is None or watched.reader.inode != entry.inode():
+            rank = self._ranks.get(name)
+            if rank is None or rank.reader.inode != entry.inode():
                 budget = Budget(self.settings.floor_seconds, self.settings.startup_seconds)
-                if watched is not None:
-                    watched.close()
+                if rank is not None:
+                    rank.close()
                 try:
                     self._ranks[name] = WatchedRank(Path(entry.path), budget)
                 except FileNotFoundError:
@@ -224,7 +224,7 @@ class NodeWatcher:
         return any(now - overdue.rank.over_since >= 0.9 * self.settings.poll_seconds for overdue in over)
 
     def _seconds(self, rank: WatchedRank) -> float:
-        """Time since the last sign of progress of a rank."""
+        """Return the time since the last sign of progress of a rank."""
         now = time.monotonic_ns()
         return (now - rank.row.time - self._clock.excused(rank.row.time, now)) / 1e9
 

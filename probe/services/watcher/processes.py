@@ -72,7 +72,7 @@ class RankProcess:
         return state.started == self._started and state.alive
 
     def state(self) -> str:
-        """Clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
+        """Return a clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
         return _STATES.get(process_state(self.pid).state, "")
 
     def death(self) -> Death:
@@ -97,7 +97,7 @@ class RankProcess:
             self._handle = -1
 
     def _status(self) -> int | None:
-        """Status as ``wait`` would return it, before the parent has fetched it, or afterwards on Linux 6.15."""
+        """Return the status that ``wait`` would return: before the parent has fetched it, or later on Linux 6.15."""
         for _ in range(2):
             state, started, status = process_state(self.pid)
             if started == self._started and state == "Z":
@@ -139,7 +139,7 @@ class MemoryEvents:
             self._seen.popleft()
 
     def recent(self) -> str:
-        """Sentence about memory that ran out in the last seconds; empty if it did not."""
+        """Return a sentence about memory that ran out in the last seconds; empty if it did not."""
         killed = self._now() - self._seen[0][1] if self._seen else 0
         if killed <= 0:
             return ""
@@ -151,7 +151,7 @@ class MemoryEvents:
 
 
 def _places(pid: int) -> list[Path]:
-    """Files with the count, the narrowest first: control groups of both versions, then the machine."""
+    """Return the files with the count, the narrowest first: control groups of both versions, then the machine."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()
     except OSError:

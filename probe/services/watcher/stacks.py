@@ -81,9 +81,7 @@ def read_stacks(subjects: Sequence[StackSubject], by_signal: bool = True) -> lis
     stacks_of_ranks = _by_py_spy(subjects)
     if by_signal:
         missing = [number for number, rank_stacks in enumerate(stacks_of_ranks) if not rank_stacks.source]
-        for number, stacks in zip(
-            missing, _by_signal([subjects[number_of_rank] for number_of_rank in missing]), strict=True
-        ):
+        for number, stacks in zip(missing, _by_signal([subjects[n] for n in missing]), strict=True):
             if stacks.source:
                 stacks_of_ranks[number] = stacks
             else:

@@ -57,7 +57,7 @@ class StandstillVerdict(NamedTuple):
 
 
 def place(view: RankView) -> str:
-    """Innermost call that is neither probe's nor of Python's own library, with its file and line."""
+    """Return the innermost call that is neither probe's nor of Python's own library, with its file and line."""
     frames = view.stacks.training
     frame = next((frame for frame in frames if not _inner(frame.file)), frames[0] if frames else None)
     if frame is None:
@@ -69,7 +69,7 @@ def place(view: RankView) -> str:
 
 
 def long_phase(view: RankView) -> str:
-    """Name of the phase that the functions on the stack show, for a program that marks none; empty if none."""
+    """Return the phase that the functions on the stack show, for a program that marks none; empty if none."""
     for frame in view.stacks.training:
         if not _inner(frame.file) or frame.file.endswith("pickle.py"):
             for phase, pattern in _LONG:
@@ -129,7 +129,7 @@ def _collective(view: RankView) -> bool:
 
 
 def _when(view: RankView) -> str:
-    """Step and phase of a rank, if they say anything."""
+    """Return the step and phase of a rank, if they say anything."""
     if view.step < 0:
         return " before the end of its first step" if view.phase == "start" else f" in the phase {view.phase}"
     return f" after step {view.step}" + ("" if view.phase == "step" else f" in the phase {view.phase}")
@@ -155,7 +155,7 @@ def _short(file: str) -> str:
 
 
 def stack_text(view: RankView, host: str, pid: int) -> str:
-    """Text of a rank's file: facts in the first lines, then every thread, the training thread first."""
+    """Return the text of a rank's file: facts in the first lines, then every thread, the training thread first."""
     source = view.stacks.source or f"no stacks: {view.stacks.problem}"
     lines = [
         f"rank {view.rank}, process {pid} on {host}, {source}",

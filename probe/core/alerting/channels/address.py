@@ -66,17 +66,15 @@ Name = Annotated[Text, AfterValidator(not_blank)]
 
 
 def at_most_one(section: Section, keys: Sequence[str], needed: bool) -> None:
-    """Check that one of ``keys`` has a value, or that none has if none is ``needed``.
+    """Check that at most one of ``keys`` has a value, or exactly one if ``needed``.
 
     Raises:
         PydanticCustomError: if not.
     """
-    present_keys = [key for key in keys if getattr(section, key) is not None]
-    if len(present_keys) > 1 or (needed and not present_keys):
+    present = [key for key in keys if getattr(section, key) is not None]
+    if len(present) > 1 or (needed and not present):
         expected = f"{'exactly' if needed else 'at most'} one of {', '.join(keys)}"
-        raise PydanticCustomError(
-            "expected", "expected", {"expected": expected, "shown": ", ".join(present_keys) or "none"}
-        )
+        raise PydanticCustomError("expected", "expected", {"expected": expected, "shown": ", ".join(present) or "none"})
 
 
 class AddressArgs(Section):

@@ -164,15 +164,15 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
 def _nothing_left(done: Imported) -> Iterator[None]:
     """Remove, at the end, a new database to which no file was added, and the folders that were made for it."""
     folder, is_new = done.path.parent, not done.path.exists()
-    made = [made_folder for made_folder in (folder, *folder.parents) if not made_folder.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
         if is_new and not done.files:
             with suppress(OSError):
                 done.path.unlink(missing_ok=True)
-                for made_folder in made:
-                    made_folder.rmdir()
+                for path in made:
+                    path.rmdir()
 
 
 class _Import:

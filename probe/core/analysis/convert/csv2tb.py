@@ -212,9 +212,9 @@ def _remove(folders: Sequence[Path]) -> None:
                 if is_event_file(path.name) or (path.name.startswith(".") and path.suffix == ".tmp"):
                     path.unlink()
     for folder in folders:
-        for emptied in (folder, folder.parent, folder.parent.parent):
+        for path in (folder, folder.parent, folder.parent.parent):
             with suppress(OSError):
-                emptied.rmdir()
+                path.rmdir()
 
 
 def _convert(work: _Work) -> CurveOutcome:

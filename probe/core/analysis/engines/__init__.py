@@ -36,9 +36,6 @@ class PieceEngine(Protocol):
         are yielded."""
 
 
-Engine = PieceEngine
-
-
 class PiecesDone(NamedTuple):
     """Pieces that are done, for progress."""
 

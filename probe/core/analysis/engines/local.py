@@ -16,7 +16,7 @@ APART = 2
 
 
 class LocalEngine:
-    """Processes of this machine, which read one pass over a run after the other; with one, this process does the
+    """Processes of this machine, for one pass over a run after the other. With a width of 1, this process does the
     work."""
 
     def __init__(self, processes: int) -> None:

@@ -75,8 +75,6 @@ class Performance:
     drops: list[Drop]
     """Drops that reach into the steps of the analysis."""
     phases: list[PhaseTime]
-    phases_left_out: int
-    """Phases that count as part of the rest, since there are too many."""
     communication: Communication | None
     slow: list[SlowRank]
     stretches: list[LossStretch]
@@ -148,7 +146,6 @@ def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None =
         levels=levels,
         drops=[drop for drop in levels.drops if drop.last_step >= first],
         phases=phase_times(table, first),
-        phases_left_out=table.left_out,
         communication=calls,
         slow=slow_ranks(table, first, calls is not None, stages, span.median),
         stretches=loss_stretches(scope.steps, scope.rates, scope.losses, scope.not_finite),
@@ -200,9 +197,9 @@ def _rates(
     rates = []
     for name, (column, speeds) in sorted(columns.items(), key=lambda pair: pair[0] != unit):
         judgement = levels if name == unit else judged(series.steps, speeds, usual)
-        counted = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
-        if counted.any():
-            average = float((speeds * series.seconds)[counted].sum() / series.seconds[counted].sum())
+        mask = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
+        if mask.any():
+            average = float((speeds * series.seconds)[mask].sum() / series.seconds[mask].sum())
             ranks = sum(1 for _, number in table.of_ranks(f"count({column})", first) if number)
             rates.append(Rate(name, ranks, average, judgement.best.speed if judgement.best else NAN, judgement.now))
     return rates or [Rate(unit, 0, NAN, NAN, NAN)]

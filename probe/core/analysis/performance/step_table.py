@@ -82,8 +82,8 @@ class RunSeries:
         the first of all if None."""
         if hours is None:
             return int(self.steps[0])
-        remaining = np.cumsum(np.nan_to_num(self.seconds)[::-1])[::-1]
-        within = np.flatnonzero(remaining <= hours * HOUR)
+        seconds_to_end = np.cumsum(np.nan_to_num(self.seconds)[::-1])[::-1]
+        within = np.flatnonzero(seconds_to_end <= hours * HOUR)
         return int(self.steps[within[0]] if len(within) else self.steps[-1])
 
     def from_step(self, first: int) -> RunSeries:
@@ -110,7 +110,6 @@ class StepTable:
         """Columns of the seconds in a phase, by the number's name."""
         self.uses: dict[str, str] = {}
         """Columns of the numbers about memory and utilisation, by name."""
-        self.left_out = 0
         """Phases that have no column."""
         names = self._names(_ends(rows))
         if self._make(rows.view(RUN), names):
@@ -122,9 +121,9 @@ class StepTable:
         row = self.connection.execute(
             f"SELECT min(step), max(step), count(DISTINCT step), count(step_seconds) FROM {TABLE}"  # noqa: S608
         ).fetchone()
-        first, last, number, timed = row or (0, 0, 0, 0)
+        first, last, number, durations = row or (0, 0, 0, 0)
         self.first, self.last, self.number = int(first or 0), int(last or 0), int(number)
-        if not timed:
+        if not durations:
             self.close()
             raise NoNumbersError("the numbers of the run have no step_seconds")
 
@@ -141,13 +140,12 @@ class StepTable:
         phases, uses = [name for name in names if is_phase(name)], [name for name in names if is_use(name)]
         self.phases = {name: f"phase_{n}" for n, name in enumerate(phases[:MOST_PHASES])}
         self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
-        self.left_out = len(phases) - len(self.phases)
         columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
         cells = "".join(f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items())
-        listed = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
+        texts = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
         self.connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {TABLE} AS SELECT rank, step::INTEGER AS step{cells}, "  # noqa: S608 - names are literals
-            f"count(*) FILTER (name NOT IN ({listed})) AS others FROM {view} WHERE step IS NOT NULL GROUP BY rank, step"
+            f"count(*) FILTER (name NOT IN ({texts})) AS others FROM {view} WHERE step IS NOT NULL GROUP BY rank, step"
         )
         row = self.connection.execute(f"SELECT sum(others) FROM {TABLE}").fetchone()  # noqa: S608
         return bool(row and row[0])

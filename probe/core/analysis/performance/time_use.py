@@ -69,7 +69,7 @@ class CallSite(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Collectives of all ranks in the sampled steps whose seconds are known, which those of the first one are not."""
+    """Collectives of all ranks in the sampled steps of known duration: all but the first step."""
 
     sites: tuple[CallSite, ...]
     """The longest first."""

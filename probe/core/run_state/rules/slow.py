@@ -97,7 +97,7 @@ class RunSlow(RunRule):
         return usual
 
     def _speed(self, values: Mapping[str, float], seconds: float) -> float | None:
-        """Throughput, or steps a second as long as there has been none; None if that is no positive number."""
+        """Return the throughput, or steps a second as long as there was none; None if that is no positive number."""
         if THROUGHPUT in values and self._name != THROUGHPUT:
             self._name, self._since, self._best, self._open = THROUGHPUT, 0, [], False
             self._work, self._time = 0.0, 0.0

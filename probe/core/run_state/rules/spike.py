@@ -161,14 +161,14 @@ class RunSpike(RunRule):
         self._hold(track, x, leap, spike, reported)
 
     def _least(self, track: _Track, level: float, logarithmic: bool) -> float:
-        """Least rise from ``level`` that is reported."""
+        """Return the least rise from ``level`` that is reported."""
         share = self._args.share * track.peak
         if logarithmic:
             return max(log(self._args.min_ratio_gradients), log(share) - level if share > 0 else 0.0)
         return max((self._args.min_ratio - 1) * abs(level), share)
 
     def _limits(self, track: _Track, level: float, logarithmic: bool) -> tuple[float, float]:
-        """Largest leap from ``level`` that is usual, and largest that a single value may have."""
+        """Return the largest leap from ``level`` that is usual, and largest that a single value may have."""
         middle = median(track.leaps)
         sigma = MAD_TO_SIGMA * median(abs(leap - middle) for leap in track.leaps)
         tail = self._tail(track, sigma)
@@ -190,7 +190,7 @@ class RunSpike(RunRule):
         return True
 
     def _tail(self, track: _Track, sigma: float) -> float:
-        """Largest of the usual leaps; as large as a spike that came again and again.
+        """Return the largest of the usual leaps; as large as a spike that came again and again.
 
         Large ones just before are left out: they may be the beginning of the one that is judged.
         """

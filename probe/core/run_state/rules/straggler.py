@@ -36,7 +36,7 @@ def stragglers(
     least: float = 0.0,
     groups: Mapping[int, Hashable] | None = None,
 ) -> list[Straggler]:
-    """Ranks that take at least ``factor`` times as long as the median of the others, the slowest first.
+    """Return the ranks that take at least ``factor`` times as long as the median of the others, the slowest first.
 
     All ranks of a synchronous step end together, as the fast ones wait in a collective; so the time outside of
     collectives is compared.
@@ -67,7 +67,7 @@ def _compared(medians: Mapping[int, float], factor: float, least: float) -> Iter
 
 
 def _median_without(ordered: list[float], number: float) -> float:
-    """Median of ascending numbers but for ``number`` of them."""
+    """Return the median of ascending numbers but for ``number`` of them."""
     gap, rest = bisect_left(ordered, number), len(ordered) - 1
     low, high = (ordered[n + (n >= gap)] for n in ((rest - 1) // 2, rest // 2))
     return (low + high) / 2

@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def reader_of(source: str, deadline: float) -> tuple[Callable[[], ReadingLine], Callable[[float], bool]]:
-    """Return the function that takes a reading of ``source``, and one that waits for its events and returns False at
-    once if it has none."""
+    """Return a function that takes a reading of ``source``, and a function that waits for an event of it; the latter
+    returns False at once if the source has no events."""
     if source == "nvml":
         from probe.services.exporter.readings.nvidia import NvidiaGpus
 
