@@ -114,7 +114,7 @@ def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
     assert alone.rows == by_hand.rows
     assert len(alone.rows) == 3 * 4
     assert "probe: info: watching Net with Adam; files in " in alone.errors
-    assert "probe: info: 3 steps watched, " in alone.errors  # and what was looked at, not a count of findings
+    assert "probe:   3 steps watched, " in alone.errors  # and what was looked at, not a count of findings
 
 
 def test_an_optimizer_that_steps_late_is_dropped_and_watched_again(tmp_path: Path) -> None:
