@@ -19,6 +19,7 @@ from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed.run import INDEX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import local_stamp, parsed_name
+from probe.core.storage.v2_layout import is_written_by_v2
 from probe.core.worker import Worker
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
@@ -306,9 +307,10 @@ class RunList:
             return
         try:
             names = _names(folder)
+            is_foreign = is_written_by_v2(folder) if names else False
         except OSError:
             return
-        if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)):
+        if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)) or is_foreign:
             yield folder
         elif depth < DEEPEST:
             for name in names:

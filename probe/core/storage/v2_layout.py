@@ -16,6 +16,7 @@ from typing import NamedTuple
 from probe.core.language import message
 from probe.core.naming import row_name
 from probe.core.records import Key
+from probe.core.storage.confinement import permit
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import opened
 from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, decimal, whole
@@ -86,14 +87,28 @@ def translated(root: Place, problems: Problems) -> Place:
     nothing else of a run; else ``root`` itself. Rows that cannot be read are recorded in ``problems``."""
     if not isinstance(root, Path):
         return root
-    folders = {int(found[1]): path for path in _candidates(root) if (found := _RANK.fullmatch(path.name))}
-    named = [(path, rank) for rank, path in folders.items() if any(_FILE.fullmatch(f.name) for f in path.iterdir())]
+    named = _rank_folders(root)
     if not named:
         return root
     state = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for path, _ in named for f in sorted(path.iterdir()))
     translation = _translation(root, tuple(sorted((rank, path) for path, rank in named)), state)
     problems.extend(translation.problems)
     return translation.folder
+
+
+def is_written_by_v2(root: Place) -> bool:
+    """Return whether a folder has folders of Monitor V2, or is one, and nothing else of a run.
+
+    Raises:
+        OSError: if it cannot be listed.
+    """
+    return isinstance(root, Path) and bool(_rank_folders(root))
+
+
+def _rank_folders(root: Path) -> list[tuple[Path, int]]:
+    """Return the folders of Monitor V2, each with its rank."""
+    folders = {int(number[1]): path for path in _candidates(root) if (number := _RANK.fullmatch(path.name))}
+    return [(path, rank) for rank, path in folders.items() if any(_FILE.fullmatch(f.name) for f in path.iterdir())]
 
 
 def _candidates(root: Path) -> Iterable[Path]:
@@ -116,6 +131,7 @@ def _translation(root: Path, ranks: tuple[tuple[int, Path], ...], state: object)
     """Translate the folders of all ranks; ``state`` changes with any file in them."""
     alive, problems = TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True), Problems()
     folder = Path(alive.name) / (root.resolve().name or "root")
+    permit(Path(alive.name))
     for rank, path in ranks:
         (made := folder / path.name).mkdir(parents=True)
         firsts = [_translate(file, made, problems) for file in sorted(path.iterdir()) if _FILE.fullmatch(file.name)]

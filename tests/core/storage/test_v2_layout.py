@@ -8,6 +8,7 @@ from pathlib import Path
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.problems import Problems
 from tests.tables import Row, read
+from tests.view.view_process import viewing
 
 MODULE = """vpp_stage,step,module_name,scope,min,norm
 -1,0,fc.input.0,forward,0.5,2.0
@@ -77,3 +78,16 @@ def test_runs_of_ours_come_before_it(tmp_path: Path) -> None:
     (own / "manifest.json").write_text(json.dumps({"schema": 1, "rank": 0, "world_size": 1}))
     (own / "actv_0-0.csv").write_text("vpp_stage,name,step,micro_step,norm\n0,fc.input,0,0,1.0\n")
     assert [directory.path for directory in find(tmp_path, Problems())] == [own]
+
+
+def test_the_page_shows_them_and_follows_no_link_out(tmp_path: Path) -> None:
+    """The run is in the list and its curve has its numbers; the server stays confined otherwise."""
+    write(tmp_path / "runs" / "out")
+    write(tmp_path / "elsewhere")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    with viewing(tmp_path / "server", tmp_path / "runs") as server:
+        (run,) = server.get("/api/runs")["runs"]
+        assert run["location"] == str(tmp_path / "runs" / "out")
+        assert [signal["name"] for signal in server.get("/api/runs/0")["signals"]][:1] == ["actv"]
+        row = server.get("/api/runs/0/row", signal="actv", row="fc.output_0", rank=0, step=0)
+        assert row["values"]["norm"] == 3.0
