@@ -99,8 +99,9 @@ def test_progress_and_places_are_printed(demo, monkeypatch):
     assert sorted(steps) == list(range(STEPS))
     assert "nan" not in steps[19]
     assert "nan" in steps[20]
-    for what in ("manifest", "log", "findings"):
-        assert Path(re.search(rf"^  {what} +(.*)$", output, re.MULTILINE)[1]).is_file()
+    files = Path(re.search(r"^  all files +(.*)$", output, re.MULTILINE)[1])
+    assert {"manifest.json", "probe.log"} <= {path.name for path in files.iterdir()}
+    assert "probe view 'out put#signal=" in output.replace(str(files.parent), "out put")
     assert "TensorBoard needs tensorboardX" in output
     assert "--logdir" not in output
 

@@ -141,8 +141,10 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
                 if merged := merge_rows(signal, own, report):
                     report.files.append(out / str(TableName(signal, piece.first, piece.last)))
                     _write(report.files[-1], merged)
-    report.notes = [str(problem) for problem in rows.problems.kept if not problem.skipped]
+    notes = [problem for problem in rows.problems.kept if not problem.skipped]
+    report.notes = [str(problem) for problem in notes]
     rows.problems.kept = [problem for problem in rows.problems.kept if problem.skipped]
+    rows.problems.number -= len(notes)
     problems.extend(rows.problems)
     report.problems += problems.lines()
     return report
@@ -309,7 +311,8 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
         what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
         rows.problems.add(path, f"{what}: the file is left out", 1)
         return
-    others = [column for column in columns if is_number(column) and column not in (*OPS, HISTOGRAM)]
+    ours = (*OPS, HISTOGRAM, "merged", *(column for column in columns if column.startswith("global_")))
+    others = [column for column in columns if is_number(column) and column not in ours]
     if others and file.signal not in OWN:
         rows.problems.add(path, f"expected ops; {', '.join(map(repr, others))} cannot be merged: left out", 1)
     described = cache(partial(_described, directory.rank))

@@ -125,9 +125,9 @@ def find(
             )
         )
     within = _interval(time_start, time_end)
-    root = translated(root, problems)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
+    root = translated(root, problems)
     inside = [path for path in contents(root, pattern) if path.is_dir()]
     fetch_ahead(path / FILE for path in inside)
     alone = _read(root, problems)

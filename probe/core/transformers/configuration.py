@@ -314,7 +314,8 @@ class _Reader:
     def _warn_of_no_switch(self, section: Mapping[str, Any]) -> None:
         """Log that a section is passed over, since it lacks its switch, unless that is misspelt."""
         known = (*StateSection.model_fields, *TRANSFORMERS.unsupported)
-        unknown = [key for key in section if key not in known]
+        # one of another section is named by a warning of its own
+        unknown = [key for key in section if key not in known and TRANSFORMERS.place(key, MONITOR) is None]
         for key in unknown:
             self._problem((MONITOR, key), unknown_key(key, known, TRANSFORMERS.place))
         if not unknown:

@@ -107,7 +107,7 @@ def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
 
     write_run(tmp_path, ranks=2, value=value)
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
-    said = CliRunner().invoke(app, ["anomalies", str(tmp_path)]).output
+    said = CliRunner().invoke(app, ["anomalies", str(tmp_path), "--why"]).output
     assert code == 0
     assert printed.startswith("First cause: NaN.")
     assert " ".join(printed.splitlines()[0].split()) in " ".join(said.split())
