@@ -32,7 +32,6 @@ FEATURES = {
     "tensorboard": ["tensorboardX"],  # writes event files without TensorFlow or TensorBoard
     "analysis": [
         "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
-        "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
     ],
     "s3": ["s3fs>=2024.6"],  # reads runs in S3; brings fsspec
     "gcs": ["gcsfs>=2024.6"],  # reads runs in Google Cloud Storage

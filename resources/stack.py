@@ -1,11 +1,11 @@
-"""Everything beside training on one machine: Prometheus, Alertmanager, `probe exporter`, `probe remediate`, and a
-training on two ranks whose weights are spoilt once.
+"""Everything beside training on one machine: Prometheus, Alertmanager, the node exporter, `probe exporter`, `probe
+remediate`, and a training on two ranks whose weights are spoilt once.
 
     make stack                            or: python resources/stack.py --folder stack
 
 It prints the addresses, follows what happens, and ends at Ctrl-C, or when the training has ended. The configurations
-are those of this folder; only addresses, and receivers that need accounts, are replaced. Prometheus and Alertmanager
-come from Debian's packages.
+are those of this folder; only addresses, and receivers that need accounts, are replaced. Prometheus, Alertmanager and
+the node exporter come from Debian's packages.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Stack:
     ) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        names = ("prometheus", "alertmanager", "exporter", "remediation")
+        names = ("prometheus", "alertmanager", "node-exporter", "exporter", "remediation")
         self.ports = {name: free_port() for name in names}
         self.addresses = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
         self.configuration = self.folder / "monitor.json"
@@ -216,6 +216,16 @@ class Stack:
             self.folder,
             f"{self.addresses['remediation']}/health",
             own,
+        )
+        yield Part(
+            "node-exporter",
+            [
+                program("prometheus-node-exporter", "node_exporter"),
+                f"--web.listen-address=127.0.0.1:{at['node-exporter']}",
+            ],
+            self.folder,
+            self.addresses["node-exporter"],
+            {},
         )
         yield Part(
             "alertmanager",
@@ -324,7 +334,10 @@ def program(*names: str) -> str:
     """
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        raise StackError(f"{names[0]} is not installed. On Debian: apt-get install prometheus prometheus-alertmanager")
+        raise StackError(
+            f"{names[0]} is not installed. On Debian: apt-get install prometheus "
+            "prometheus-alertmanager prometheus-node-exporter"
+        )
     return found
 
 

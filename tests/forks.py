@@ -6,6 +6,7 @@ the interpreter's own exit, an exception or a signal.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -46,7 +47,7 @@ class ForkServer:
             command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
         theirs.close()
-        self._socket = ours
+        self._socket, self._turn = ours, threading.Lock()
 
     def start(
         self,
@@ -56,18 +57,28 @@ class ForkServer:
         cwd: str,
         stdout: int,
         stderr: int,
+        stdin: int | None = None,
         pass_fds: Sequence[int] = (),
+        executable: str = "",
     ) -> Forked:
-        """A process that runs as ``python`` with these arguments: ``-m`` and a module, or a script, and its own."""
+        """A process that runs as ``python`` with these arguments: ``-m`` and a module, ``-c`` and a text or a
+        script, and its own.
+
+        Args:
+            executable: what it is to take for its interpreter.
+        """
         become = {1: stdout, 2: stderr, **{number: number for number in pass_fds}}
-        request = pickle.dumps((list(arguments), dict(environment), str(cwd), list(become)))
-        socket.send_fds(self._socket, [request], list(become.values()))
-        return Forked(self, self._answer())
+        become |= {} if stdin is None else {0: stdin}
+        request = pickle.dumps((executable, list(arguments), dict(environment), str(cwd), list(become)))
+        with self._turn:
+            socket.send_fds(self._socket, [request], list(become.values()))
+            return Forked(self, self._answer())
 
     def reap(self, pid: int) -> int:
         """The exit code of a process that has ended; negative if a signal ended it."""
-        self._socket.send(pickle.dumps(pid))
-        return self._answer()
+        with self._turn:
+            self._socket.send(pickle.dumps(pid))
+            return self._answer()
 
     def close(self) -> None:
         """Ends the server. Processes that it has forked go on."""
@@ -86,7 +97,9 @@ class Forked:
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._server, self._ended = server, os.pidfd_open(pid)
+        self.end = os.pidfd_open(pid)
+        """Descriptor that can be read once the process has ended."""
+        self._server = server
 
     def poll(self) -> int | None:
         """The exit code; None while the process runs."""
@@ -97,10 +110,10 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once there is one."""
         if self.returncode is None:
-            if not select.select([self._ended], [], [], timeout)[0]:
+            if not select.select([self.end], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             self.returncode = self._server.reap(self.pid)
-            os.close(self._ended)
+            os.close(self.end)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -113,8 +126,8 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def serve(control: socket.socket) -> tuple[list[str], dict[str, str], str]:
-    """Answers requests. Returns only in a forked process: arguments, environment and directory."""
+def serve(control: socket.socket) -> tuple[str, list[str], dict[str, str], str]:
+    """Answers requests. Returns only in a forked process: executable, arguments, environment and directory."""
     while True:
         request, received, _, _ = socket.recv_fds(control, LONGEST, 64)
         if not request:
@@ -128,9 +141,9 @@ def serve(control: socket.socket) -> tuple[list[str], dict[str, str], str]:
         pid = os.fork()
         if not pid:
             control.close()
-            arguments, environment, directory, numbers = asked
+            *request, numbers = asked
             take(received, numbers)
-            return arguments, environment, directory
+            return tuple(request)
         for each in received:
             os.close(each)
         control.send(pickle.dumps(pid))
@@ -146,18 +159,30 @@ def take(received: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(each)
 
 
-def become(arguments: list[str], environment: dict[str, str], directory: str) -> None:
+def become(executable: str, arguments: list[str], environment: dict[str, str], directory: str) -> None:
     """Run as an interpreter that was started with these arguments."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    sys.executable = executable or sys.executable
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     random.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    customize(environment.get("PYTHONPATH", "").split(os.pathsep))
     main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
+    sys.modules["__main__"], main.__builtins__ = main, __builtins__  # type: ignore[attr-defined]
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))
+        return
     if arguments[0] == "-m":
         found = importlib.util.find_spec(arguments[1])
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{arguments[1]}.__main__")
         assert found is not None, arguments
         assert found.origin is not None, arguments
         path, sys.argv = found.origin, [found.origin, *arguments[2:]]
@@ -165,8 +190,16 @@ def become(arguments: list[str], environment: dict[str, str], directory: str) ->
     else:
         path, sys.argv = arguments[0], list(arguments)
         sys.path[0] = str(Path(path).parent)
-    vars(main).update(__file__=path, __builtins__=__builtins__)
+    vars(main).update(__file__=path)
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))
+
+
+def customize(folders: Sequence[str]) -> None:
+    """What an interpreter does at its start with the folders in PYTHONPATH: that of ``probe run`` prepares it."""
+    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
+    if any(Path(folder, "sitecustomize.py").exists() for folder in folders if folder):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
 
 
 def prepare(modules: Sequence[str]) -> None:
@@ -177,7 +210,7 @@ def prepare(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _main() -> tuple[list[str], dict[str, str], str]:
+def _main() -> tuple[str, list[str], dict[str, str], str]:
     prepare(sys.argv[2:])
     with socket.socket(fileno=int(sys.argv[1])) as control:
         return serve(control)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from probe.cli.config import entries
+from probe.core.monitor_v2.configuration import MONITOR_V2
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "conformance.md"
@@ -20,7 +21,7 @@ KEYS = [entry.key for entry in entries() if not entry.rule]
 
 def section(title: str) -> list[list[str]]:
     """The items of the list under a heading: what it is about, what is here, and what shows it."""
-    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^###? |\Z)", TEXT, re.DOTALL | re.MULTILINE)
     items = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
     return [[" ".join(part.split()) for part in re.split(r"\n  - (?:here|shown by): ", item)] for item in items]
 
@@ -39,7 +40,7 @@ def test_every_key_is_there_once() -> None:
     [
         ("MindSpore Transformers' monitor", "004", 55),
         ("InternEvo's monitor", "000", 34),
-        ("The stack around training", "001", 117),
+        ("The stack around training", "001", 121),
     ],
 )
 def test_every_requirement_of_another_monitor_has_a_line(title: str, page: str, number: int) -> None:
@@ -49,6 +50,15 @@ def test_every_requirement_of_another_monitor_has_a_line(title: str, page: str, 
     assert [
         line[0] for line in lines if len(line) != 3 or not re.search(r"`[\w/]*test_\w+\.py::test_\w+`", line[2])
     ] == []
+
+
+def test_every_call_and_key_of_monitor_v2_has_a_line() -> None:
+    """Each with the test that shows it."""
+    lines = section("msprobe's Monitor V2")
+    named = " ".join(line[0] for line in lines)
+    keys = [key.path for key in MONITOR_V2.keys if key.path.count(".") < 2 and key.name not in ("layout", "monitors")]
+    assert [key for key in keys if f"`{key}`" not in named] == []
+    assert [line[0] for line in lines if len(line) != 3 or not re.search(r"`test_\w+\.py", line[2])] == []
 
 
 POINTERS = sorted(set(re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?(?:\[\w+\])?`", TEXT + FAULTS)))

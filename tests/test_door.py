@@ -66,7 +66,15 @@ def modules() -> Iterator[tuple[str, ast.Module, list[str]]]:
             yield name, ast.parse(text), text.splitlines()
 
 
-CODE = list(modules())
+CODE: list[tuple[str, ast.Module, list[str]]] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _code() -> Iterator[None]:
+    """The modules while the tests here run."""
+    CODE.extend(modules())
+    yield
+    CODE.clear()
 
 
 def called(node: ast.AST) -> str:

@@ -6,13 +6,14 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -110,7 +111,12 @@ def test_both_twins_of_a_case_run(tmp_path: Path) -> None:
     require("torch")
     command = [str(BENCHMARKS / "finding.py"), "--cases", "no_zero_grad", "--seeds", "0", "--json", "result.json"]
     done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [quick_python(*user_scripts.TORCH), *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert done.returncode == 0, done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.forks import ROOT, Forked, ForkServer
+from tests.quick_python import quick_python
 
+CHILD = """
+import signal, subprocess, sys
+if len(sys.argv) > 1:
+    print(sys.stdin.read(), flush=True)
+    signal.raise_signal(signal.SIGTERM)
+print(subprocess.run([sys.executable, "-u", __file__, "again"], input="typed", text=True).returncode, flush=True)
+print(subprocess.run([sys.executable, "-c", "print('json' in __import__('sys').modules)"]).returncode, flush=True)
+signal.pause()
+"""
 SHOWN = "import os, sys; print(__name__, sys.argv[1:], os.environ['GIVEN'], os.getcwd(), json.__name__, flush=True)"
 
 
@@ -72,3 +83,29 @@ def test_one_that_runs_on_can_be_ended(server: ForkServer, tmp_path: Path) -> No
     assert other.wait(60) == 0
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
+
+
+def test_an_executable_forks_what_it_is_started_with(tmp_path: Path) -> None:
+    """A program starts others by it, with their input and their end; a signal reaches it, and is its end."""
+    (tmp_path / "script.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [quick_python("json"), "script.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(4)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+    assert lines == ["typed", str(-signal.SIGTERM), "True", "0"]
+
+
+def test_what_an_executable_runs_ends_with_it(tmp_path: Path) -> None:
+    """A launcher that kills its processes leaves none."""
+    (tmp_path / "script.py").write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [quick_python("json"), "script.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ended = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)

@@ -7,17 +7,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Set
 
 import pytest
 
 from probe.core.older_paths import OLDER_PATHS
+from tests.sources import ROOT, imports_of, modules_of, sources_of
 
-ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
-    *("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
+    *("tensorboardX", "tensorboard", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
     *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2", "ray"),
     *("wandb", "mlflow", "swanlab", "trackio"),
 )
@@ -69,13 +68,13 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"sentinel"}),
     frozenset({"output"}),
     frozenset({"monitor"}),
-    frozenset({"transformers", "internevo"}),
+    frozenset({"transformers", "internevo", "monitor_v2"}),
     frozenset({"transformers_monitor", "monitor_manager", "alert"}),
 )
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 BESIDE = {"analysis": "config"}
 """Rooms that no layer imports, each with the highest layer that it imports."""
-ANALYSIS = ("engines", "convert", "diagnosis", "performance", "report", "compare")
+ANALYSIS = ("engines", "convert", "diagnosis", "performance", "pictures", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(
@@ -140,33 +139,6 @@ print(json.dumps(tried))
 """
 
 
-def modules_of(package: str) -> dict[str, Path]:
-    """Every module of ``package``, itself included, by its dotted name; empty if there is no such package yet."""
-    names = {}
-    for path in sorted(ROOT.joinpath(*package.split(".")).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
-def imports_of(source: str, package: str) -> set[str]:
-    """Dotted names that ``source``, a module of ``package``, imports anywhere, with the names taken from each."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            origin = ".".join([*above, *filter(None, [node.module])])
-            found |= {origin} | {f"{origin}.{alias.name}" for alias in node.names}
-    return found
-
-
-def imports_of_module(name: str, path: Path) -> set[str]:
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return imports_of(path.read_text(encoding="utf-8"), package)
-
-
 def within(imported: Iterable[str], packages: Iterable[str]) -> list[str]:
     """Those of ``imported`` that lie in one of ``packages``."""
     heads = tuple(f"{package}." for package in packages)
@@ -216,24 +188,14 @@ def test_the_command_line_imports_a_verb_only_to_run_it() -> None:
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_a_package_imports_nothing_from_above_or_beside_it(package: str) -> None:
     """Imports point one way: sources to core, never core to frameworks, and no framework to another."""
-    found = {
-        name: within(imports_of_module(name, path), FORBIDDEN[package]) for name, path in modules_of(package).items()
-    }
+    found = {name: within(source.imports, FORBIDDEN[package]) for name, source in sources_of(package).items()}
     assert {name: imported for name, imported in found.items() if imported} == {}
 
 
 def core_imports() -> dict[str, set[str]]:
     """The modules of core that each module of core imports."""
-    modules = modules_of("probe.core")
-    return {
-        name: {module for each in imports_of_module(name, path) if (module := module_of(each, modules)) is not None}
-        for name, path in modules.items()
-    }
-
-
-def module_of(imported: str, modules: Iterable[str]) -> str | None:
-    """The module that ``imported`` is or is taken from, if it is one of core."""
-    return imported if imported in modules and imported != "probe.core" else None
+    modules = sources_of("probe.core")
+    return {name: (source.imports & modules.keys()) - {"probe.core"} for name, source in modules.items()}
 
 
 def room(module: str) -> str:
@@ -280,11 +242,10 @@ def test_every_name_at_the_top_of_core_is_known() -> None:
 def test_no_class_name_stands_twice() -> None:
     """One word for one thing: public classes, the two frameworks' own for the same thing apart."""
     places: dict[str, list[str]] = {}
-    for name, path in modules_of("probe").items():
+    for name, source in sources_of("probe").items():
         framework = next((part for part in name.split(".") if part in ("pytorch", "mindspore")), "")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(framework or name)
+        for kind in source.classes:
+            places.setdefault(kind, []).append(framework or name)
     assert {
         name: where for name, where in places.items() if len(where) > 1 and sorted(where) != ["mindspore", "pytorch"]
     } == {}
@@ -295,24 +256,13 @@ def test_no_rule_is_named_outside_the_rules() -> None:
     from probe.core.rules import RULES
 
     named = [
-        (name, node.value)
-        for name, path in modules_of("probe").items()
+        (name, text)
+        for name, source in sources_of("probe").items()
         if not name.startswith("probe.core.rules")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in RULES
+        for text in source.texts
+        if text in RULES
     ]
     assert named == []
-
-
-def strings_of(path: Path) -> list[str]:
-    """The texts in a module but for its docstrings; of a formatted one the parts between what is filled in."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
-    ]
 
 
 def test_the_format_on_disk_has_one_home() -> None:
@@ -323,25 +273,20 @@ def test_the_format_on_disk_has_one_home() -> None:
     fields = {name for name in (*KEY, *FORM, PP_STAGE, *RunDescription.__annotations__) if "_" in name}
     assert {"vpp_stage", "micro_step", "world_size", "start_time"} <= fields
     spelled = set()
-    for name, path in modules_of("probe").items():
+    for name, source in sources_of("probe").items():
         if not within([name], ["probe.core.storage"]):
-            texts = strings_of(path)
-            spelled |= {(name, text) for text in texts if text in fields}
-            spelled |= {(name, found[0]) for text in texts if (found := GRAMMAR.search(text))}
+            spelled |= {(name, text) for text in source.texts if text in fields}
+            spelled |= {(name, found[0]) for text in source.texts if (found := GRAMMAR.search(text))}
     assert spelled == set(SPELLED_ELSEWHERE)
 
 
 def test_csv_is_parsed_by_two_readers_alone() -> None:
     """DuckDB, and the plain one with its parser of rows."""
-    plain = {
-        name
-        for name, path in modules_of("probe").items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.reader", "csv.DictReader")
-    }
+    sources = sources_of("probe").items()
+    plain = {name for name, source in sources if source.attributes & {"csv.reader", "csv.DictReader"}}
     assert plain == {"probe.core.storage.csv_rows", "probe.core.storage.csv_reader"}
-    by_query = {name for name, path in modules_of("probe").items() if any("read_csv(" in t for t in strings_of(path))}
-    assert by_query == {"probe.core.storage.duckdb_reader"}
+    by_query = {name for name, source in sources if any("read_csv(" in text for text in source.texts)}
+    assert by_query == {"probe.core.storage.listing"}
 
 
 def test_no_script_of_a_page_spells_the_format_on_disk() -> None:
@@ -354,22 +299,15 @@ def test_no_script_of_a_page_spells_the_format_on_disk() -> None:
 
 def test_threads_are_started_by_the_worker_alone() -> None:
     """Work beside training has one organ; any other thread of the package is listed with its reason."""
-    starting = {
-        name
-        for name, path in modules_of("probe").items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS
-    }
+    starting = {name for name, source in sources_of("probe").items() if source.calls & STARTS}
     assert starting == set(THREADS)
 
 
 def test_each_organ_is_in_one_module() -> None:
     """Servers are configured, and secrets read and compared, in one place, whatever needs it."""
     uses: dict[str, set[str]] = {organ: set() for organ in ORGANS}
-    for name, path in modules_of("probe").items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        for organ in (used | set(imports_of_module(name, path))) & uses.keys():
+    for name, source in sources_of("probe").items():
+        for organ in (source.attributes | source.imports) & uses.keys():
             uses[organ].add(name)
     assert uses == ORGANS
     texts = {name: path.read_text(encoding="utf-8") for name, path in modules_of("probe").items()}
@@ -380,16 +318,13 @@ def test_each_organ_is_in_one_module() -> None:
 
 def test_each_server_is_behind_the_one_gate() -> None:
     """Each application is made where it is put behind the gate; nothing else checks tokens, hosts or cookies."""
-    calls = {
-        name: {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-        for name, path in modules_of("probe").items()
-    }
+    calls = {name: source.calls for name, source in sources_of("probe").items()}
     assert {name for name, made in calls.items() if "Starlette" in made} == SERVERS
     assert {name for name, made in calls.items() if "Gate" in made} == SERVERS
     assert {name for name, made in calls.items() if "TokenCheck" in made} == {"probe.services.web.gate"}
 
 
-def modules_among(imported: set[str], modules: Iterable[str]) -> set[str]:
+def modules_among(imported: Set[str], modules: Iterable[str]) -> set[str]:
     """Those of ``imported`` that are ``modules``. A package counts if more than its modules is taken from it: to import
     one of these is to need that one."""
     found = imported.intersection(modules)
@@ -399,8 +334,8 @@ def modules_among(imported: set[str], modules: Iterable[str]) -> set[str]:
 
 def test_no_modules_import_each_other() -> None:
     """There is an order in which the whole package can be read."""
-    modules = modules_of("probe")
-    left = {name: modules_among(imports_of_module(name, path), modules) for name, path in modules.items()}
+    modules = sources_of("probe")
+    left = {name: modules_among(source.imports, modules) for name, source in modules.items()}
     while ready := [name for name, imported in left.items() if not (imported & left.keys()) - {name}]:
         for name in ready:
             del left[name]
@@ -409,32 +344,16 @@ def test_no_modules_import_each_other() -> None:
 
 def test_functions_of_other_modules_are_imported_by_name() -> None:
     """A reader who looks for a definition finds it: no module renames another one's functions by assignment."""
-    modules, renamed = modules_of("probe"), []
-    for name, path in modules.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-        ours = {
-            part.asname or part.name
-            for node in imports
-            for part in node.names
-            if f"{node.module}.{part.name}" in modules
-        }
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and not ast.unparse(node.targets[0]).isupper():
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-                taken = [
-                    value for value in values if isinstance(value, ast.Attribute) and ast.unparse(value.value) in ours
-                ]
-                renamed += [(name, ast.unparse(value)) for value in taken]
+    renamed = [(name, source.renamed) for name, source in sources_of("probe").items() if source.renamed]
     assert renamed == []
 
 
 def test_a_package_counts_where_names_are_taken_from_it() -> None:
     """A circle through a package is one only if the package itself is needed."""
     modules = {"a", "a.b", "a.c"}
-    assert modules_among(imports_of("from a import b", "a"), modules) == {"a.b"}
-    assert modules_among(imports_of("from a import b, name", "a"), modules) == {"a", "a.b"}
-    assert modules_among(imports_of("from a.c import name", "a"), modules) == {"a.c"}
+    assert modules_among(imports_of(ast.parse("from a import b"), "a"), modules) == {"a.b"}
+    assert modules_among(imports_of(ast.parse("from a import b, name"), "a"), modules) == {"a", "a.b"}
+    assert modules_among(imports_of(ast.parse("from a.c import name"), "a"), modules) == {"a.c"}
 
 
 def test_attaching_has_one_direction() -> None:
@@ -442,14 +361,14 @@ def test_attaching_has_one_direction() -> None:
     names = [name for name in modules_of("probe.launch.attach") if name.endswith((".request", ".joining"))]
     assert len(names) == 2
     for name in names:
-        imported = imports_of_module(name, modules_of("probe.launch.attach")[name])
+        imported = sources_of("probe.launch.attach")[name].imports
         assert within(imported, ["probe.launch.attach.exchange", "probe.launch.attach.injection"]) == []
 
 
 @pytest.mark.parametrize("module", ALLOWED)
 def test_the_records_know_only_numpy_and_each_other(module: str) -> None:
     """The records between the parts depend on none of them."""
-    imported = {name for name in imports_of_module(module, modules_of("probe.core")[module]) if name != "__future__"}
+    imported = sources_of("probe.core")[module].imports - {"__future__"}
     allowed = (*ALLOWED[module], *sys.stdlib_module_names)
     assert imported - set(within(imported, allowed)) == set()
 
@@ -466,6 +385,6 @@ if TYPE_CHECKING:
 def late():
     from k import l
 """
-    assert imports_of(source, "p.q") == {
+    assert imports_of(ast.parse(source), "p.q") == {
         "a.b", "d.e", "d.e.f", "p.q", "p.q.g", "p.h", "p.h.i", "j", "k", "k.l"
     }  # fmt: skip

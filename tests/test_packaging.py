@@ -36,9 +36,9 @@ AARCH64 = 183
 LOAD = """
 import array, ctypes, sys
 numbers, row = array.array("f", [1, 2, 3, -4.5]), (ctypes.c_double * 9)()
-function = ctypes.CDLL(sys.argv[1]).probe_row_float32
-function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
-print(function(numbers.buffer_info()[0], len(numbers), 0.0, 0, ctypes.addressof(row)), *row[:4])
+function = ctypes.CDLL(sys.argv[1]).probe_row
+function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
+print(function(numbers.buffer_info()[0], len(numbers), 0, 0.0, 0, ctypes.addressof(row)), *row[:4])
 """
 WHERE = """
 import probe

@@ -18,9 +18,14 @@ from tests.forks import ROOT, Forked, ForkServer
 SECONDS = 600.0
 """After which a script is given up."""
 
-TORCH = ("torch._dynamo", "probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching")
+TORCH = (
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run"),
+    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching"),
+)
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""
+MINDSPORE = ("mindspore", "probe.mindspore")
+"""The same where MindSpore trains."""
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""

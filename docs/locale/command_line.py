@@ -29,7 +29,7 @@ TYPER = (
 """Texts of Typer, and of Click inside it, that it looks up in the domain of the process."""
 
 
-SEPARATORS = (", ", "; ")
+SEPARATORS = (", ", "; ", ": ")
 """Texts between the parts of joined messages; a space between sentences needs no translation."""
 
 
@@ -61,6 +61,7 @@ def words() -> Iterator[str]:
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
     from probe.core.config.parse import KINDS
     from probe.core.naming import SIGNALS
+    from probe.core.verdict import GRADES, SWITCH_ON
 
     yield from (
         *SEPARATORS,
@@ -72,6 +73,8 @@ def words() -> Iterator[str]:
         "device",
         *KINDS_OF_TENSOR.values(),
         *NEXT.values(),
+        *GRADES,
+        SWITCH_ON,
     )
     yield from (each.value for each in (*Cause, *Kind))
     yield from (each.meaning for each in SIGNALS.values())

@@ -43,6 +43,7 @@ from probe.core.errors import TrainingStopped  # noqa: E402
 from probe.core.fields import describe  # noqa: E402
 from probe.core.internevo.configuration import INTERNEVO  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
+from probe.core.monitor_v2.configuration import MONITOR_V2  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
 from probe.core.prechecks import PRECHECKS  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
@@ -121,6 +122,10 @@ COMMANDS_HEAD = """\
 # Commands
 
 `probe COMMAND --help` prints the same. This page is made by `make reference`.
+
+Exit codes are the same everywhere: 0 if it was done; 1 if it was done and the answer is no (something was found, runs
+differ, a file is wrong), or not all could be read, sent or written; 2 if nothing was done: wrong use, a missing file
+or package. Ctrl-C is 130. The section of a command has the details.
 """
 PYTHON_HEAD = """\
 # Python
@@ -136,7 +141,7 @@ A known key that stands elsewhere is an error in a section whose keys are checke
 path and the section where it belongs. Keys without an effect are named in a warning, with what does the same. How to
 change over: [coming from another monitor](../guides/coming_from.md). This page is made by `make reference`.
 """
-DIALECTS: tuple[Dialect, ...] = (MSPROBE, TRANSFORMERS, INTERNEVO)
+DIALECTS: tuple[Dialect, ...] = (MSPROBE, MONITOR_V2, TRANSFORMERS, INTERNEVO)
 
 
 def dialects() -> str:
@@ -230,7 +235,7 @@ def _command(name: str, function: Callable[..., object], heading: str) -> Iterat
     hints = get_type_hints(function, include_extras=True)
     params = [Param(p, *get_args(hints[p.name])[:2]) for p in inspect.signature(function).parameters.values()]
     arguments = [param for param in params if isinstance(param.info, typer.models.ArgumentInfo)]
-    options = [param for param in params if param not in arguments]
+    options = [param for param in params if param not in arguments and not param.info.hidden]
     words = [param.names if param.required else f"[{param.names}]" for param in arguments]
     yield f"{heading} {name}\n\n`{' '.join([name, *['[OPTIONS]'] * bool(options), *words])}`\n"
     yield markdown(inspect.getdoc(function) or "")

@@ -65,12 +65,16 @@ def _load(verb: str) -> Any:
 
 def _translate_help(command: Any) -> None:
     """Put the help of a command, of its options and of its verbs into the language of the command line."""
-    from probe.core.language import looked_up
+    from probe.core.language import is_active, looked_up
 
     for part in (command, *command.params):
         for name in ("help", "short_help"):
             if text := getattr(part, name, None):
                 setattr(part, name, looked_up(text))
+    if is_active():
+        from probe.cli.chinese_lines import translate_help_option
+
+        translate_help_option(command)
     for inner in getattr(command, "commands", {}).values():
         _translate_help(inner)
 
@@ -91,6 +95,18 @@ def _help_of(verb: str) -> str:
     raise LookupError(VERBS[verb])
 
 
+class UnknownVerbError(Exception):
+    """Error of a command that is called with a verb that it does not have.
+
+    Args:
+        verb: the verb.
+    """
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(verb)
+        self.verb = verb
+
+
 class _LazyVerbs(TyperGroup):
     """Group that imports a verb when it is run; a list of all verbs, and a misspelt one, import none."""
 
@@ -100,14 +116,17 @@ class _LazyVerbs(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
         return list(VERBS)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            raise UnknownVerbError(args[0])
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:  # Typer suggests the nearest of these
-            self.commands = {**{verb: TyperCommand(verb) for verb in VERBS}, **self.commands}
-        elif self._lists:
+        if cmd_name in VERBS and self._lists:
             command = TyperCommand(cmd_name, help=_help_of(cmd_name))
             _translate_help(command)
             return command
-        elif cmd_name not in self.commands:
+        if cmd_name in VERBS and cmd_name not in self.commands:
             self.commands[cmd_name] = _load(cmd_name)
         return super().get_command(ctx, cmd_name)
 
@@ -173,8 +192,23 @@ def main() -> None:
 
 def _run() -> None:
     """Run a command, and end the process with its exit code; 2 after wrong use."""
+    from probe.core.language import is_active
+
+    root = get_command(app)
+    if is_active():
+        from probe.cli.chinese_lines import break_anywhere, translate_usage
+
+        break_anywhere()
+        translate_usage(root.context_class)
+        _translate_help(root)
     try:
-        code = get_command(app).main(prog_name="probe", standalone_mode=False)
+        code = root.main(prog_name="probe", standalone_mode=False)
+    except UnknownVerbError as error:
+        from probe.cli.usage import unknown_verb
+        from probe.core.messages import complain
+
+        complain(unknown_verb(error.verb, list(VERBS)))
+        raise SystemExit(2) from None
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

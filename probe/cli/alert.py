@@ -70,6 +70,8 @@ def flush(
     finally:
         for spool in spools:
             spool.close()
+    if not spools and not names(folder):
+        typer.echo(printable(message("{folder}: no alert waits to be sent", folder=folder)))
     if live := len(names(folder)):
         sentence = f"{live} {plural(live, 'sender')} in {folder}: going on, or with alerts that are left"
         typer.echo(printable(sentence))

@@ -82,7 +82,7 @@ def anomalies(
         _show_dumped(directory, topk)
         raise typer.Exit(2) from None
     if as_machine:
-        typer.echo(json.dumps({**as_json(analysis), "verdict": verdict_about(analysis).as_json()}, indent=1))
+        typer.echo(json.dumps(as_json(analysis), indent=1))
     else:
         _show(analysis, topk, why, directory)
     for line in [*analysis.notes, *analysis.problems.lines()]:

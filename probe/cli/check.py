@@ -89,7 +89,7 @@ def check(
             message("expected a script, -m and a module or, after --, a command; `probe check --help` has examples")
         )
         raise typer.Exit(2)
-    command = command_of(module, arguments, sys.argv)
+    command = command_of("check", module, arguments, sys.argv)
     if flag := unwatched_by(command):
         complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
         raise typer.Exit(2)
@@ -146,6 +146,8 @@ def _analysed(files: Path, lines: list[str]) -> Analysis | None:
     try:
         return analyse(files)
     except (ValueError, ImportError, OSError) as error:
+        if not files.exists():  # no update, which is the message
+            return None
         lines.append(f"the checks of the loop left nothing: {error}")
         return None
 
@@ -162,7 +164,14 @@ def _failure(result: TrialResult, limit: float) -> str:
             code=result.code,
             updates=result.updates,
         )
-    return "" if result.updates else message("the program made no update that could be seen: nothing was checked")
+    return (
+        ""
+        if result.updates
+        else message(
+            "the program made no update that could be seen: nothing was checked; give a script in "
+            "which an optimizer of torch or MindSpore steps"
+        )
+    )
 
 
 def _print(result: TrialResult, as_machine: bool) -> None:

@@ -24,7 +24,7 @@ RUN_A = "Where the ranks of one run have written (or its URL, such as s3://bucke
 
 def compare(
     a: Annotated[Any, run_argument(RUN_A, "A")],
-    b: Annotated[Any, run_argument("The same of the other.", "B")],
+    b: Annotated[Any, run_argument("Where the ranks of the second run have written.", "B")],
     mapping: Annotated[
         Path | None, typer.Option("--map", help="JSON or YAML: names of A with those of B; see docs/guides/compare.md.")
     ] = None,

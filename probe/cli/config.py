@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -14,18 +14,19 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from probe.core.config.errors import ConfigError, nearest
+from probe.cli.config_summary import foreign_summary, summary
+from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
+from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
+from probe.core.config.parse import content, is_python, parse, text_of
 from probe.core.config.schema import Settings
 from probe.core.fields import describe, inner_sections
 from probe.core.language import message
-from probe.core.messages import complain, plural, printable_lines
+from probe.core.messages import complain, printable_lines
 
 WIDE = 110
 """Characters of a line of text."""
-MOST_NAMED = 20
-"""Most targets that a summary names."""
 
 logger = logging.getLogger("probe.settings")
 app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
@@ -144,88 +145,44 @@ def explain(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")],
+    file: Annotated[Path, typer.Argument(help="A JSON, YAML or Python file.")],
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run, to estimate the number of its files.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 1,
 ) -> None:
     """List all mistakes in a configuration file, or, if there are none, print what it collects.
+
+    Configurations of msprobe's Monitor V2, MindSpore Transformers and InternEvo are recognised by their keys.
 
     With --ranks and --steps there is a warning if the run would write more than a million files.
 
     Exit code 0 if it is correct, 1 if not, 2 for wrong use.
     """
     try:
-        settings = load(file)
+        lines = _checked(file, ranks, steps)
+    except UnreadableConfigError as error:
+        complain(error.problems[0])
+        raise typer.Exit(2) from None
     except ConfigError as error:
         complain(str(error))
         raise typer.Exit(1) from None
-    for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
-        logger.warning("%s: %s", file, sentence)
-    lines = [f"{file}: correct", *(f"  {what:<14}{text}" for what, text in summary(settings))]
     typer.echo(printable_lines("\n".join(lines)))
 
 
-def summary(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Summary of a configuration, in pairs of a heading and a text."""
-    collected = list(_collected(settings))
-    yield "collects", ", ".join(collected) or "nothing: switch on xy_, wg_, param_ or mv_distribution"
-    yield "of", _named(settings)
-    yield "numbers", ", ".join((*settings.statistics, "shape", "dtype"))
-    last = f", at most {settings.collect_times} of them" if settings.collect_times != 100_000_000 else ""
-    budget = "" if settings.max_overhead is None else f", or less often, within {settings.max_overhead:g} of the time"
-    yield "steps", f"from {settings.start_step}, every {settings.step_interval}{last}{budget}"
-    yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
-    yield "writes", _written(settings)
-    yield "alerts", ", ".join(rule.rule_name for rule in settings.alert.rules) or "none"
-    if settings.alert.channels:
-        yield "sends to", ", ".join(f"{each.channel} (from {each.severity} on)" for each in settings.alert.channels)
+def _checked(file: Path, ranks: int, steps: int) -> list[str]:
+    """Return the summary of a file, read by the reader of its monitor.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    text = text_of(name := str(file), content(name))
+    monitor = monitor_of(parse(name, text).values, is_python(name, text))
+    if monitor is not None:
+        return [f"{file}: correct, a configuration of {monitor.title}", *_aligned(foreign_summary(monitor, file))]
+    settings = load(file)
+    for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
+        logger.warning("%s: %s", file, sentence)
+    return [f"{file}: correct", *_aligned(summary(settings))]
 
 
-def _named(settings: Settings) -> str:
-    names, more = [*settings.targets][:MOST_NAMED], len(settings.targets) - MOST_NAMED
-    named = (", ".join(names) or "every module and parameter") + (f" and {more} more" if more > 0 else "")
-    every = names and settings.all_xy and settings.xy_distribution and not settings.print_struct
-    return f"{named}; inputs and outputs of every module (all_xy)" if every else named
-
-
-def _collected(settings: Settings) -> Iterator[str]:
-    collectives = settings.cc_distribution
-    if settings.print_struct:
-        yield "the structure of the model, once; training is then stopped"
-        return
-    if collectives.enable and collectives.cc_log_only:
-        yield "the calls of collective communication, which are logged once; training is then stopped"
-        return
-    values = settings.xy_distribution and not settings.backward_only
-    gradients = settings.xy_distribution and not settings.forward_only
-    signals = {
-        "parameters before and after the update": settings.param_distribution,
-        "module inputs and outputs": values,
-        "gradients of module inputs and outputs": gradients,
-        f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}": settings.wg_distribution,
-        "optimizer state": settings.mv_distribution,
-        "updates and ratios of Adam": settings.ur_distribution,
-        "agreement of gradients and momentum": settings.mg_direction,
-        "relative size of updates": settings.relative_update,
-        f"features ({', '.join(_features(settings))})": settings.recording_l2_features and any(_features(settings)),
-        "collective communication": collectives.enable,
-        "call stacks of modules": settings.stack_info and "csv" in settings.formats,
-    }
-    yield from (what for what, switched_on in signals.items() if switched_on)
-
-
-def _features(settings: Settings) -> Iterator[str]:
-    """Features with modules: an empty list means every module to linear_hook, and none to the others."""
-    return (hook for hook, names in settings.l2_targets if names or (hook == "linear_hook" and names is not None))
-
-
-def _written(settings: Settings) -> str:
-    digits = "6 significant digits" if settings.ndigits is None else f"{settings.ndigits} decimal places"
-    steps = settings.step_count_per_record
-    csv = f"csv ({steps} {plural(steps, 'step')} a file, {digits})"
-    incidents = (
-        f"; only around findings, {settings.history} {plural(settings.history, 'step')} before and after"
-        if settings.history
-        else ""
-    )
-    return ", ".join(csv if name == "csv" else name for name in settings.formats) + incidents
+def _aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return (f"  {heading:<14}{text}" for heading, text in pairs)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from probe.cli import refusing
 from probe.core.errors import install, missing
 from probe.core.language import message
 from probe.core.messages import complain
@@ -69,9 +70,11 @@ def demo(
     console = Console()
     seed = secrets.randbelow(10_000) if seed is None else seed
     root = output or output_root(os.environ)
+    with refusing(OSError):
+        root.mkdir(parents=True, exist_ok=True)
     plan = training.DemoPlan(framework.value, seed, fault and fault.value, steps, root, _formats())
     report.begin(console, plan)
-    with report.progress(console, steps) as observe:
+    with report.progress(console, steps) as observe, refusing(OSError):
         outcome = training.run(plan, observe)
     diagnosis = name_first_bad(outcome.findings)
     matched = matches(outcome.injection, diagnosis)

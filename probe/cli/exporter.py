@@ -10,10 +10,13 @@ import typer
 from probe.cli import refusing
 from probe.core.messages import printable
 
+PORT = 9445
+
 
 def exporter(
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 9445,
+    listen: Annotated[
+        str, typer.Option(help="The address to listen at: HOST:PORT; 0.0.0.0:9445 for other machines too.")
+    ] = f"127.0.0.1:{PORT}",
     token_file: Annotated[
         Path | None, typer.Option(help="The file that holds a token; else the variable PROBE_EXPORTER_TOKEN, if set.")
     ] = None,
@@ -33,6 +36,8 @@ def exporter(
     deadline: Annotated[
         float, typer.Option(min=0.05, help="Seconds by which a reading may be late before its process is replaced.")
     ] = 10.0,
+    host: Annotated[str | None, typer.Option(hidden=True, help="The host of --listen.")] = None,
+    port: Annotated[int | None, typer.Option(hidden=True, min=0, max=65535, help="The port of --listen.")] = None,
 ) -> None:
     """Serve the numbers of all ranks of this node, of its devices and of the machine to Prometheus.
 
@@ -41,17 +46,16 @@ def exporter(
     """
     from probe.services.exporter.serving import TOKEN_VARIABLE, ExporterOptions, serve_until_ended
     from probe.services.web.hosts import is_loopback
-    from probe.services.web.listening import ServerError
+    from probe.services.web.listening import ServerError, address_asked_for
     from probe.services.web.tokens import token_in
 
     def started(address: str) -> None:
         typer.echo(f"probe: listening at {printable(address)}/metrics")
-        if token is None and not is_loopback(host):
+        if token is None and not is_loopback(at[0]):
             typer.echo("probe: no token: everyone who can connect from the network can read the metrics", err=True)
 
     with refusing(ServerError, ValueError, ImportError, OSError):
         token = token_in(token_file, "--token-file", TOKEN_VARIABLE)
-        options = ExporterOptions(
-            host, port, token, progress or (), json_file or (), gpu, device_command, interval, deadline
-        )
+        at = address_asked_for(listen, PORT, host, port)
+        options = ExporterOptions(*at, token, progress or (), json_file or (), gpu, device_command, interval, deadline)
         serve_until_ended(options, started)

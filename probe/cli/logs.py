@@ -78,9 +78,23 @@ def parse(
     with _progress(shown, places, left_out) as advance:
         scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
         complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
+    if not follow and _is_empty(places):
+        _warn(message("nothing was read: no line of text in {places}", places=", ".join(places)))
     if summary:
         _summarize(scan, topk)
     raise typer.Exit(1 if scan.first.number or scan.unread or not complete else 0)
+
+
+def _is_empty(places: list[str]) -> bool:
+    """Return whether no file has a byte; of standard input, and of what is gone, that is unknown."""
+    from probe.services.logs.log_scan import total_size
+    from probe.services.logs.sources import STANDARD_INPUT, SourceError, files_of
+
+    try:
+        paths = [path for place in places for path in files_of(place)[0]]
+    except SourceError:
+        return False
+    return all(Path(path).is_file() for path in paths) and STANDARD_INPUT not in paths and not total_size(paths)
 
 
 def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> bool:

@@ -30,7 +30,7 @@ def merge(
         report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
     rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
     console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)
-    for problem in report.problems:
+    for problem in (*report.problems, *report.notes):
         console.print(printable(problem), markup=False)
     if report.incomplete:
         are = plural(report.incomplete, "row is", "rows are")

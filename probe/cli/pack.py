@@ -14,7 +14,7 @@ from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, printable
-from probe.core.storage.pack import PackedReport
+from probe.core.storage.packed.pack import PackedReport
 
 MOST_PROCESSES = 128
 
@@ -33,8 +33,8 @@ def pack(
     something could not be read, the folder not be written, or a packed file is damaged; 2 for wrong use.
     """
     from probe.core.analysis.engines.workers import WorkersDiedError, in_order
-    from probe.core.storage.pack import PackError, damaged, pack_followed
-    from probe.core.storage.pack import pack as packed
+    from probe.core.storage.packed.pack import PackError, damaged, pack_followed
+    from probe.core.storage.packed.pack import pack as packed
 
     each = partial(in_order, processes=jobs)
     try:

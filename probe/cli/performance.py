@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,17 +15,13 @@ from rich.table import Table
 from probe.cli import refusing
 from probe.cli.places import RunPlace
 from probe.core.language import message
-from probe.core.messages import complain, plural, printable
+from probe.core.messages import complain, printable
 
 if TYPE_CHECKING:
     from probe.core.analysis.performance.analyse import Performance
-    from probe.core.analysis.performance.throughput import Drop
 
 WIDTH = 140
 """Characters of a line without a terminal."""
-MOST_ROWS = 12
-"""Rows of a table at most; ``--json`` has all."""
-BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def performance(
@@ -68,227 +63,19 @@ def performance(
 
 
 def _show(found: Performance) -> None:
+    from probe.core.analysis.performance.summary import performance_tables, summary_lines
+
     console = Console()
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
-    for line in _summary(found):
+    for line in summary_lines(found):
         console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-    for table in _tables(found):
-        if table.row_count:
-            title, table.title = table.title, None  # a title within a table is broken at the table's width
-            console.print()
-            console.print(title, style="bold", highlight=False, markup=False)
-            console.print(table)
-
-
-def _summary(found: Performance) -> Iterable[str]:
-    span, efficiency = found.span, found.efficiency
-    ranks = len(found.run.ranks)
-    yield (
-        f"{found.run.name}: {ranks} {plural(ranks, 'rank')}, steps {span.first} to {span.last}, "
-        f"{duration(span.seconds)} of training"
-    )
-    skipped = f"; {span.skipped} skipped" if span.skipped else ""
-    yield (
-        f"A step takes {number(span.median, ' s')} in the median, {number(span.p95, ' s')} at the 95th percentile, "
-        f"{number(span.longest, ' s')} at most (step {span.longest_step}){skipped}"
-    )
-    yield from _throughput(found)
-    for slow in found.slow[:MOST_ROWS]:
-        yield (
-            f"Slow rank: rank {slow.rank} takes {number(slow.seconds, ' s')} ({slow.number}), the other ranks "
-            f"{number(slow.expected, ' s')}, steps {slow.first_step} to {slow.last_step}"
-        )
-    if efficiency.rating:
-        yield (
-            f"Efficiency: {efficiency.score:.0f} of 100, {efficiency.rating} (GPU utilization "
-            f"{efficiency.gpu_utilization:.0f} %, throughput {efficiency.throughput_percent:.0f} % of the best stretch)"
-        )
-    else:
-        missing = [
-            name
-            for name, value in (
-                ("GPU utilization", efficiency.gpu_utilization),
-                ("a stable stretch of throughput", efficiency.throughput_percent),
-            )
-            if not isfinite(value)
-        ]
-        yield f"Efficiency: no score, {' and '.join(missing)} {plural(len(missing), 'is', 'are')} unknown"
-    yield from _cost(found)
-
-
-def _throughput(found: Performance) -> Iterable[str]:
-    unit, levels = found.rates[0].unit, found.levels
-    if levels.healthy is None:
-        yield "Throughput: no stretch is stable, so that drops cannot be found"
-        return
-    healthy = levels.healthy
-    yield (
-        f"First healthy stretch: steps {healthy.first_step} to {healthy.last_step} with "
-        f"{number(healthy.speed)} {unit} a second and rank"
-    )
-    if levels.slow_start:
-        yield _drop("Slow start", levels.slow_start, unit)
-    for drop in found.drops[:MOST_ROWS]:
-        yield _drop("Drop", drop, unit)
-    if len(found.drops) > MOST_ROWS:
-        yield f"{len(found.drops) - MOST_ROWS} more drops"
-    if not found.drops:
-        yield "No drop of throughput"
-
-
-def _drop(kind: str, drop: Drop, unit: str) -> str:
-    end = ", and it lasts" if drop.lasting else ""
-    return (
-        f"{kind}: steps {drop.first_step} to {drop.last_step}, {drop.factor:.2f} times as slow "
-        f"({number(drop.speed)} instead of {number(drop.expected)} {unit} a second and rank){end}"
-    )
-
-
-def _cost(found: Performance) -> Iterable[str]:
-    known = [cost for cost in found.costs if isfinite(cost.overhead)]
-    faults = sum(cost.faults for cost in found.costs)
-    if known:
-        worst = max(known, key=lambda cost: cost.overhead)
-        yield (
-            f"The monitor itself: at most {100 * worst.overhead:.2g} % of training's time (rank {worst.rank}), "
-            f"{number(1000 * worst.step_seconds, ' ms')} in a collected step; {faults} {plural(faults, 'fault')}"
-        )
-
-
-def _tables(found: Performance) -> Iterable[Table]:
-    yield _table(
-        "Throughput, a second and rank",
-        ("unit", "ranks", "average", "best stretch", "now"),
-        [(r.unit, r.ranks, number(r.average), number(r.best), number(r.now)) for r in found.rates],
-    )
-    yield _table(
-        "Time by phase",
-        ("phase", "seconds a rank", "share", "steps", "s a step"),
-        [
-            (each.name or "(the rest)", number(each.seconds), part(each.share), each.steps, number(each.step_seconds))
-            for each in found.phases
-        ],
-    )
-    calls = found.communication
-    yield _table(
-        "Communication by call site" + (f" ({calls.steps} sampled {plural(calls.steps, 'step')})" if calls else ""),
-        ("operation", "site", "calls", "bytes", "seconds", "share", "bytes a second"),
-        [
-            (c.operation, c.site, number(c.calls), size(c.bytes), number(c.seconds), part(c.share), size(rate))
-            for c in (calls.sites if calls else ())
-            for rate in [c.bytes_per_second]
-        ],
-    )
-    yield from _rank_tables(found)
-    yield from _device_tables(found)
-
-
-def _rank_tables(found: Performance) -> Iterable[Table]:
-    slowest = sorted((pace for pace in found.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
-    yield _table(
-        "Seconds of steps by rank, the slowest first",
-        ("rank", "steps", "median", "95th percentile"),
-        [(pace.rank, pace.steps, number(pace.median), number(pace.p95)) for pace in slowest if len(slowest) > 1],
-    )
-    yield _table(
-        "Learning rate and loss",
-        ("steps", "learning rate", "loss", "slope per 1,000 steps", "steps not finite"),
-        [
-            (
-                f"{s.first_step}-{s.last_step}",
-                _span(s.learning_rate_first, s.learning_rate_last),
-                number(s.loss),
-                number(s.slope),
-                s.not_finite or "",
-            )
-            for s in found.stretches
-        ],
-        len(found.stretches),
-    )
-
-
-def _device_tables(found: Performance) -> Iterable[Table]:
-    devices = found.devices
-    yield _table(
-        "Memory and utilization, as logged",
-        ("number", "mean", "highest", "on rank"),
-        [(each.name, number(each.mean), number(each.highest), each.rank) for each in devices.logged],
-    )
-    yield _table(
-        "Devices, as read by a performance monitor",
-        ("file", "device", "name", "utilization", "memory", "highest memory", "highest temperature"),
-        [
-            (
-                each.source,
-                each.id,
-                each.name,
-                number(each.utilization_percent, " %"),
-                number(each.memory_percent, " %"),
-                number(each.highest_memory_percent, " %"),
-                number(each.highest_temperature_celsius, " °C"),
-            )
-            for each in devices.devices
-        ],
-    )
-    yield _table(
-        "Machines, as read by a performance monitor",
-        ("file", "readings", "CPU", "memory", "highest memory"),
-        [
-            (
-                each.source,
-                each.readings,
-                *(
-                    number(value, " %")
-                    for value in (each.cpu_percent, each.memory_percent, each.highest_memory_percent)
-                ),
-            )
-            for each in devices.hosts
-        ],
-    )
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], most: int = MOST_ROWS) -> Table:
-    more = f" (the first {most} of {len(rows)})" if len(rows) > most else ""
-    table = Table(title=title + more, box=None, padding=(0, 2, 0, 0))
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows[:most]:
-        table.add_row(*(escape(printable(str(cell))) for cell in row))
-    return table
-
-
-def number(value: float, unit: str = "") -> str:
-    """Return ``value`` with four digits and its unit; ``unknown`` for NaN."""
-    return f"{value:.4g}{unit}" if isfinite(value) else "unknown"
-
-
-def part(share: float) -> str:
-    """Return a share in percent; ``unknown`` for NaN."""
-    return f"{100 * share:.1f} %" if isfinite(share) else "unknown"
-
-
-def size(value: float) -> str:
-    """Return a number of bytes; ``unknown`` for NaN."""
-    if not isfinite(value):
-        return "unknown"
-    power = 0
-    while value >= 1024 and power < len(BINARY) - 1:
-        value, power = value / 1024, power + 1
-    return f"{value:.4g} {BINARY[power]}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as hours and minutes where there are any."""
-    minutes, hours = int(seconds // 60 % 60), int(seconds // 3600)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {seconds % 60:.0f} s"
-        if minutes
-        else f"{seconds:.3g} s"
-    )
-
-
-def _span(first: float, last: float) -> str:
-    return number(first) if first == last or not isfinite(last) else f"{number(first)} to {number(last)}"
+    for title, header, rows in performance_tables(found):  # a title within a table is broken at the table's width
+        console.print()
+        console.print(title, style="bold", highlight=False, markup=False)
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in header:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(printable(cell)) for cell in row))
+        console.print(table)

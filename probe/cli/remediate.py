@@ -25,9 +25,9 @@ def remediate(
     Exit code 0 after that; 2 if it cannot start.
     """
     from probe.core.config.errors import ConfigError
+    from probe.services.database import StoreError
     from probe.services.remediation.serving import serve_until_ended
     from probe.services.remediation.settings import load
-    from probe.services.server.store import StoreError
     from probe.services.web.listening import ServerError
 
     with refusing(ServerError, StoreError, ValueError, ImportError, OSError):

@@ -11,12 +11,12 @@ from rich.console import Console
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, in_this_process, progress_text
 from probe.cli.engines import explain as explain_pieces
-from probe.cli.places import RunPlace
+from probe.cli.places import RunPlace, usual_place
 from probe.core.messages import complain, plural
 
 
 def report(
-    directory: RunPlace,
+    directory: RunPlace = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
         bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")
@@ -32,11 +32,12 @@ def report(
     """
     from probe.core.analysis.diagnosis.analyse import analyse
     from probe.core.analysis.engines import engine_of
+    from probe.core.analysis.pictures.run_cells import pieces_of_report
     from probe.core.analysis.report.findings import card
-    from probe.core.analysis.report.run_cells import pieces_of_report
     from probe.core.analysis.report.write import check_target, write_report
     from probe.core.messages import printable, printable_lines
 
+    directory = usual_place() if directory is None else directory
     if explain:
         with refusing(ValueError, OSError):
             for what, own in pieces_of_report(directory):

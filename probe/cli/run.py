@@ -54,7 +54,7 @@ def run(
         raise typer.Exit(2)
     if config is not None:
         _check(config)
-    command = command_of(module, arguments, sys.argv)
+    command = command_of("run", module, arguments, sys.argv)
     if flag := unwatched_by(command):
         complain(
             f"nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave it "
@@ -64,7 +64,7 @@ def run(
     start(command, DEEP if deep else LIGHT if light else config)
 
 
-def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str]:
+def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) -> list[str]:
     """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
     python = [sys.executable, *flags(sys.orig_argv)]
     if module:
@@ -75,8 +75,10 @@ def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str
     if not Path(arguments[0]).exists():  # a folder or an archive may hold a program, too
         complain(
             message(
-                "{file}: expected a script; there is no such file: for another command write `probe run -- {file} ...`",
+                "{file}: expected a script; there is no such file: for another command write "
+                "`probe {verb} -- {file} ...`",
                 file=arguments[0],
+                verb=verb,
             )
         )
         raise typer.Exit(2)

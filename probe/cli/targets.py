@@ -104,7 +104,7 @@ def _read(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(
             message(
-                "{file}, line {lineno}: expected JSON as print_struct writes it: {msg}",
+                "{file}, line {lineno}: expected JSON as print_struct writes it, such as module_struct.json: {msg}",
                 file=file,
                 lineno=error.lineno,
                 msg=error.msg,

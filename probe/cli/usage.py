@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from probe.core.config.errors import nearest
 from probe.core.language import Message, joined, looked_up, message
 
 EXAMPLES = {
@@ -19,8 +20,9 @@ EXAMPLES = {
     "KEY": "step_interval",
     "--OUT": "packed",
     "--CONFIG": "remediate.json",
+    "probe targets FILE": "monitor_output/module_struct/rank0/module_struct.json",
 }
-"""Examples of values, by the name of the argument or option that the help shows."""
+"""Examples of values, by the name of the argument or option that the help shows, of one command or of all."""
 
 
 def usage_error(error: Any) -> Message:
@@ -32,7 +34,13 @@ def usage_error(error: Any) -> Message:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     command = getattr(context, "command_path", "probe")
     meaning = looked_up(str(getattr(parameter, "help", None) or "")).rstrip(".。")
-    if type(error).__name__ == "MissingParameter" and parameter is not None:
+    if (wrong := _wrong_value(error, parameter)) is not None:
+        expected = joined(
+            "\n", [message("{command}: {text}", command=command, text=wrong), *_meaning(parameter, meaning)]
+        )
+    elif hasattr(error, "option_name") and context is not None:
+        expected = message("{command}: {text}", command=command, text=_unknown_option(error.option_name, context))
+    elif type(error).__name__ == "MissingParameter" and parameter is not None:
         expected = message(
             "{command}: expected {name}: {meaning}; for example `{example}`",
             command=command,
@@ -43,10 +51,63 @@ def usage_error(error: Any) -> Message:
     else:
         text = str(error.format_message()).rstrip(".。")
         expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
-        if meaning:
-            expected = joined("\n", [expected, message("{name}: {meaning}", name=_name(parameter), meaning=meaning)])
+        expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)
     return joined("\n", [expected, more])
+
+
+def unknown_verb(verb: str, verbs: Sequence[str]) -> Message:
+    """Return the text of an error about a verb that there is not: the nearest, else all."""
+    close = nearest(verb, [*verbs, "help", "version"])
+    meant = close if close in verbs else f"--{close}"
+    hint = message("did you mean `probe {meant}`?", meant=meant)
+    if close is None:
+        hint = message("expected one of {names}", names=", ".join(verbs))
+    text = message("probe: there is no verb {verb}; {hint}", verb=verb, hint=hint)
+    return joined("\n", [text, message("`{command} --help` describes every argument and option.", command="probe")])
+
+
+def _meaning(parameter: Any, meaning: str) -> list[Message]:
+    return [message("{name}: {meaning}", name=_name(parameter), meaning=meaning)] if meaning else []
+
+
+def _unknown_option(option: str, context: Any) -> Message:
+    """Return a sentence about an option that a command does not have: the nearest, else all."""
+    shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
+    options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
+    if (close := nearest(option, options)) is not None:
+        return message("there is no option {option}; did you mean {close}?", option=option, close=close)
+    return message("there is no option {option}; expected one of {names}", option=option, names=", ".join(options))
+
+
+_LIMITS = {
+    "greater_than_equal": ("ge", message("a number of at least {limit}")),
+    "greater_than": ("gt", message("a number above {limit}")),
+    "less_than_equal": ("le", message("a number of at most {limit}")),
+    "less_than": ("lt", message("a number below {limit}")),
+}
+_KINDS = {
+    "int_parsing": message("a whole number"),
+    "int_from_float": message("a whole number"),
+    "float_parsing": message("a number"),
+    "bool_parsing": message("true or false"),
+}
+"""Expected values by the kind of a failure of pydantic, by which newer versions of Typer check them."""
+
+
+def _wrong_value(error: Any, parameter: Any) -> Message | None:
+    """Return a sentence with the value of an argument or option that is wrong; None if the value is not known."""
+    cause: Any = getattr(error, "__cause__", None)
+    first = next(iter(cause.errors()), None) if hasattr(cause, "errors") and parameter is not None else None
+    if first is None:
+        return None
+    kind, value = first["type"], first.get("input")
+    if kind in _LIMITS:
+        name, template = _LIMITS[kind]
+        expected = message(template.template, limit=first.get("ctx", {}).get(name))
+    else:
+        expected = _KINDS.get(kind) or joined("", [str(first["msg"])])
+    return message("{name}: expected {expected}, got {value!r}", name=_name(parameter), expected=expected, value=value)
 
 
 def _name(parameter: Any) -> str:
@@ -63,7 +124,7 @@ def _example(command: str, context: Any, missing: Any) -> Iterator[str]:
         if parameter.required:
             name = _name(parameter)
             yield from [name] if parameter.param_type_name == "option" else []
-            yield EXAMPLES.get(name.upper(), name)
+            yield EXAMPLES.get(f"{command} {name.upper()}") or EXAMPLES.get(name.upper(), name)
 
 
 ADVICE = {
@@ -72,9 +133,9 @@ ADVICE = {
     errno.EROFS: message("the file system is read-only: choose another folder"),
     errno.EACCES: message("permission is denied: choose another place, or change its permissions"),
     errno.EPERM: message("permission is denied: choose another place, or change its permissions"),
-    errno.EISDIR: message("expected a file; this is a folder"),
-    errno.ENOTDIR: message("expected a folder; a part of this path is a file"),
-    errno.ENOENT: message("there is no such file or folder"),
+    errno.EISDIR: message("expected a file; this is a folder: give the path of a file in it"),
+    errno.ENOTDIR: message("expected a folder; a part of this path is a file: choose another path"),
+    errno.ENOENT: message("there is no such file or folder: check the path, or make the folder first"),
     errno.EMFILE: message("too many files are open: raise the limit, `ulimit -n 65536`"),
 }
 """Sentences about errors of the system, by number."""

@@ -42,8 +42,8 @@ def view(
     It reads only, and prints one address, with a secret in it, that opens the page. Ctrl-C ends it. Exit code 2 if it
     cannot start.
     """
-    from probe.services.web.listening import ServerError
-    from probe.view.serving import ViewOptions, parsed_address, view_until_ended
+    from probe.services.web.listening import ServerError, parsed_address
+    from probe.view.serving import ViewOptions, view_until_ended
 
     with refusing(ServerError, ValueError, ImportError, OSError):
         host, port = parsed_address(listen)

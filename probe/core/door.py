@@ -112,7 +112,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def keep_compilers_out(compiling: Callable[[], bool], skip: Callable[[CodeType, bool], object]) -> None:
-    """Let a framework's compiler trace what enters to nothing, and compile none of it by itself.
+    """Keep the code of the door out of a framework's compiler: traced calls of it do nothing, and it is not compiled.
 
     Args:
         compiling: returns whether a compiler traces; the compiler evaluates it as a constant.
@@ -389,7 +389,7 @@ class Around:
         return replace(self._owner, self._attribute, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy of the owner has instead: its class's method, or a copy of what the object itself had."""
+        """Return the attribute of a copy of the owner: the method of its class, or a copy of its own attribute."""
         if self._replaced is _ABSENT:
             return getattr, (self._owner, self._attribute)
         return operator.getitem, ([self._replaced], 0)

@@ -24,7 +24,7 @@ class TrainingStopped(SystemExit):
 
 
 def missing(purpose: str, package: str, extra: str) -> str:
-    """Message that ``purpose`` needs ``package``, which ``extra`` of `setup.py` installs, and how to install it."""
+    """Return the message that ``purpose`` needs ``package``, and how to install it with ``extra`` of `setup.py`."""
     return f'{purpose} needs {package}, of the extra "{extra}". In the clone of probe: {install(extra)}'
 
 
@@ -47,7 +47,7 @@ def needed(purpose: str, extra: str, others: Mapping[str, str] = {}) -> Iterator
 
 
 def install(extra: str) -> str:
-    """Command that installs ``extra``, to be run in the folder that has `setup.py`."""
+    """Return the command that installs ``extra``, to be run in the folder that has `setup.py`."""
     return f'pip install -e ".[{extra}]"'
 
 

@@ -44,7 +44,7 @@ class Faults:
             now, last = time.monotonic(), self._logged.get(kind)
             if last is not None and now - last < WINDOW_SECONDS:
                 return
-            self._logged = {each: at for each, at in self._logged.items() if now - at < WINDOW_SECONDS}
+            self._logged = {key: at for key, at in self._logged.items() if now - at < WINDOW_SECONDS}
             if len(self._logged) > MOST_LOGGED:
                 return
             self._logged[kind] = now
@@ -53,9 +53,9 @@ class Faults:
             if most:
                 _log.warning("further faults are counted, not logged: see monitor.faults and manifest.json")
                 return
-            what, number = f"{kind}: {error}"[:300], self._counts[kind]
+            text, number = f"{kind}: {error}"[:300], self._counts[kind]
             seen = f" (seen {number} times)" if number > 1 else ""
-            _log.warning("%s: %s%s", self._consequence, what, seen, exc_info=error)
+            _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=error)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing
             self.lost(LOG, 1)
 

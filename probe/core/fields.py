@@ -77,7 +77,7 @@ class Variants:
 
 
 def wrong(expected: str) -> PydanticCustomError:
-    """Error of a validator that expected another value."""
+    """Return the error of a validator that expected another value."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": expected})
 
 
@@ -111,16 +111,22 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a port such as "10.0.0.1:29600"')
 
 
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Parse ``HOST:PORT``, such as ``10.0.0.1:29600`` or ``[::1]:0``; None for another text."""
+    found = _ADDRESS.fullmatch(text)
+    return (found[1].strip("[]"), int(found[2])) if found and int(found[2]) < 1 << 16 else None
+
+
 def address_of(text: str) -> tuple[str, int]:
     """Parse host and port.
 
     Raises:
         ValueError: if ``text`` is no address.
     """
-    found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[2]) < 1 << 16:
+    address = host_and_port(text)
+    if address is None or not address[1]:
         raise wrong(_ADDRESS_FORM.expected)
-    return found[1].strip("[]"), int(found[2])
+    return address
 
 
 def _flag_or_address(value: object) -> bool | str:
@@ -156,11 +162,11 @@ class Selector:
         Raises:
             ValueError: if ``text`` is no selector or its index is not below its length.
         """
-        found = _SELECTOR.fullmatch(text.replace(" ", ""))
-        if not found:
+        match = _SELECTOR.fullmatch(text.replace(" ", ""))
+        if not match:
             raise wrong(_SELECTOR_FORM.expected)
-        tensor, kind, length, index = found.groups(default="0")
-        if found[1]:
+        tensor, kind, length, index = match.groups(default="0")
+        if match[1]:
             return cls(tensor, 1)
         if int(index) >= int(length):
             raise wrong(f"an element selector whose index is below its length {int(length)}")
@@ -187,18 +193,18 @@ Place = Annotated[
 
 
 def peel(annotation: Any, metadata: Sequence[object] = ()) -> tuple[Any, list[object]]:
-    """Bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
-    found = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    """Return the bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
+    items = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
     origin = get_origin(annotation)
     if origin is Annotated:
         bare, inside = peel(annotation.__origin__, annotation.__metadata__)
-        return bare, found + inside
+        return bare, items + inside
     if origin in (Union, UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
         if len(members) == 1:
             bare, inside = peel(members[0])
-            return bare, found + inside
-    return annotation, found
+            return bare, items + inside
+    return annotation, items
 
 
 def inner_sections(field: FieldInfo) -> Iterator[tuple[type[Section], str]]:
@@ -216,9 +222,9 @@ _NOUNS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
-    """Description of values of an annotated type."""
-    bare, found = peel(annotation, metadata)
-    for item in found:
+    """Return the description of values of an annotated type."""
+    bare, items = peel(annotation, metadata)
+    for item in items:
         if isinstance(item, Form):
             return item
         if isinstance(item, Names):
@@ -230,7 +236,7 @@ def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
         among = message("out of {names}", names=item_form.range) if item_form.type == "name" else item_form.range
         phrase = joined(" ", filter(None, (message(f"a list of {item_form.type}s"), among)))
         return Form(f"list of {item_form.type}s", item_form.range, phrase)
-    return Form(_NOUNS.get(bare, "mapping"), _range(found))
+    return Form(_NOUNS.get(bare, "mapping"), _range(items))
 
 
 def _range(metadata: Sequence[object]) -> str:

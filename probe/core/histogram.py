@@ -33,7 +33,7 @@ _CELL = re.compile(r"(-?)(2\^(-?\d+)|0|inf|nan):(\d+)")
 
 
 def _lower_edges() -> Array:
-    """Smallest magnitude of the bins at each distance from zero."""
+    """Return the smallest magnitude of the bins at each distance from zero."""
     return np.array([0.0, 0.0, *(2.0**e for e in range(LOW, HIGH + 1)), math.inf])
 
 
@@ -43,7 +43,7 @@ UPPER = np.array([0.0, *LOWER[2:-1], math.inf, math.inf])
 
 
 def width(columns: Sequence[str]) -> int:
-    """Number of values in a row of ``columns``."""
+    """Return the number of values in a row of ``columns``."""
     return len(columns) + (BINS - 1) * columns.count(HISTOGRAM)
 
 
@@ -74,8 +74,8 @@ def counts(array: npt.NDArray[Any]) -> Array:
 
 
 def shifted(histograms: Array, scale: Array) -> Array:
-    """Histograms of ``x / scale`` from those of ``x``; exact for powers of two, else to the nearest of them. Elements
-    in bins that are no octaves stay where they are."""
+    """Return the histograms of ``x / scale`` from those of ``x``; exact for powers of two, else to the nearest of them.
+    Elements in bins that are no octaves stay where they are."""
     with np.errstate(all="ignore"):
         powers = np.nan_to_num(np.rint(np.log2(scale)), posinf=0.0, neginf=0.0).astype(np.int64)
     result = histograms.copy()
@@ -84,17 +84,17 @@ def shifted(histograms: Array, scale: Array) -> Array:
         rows = powers == power
         to = np.clip(distances - power, 1, INFINITE - 1)
         for sign in (1, -1):
-            own = histograms[rows][:, ZERO + sign * distances]
+            shifted_counts = histograms[rows][:, ZERO + sign * distances]
             part = result[rows]
-            part[:, ZERO + sign * distances] -= own
+            part[:, ZERO + sign * distances] -= shifted_counts
             for column, target in enumerate(ZERO + sign * to):
-                part[:, target] += own[:, column]
+                part[:, target] += shifted_counts[:, column]
             result[rows] = part
     return result
 
 
 def quantile(histograms: Array, q: float) -> Array:
-    """Quantile of the elements that are not NaN, as ``numpy.quantile`` defines it; NaN if there are none.
+    """Return the quantile of the elements that are not NaN, as ``numpy.quantile`` defines it; NaN if there are none.
 
     Elements are assumed to lie evenly (in their logarithm) within their bin, so that each is off by less than its bin's
     width: a factor of 2 at most. Zero, infinity and the sign are exact; magnitudes above ``2**HIGH`` count as that.
@@ -128,8 +128,8 @@ def _element(numbers: Array, at: Array) -> Array:
 
 
 def buckets(histogram: Array) -> dict[str, Any]:
-    """Histogram as TensorBoard has it: the finite numbers by the right ends of adjoining buckets, with sums computed
-    from the middles of the bins. Magnitudes above ``2**HIGH`` are assumed to be less than twice that."""
+    """Return the histogram as TensorBoard has it: the finite numbers by the right ends of adjoining buckets, with sums
+    computed from the middles of the bins. Magnitudes above ``2**HIGH`` are assumed to be less than twice that."""
     finite = histogram[1 : NAN - 1]
     filled = np.flatnonzero(finite)
     if not len(filled):
@@ -137,13 +137,13 @@ def buckets(histogram: Array) -> dict[str, Any]:
     distances = np.arange(1, NAN - 1) - ZERO
     outer = np.minimum(UPPER, 2.0 ** (HIGH + 1))[np.abs(distances)]
     inner = np.where(distances == 0, 0.0, LOWER[np.abs(distances)])
-    left, right = np.where(distances < 0, -outer, inner), np.where(distances < 0, -inner, outer)
-    middles, first, last = (left + right) / 2, filled[0], filled[-1]
+    lower, right = np.where(distances < 0, -outer, inner), np.where(distances < 0, -inner, outer)
+    middles, first, last = (lower + right) / 2, filled[0], filled[-1]
     limits, numbers = right[first : last + 1].tolist(), finite[first : last + 1].tolist()
     if first:  # an empty bucket marks where the first one begins
-        limits, numbers = [float(left[first]), *limits], [0.0, *numbers]
+        limits, numbers = [float(lower[first]), *limits], [0.0, *numbers]
     return {
-        "min": float(left[first]),
+        "min": float(lower[first]),
         "max": float(right[last]),
         "num": float(finite.sum()),
         "sum": float(finite @ middles),
@@ -154,8 +154,8 @@ def buckets(histogram: Array) -> dict[str, Any]:
 
 
 def text_of(histogram: Array) -> str:
-    """Text for a cell of a table: ``-2^-3:5;0:7;2^4:1``, for each bin that is not empty its smallest magnitude and
-    count. ``2^-65`` stands for all magnitudes below ``2^-64``, ``2^32`` for all from there on."""
+    """Return the text for a cell of a table: ``-2^-3:5;0:7;2^4:1``, for each bin that is not empty its smallest
+    magnitude and count. ``2^-65`` stands for all magnitudes below ``2^-64``, ``2^32`` for all from there on."""
     filled = np.flatnonzero(histogram)
     return ";".join(f"{_name(int(at))}:{histogram[at]:.0f}" for at in filled)
 
@@ -177,10 +177,10 @@ def parsed(text: str) -> Array:
     """
     row = np.zeros(BINS)
     for cell in text.split(";") if text else ():
-        found = _CELL.fullmatch(cell)
-        if found is None or (found[3] is not None and not LOW - 1 <= int(found[3]) <= HIGH):
+        match = _CELL.fullmatch(cell)
+        if match is None or (match[3] is not None and not LOW - 1 <= int(match[3]) <= HIGH):
             raise ValueError(f"expected a histogram such as -2^-3:5;0:7;2^4:1, got {cell!r}")
-        sign = -1 if found[1] else 1
-        known = {"nan": NAN - ZERO, "0": 0, "inf": sign * INFINITE}
-        row[ZERO + known.get(found[2], sign * (int(found[3] or 0) - LOW + 2))] += int(found[4])
+        sign = -1 if match[1] else 1
+        places = {"nan": NAN - ZERO, "0": 0, "inf": sign * INFINITE}
+        row[ZERO + places.get(match[2], sign * (int(match[3] or 0) - LOW + 2))] += int(match[4])
     return row

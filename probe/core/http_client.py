@@ -144,8 +144,10 @@ class DeadlineClient:
                     data += chunk
                     if len(data) >= LARGEST_ANSWER:
                         break
-                found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-                return Answer(response.status, found, data[:LARGEST_ANSWER])
+                answer_headers = {
+                    name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers
+                }
+                return Answer(response.status, answer_headers, data[:LARGEST_ANSWER])
         except Exception as error:  # noqa: BLE001 - the network raises many kinds, whose texts may hold headers
             text = f"{urlsplit(url).hostname}: {type(error).__name__} ({type(error.__cause__ or error).__name__})"
             late = isinstance(error, TimeoutError | httpcore.TimeoutException)
@@ -265,8 +267,8 @@ class _DeadlineStream:
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002 - see above
     ) -> _DeadlineStream:
-        left = self._backend.left()
-        return _DeadlineStream(self._stream.start_tls(ssl_context, server_hostname, left), self._backend)
+        seconds = self._backend.left()
+        return _DeadlineStream(self._stream.start_tls(ssl_context, server_hostname, seconds), self._backend)
 
     def close(self) -> None:
         self._stream.close()

@@ -75,6 +75,11 @@ def looked_up(text: str) -> str:
     return _catalogue().gettext(text) if text and _active else text
 
 
+def is_active() -> bool:
+    """Return whether messages are printed in another language than English."""
+    return bool(_active)
+
+
 _active: list[bool] = []
 """Not empty in a process of the command line whose language has a catalogue."""
 

@@ -38,7 +38,7 @@ EMPTY: dict[str, float] = {
 
 
 def numels(shapes: Shapes) -> Array:
-    """Element counts of ``shapes``, not to be written."""
+    """Return the element counts of ``shapes``, as a read-only array."""
     return _numels(tuple(shapes))
 
 
@@ -99,7 +99,7 @@ def moment_of(op: str) -> str:
 
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
-    """Moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
+    """Return the moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
     ops = tuple(ops)
     needed = {moment_of(op) for op in ops}
     if any(op in QUANTILES for op in ops):
@@ -108,7 +108,7 @@ def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def nothing(columns: Sequence[str]) -> Array:
-    """Row of a tensor without elements."""
+    """Return the row of a tensor without elements."""
     return np.concatenate([np.zeros(BINS) if name == HISTOGRAM else [EMPTY[name]] for name in columns])
 
 
@@ -118,10 +118,10 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     Raises:
         KeyError: if neither the op's moment nor a column of that name was collected.
     """
-    known = OPS.get(op)
-    if known is None or (op in columns and known.moment not in columns):
+    definition = OPS.get(op)
+    if definition is None or (op in columns and definition.moment not in columns):
         return columns[op]
-    values = known.derive(columns[known.moment], shapes)
+    values = definition.derive(columns[definition.moment], shapes)
     if op in QUANTILES and "min" in columns and "max" in columns:
         within = np.fmax(np.fmin(values, columns["max"]), columns["min"])  # these are NaN if an element is
         values = np.where(np.isnan(values), values, within)
@@ -134,7 +134,8 @@ def derive_all(ops: Iterable[str], columns: Mapping[str, Array], shapes: Shapes)
 
 
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
-    """Moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of :func:`derive`.
+    """Return the moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of
+    :func:`derive`.
 
     ``mean`` and ``id`` come from the same moment: the first of them is used. ``m2`` needs ``mean``. Histograms cannot
     be recovered from quantiles.
@@ -147,18 +148,18 @@ def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
         "std": lambda x: np.square(x) * counts,
     }
     needed = columns_for(op for op in ops if op != "std" or "mean" in ops)
-    known: dict[str, Array] = {}
+    moments: dict[str, Array] = {}
     with np.errstate(invalid="ignore", over="ignore"):
         for op, values in ops.items():
             moment = OPS[op].moment
             undo = undone.get(op)
             total = values if undo is None else undo(values)
-            known.setdefault(moment, np.where(counts > 0, total, EMPTY[moment]))
-    return {name: known[name] for name in needed}
+            moments.setdefault(moment, np.where(counts > 0, total, EMPTY[moment]))
+    return {name: moments[name] for name in needed}
 
 
 def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """Moments of ``times`` copies of a tensor with the moments ``row``."""
+    """Return the moments of ``times`` copies of a tensor with the moments ``row``."""
     return {name: value if name in ("min", "max") else value * times for name, value in row.items()}
 
 

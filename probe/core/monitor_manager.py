@@ -114,8 +114,8 @@ class MonitorManager:
         self._interrupted = True
         text = str(excp_info) if excp_info is not None else traceback.format_exc() if sys.exc_info()[0] else ""
         if address := alert_address or self._address:
-            known = recipients()
-            known.attempt(lambda: known.of(address).interrupted(text, known.step))
+            receivers = recipients()
+            receivers.attempt(lambda: receivers.of(address).interrupted(text, receivers.step))
 
     def handle_sigterm(self, alert_address: str | None = None) -> None:
         """Send an alert at SIGTERM; then the handler before this one runs, or the process ends as without it.
@@ -128,9 +128,9 @@ class MonitorManager:
         """
         if not (address := alert_address or self._address):
             return
-        known = recipients()
-        known.of(address).sigterm_wanted = True
-        if not known.catches_sigterm:
+        receivers = recipients()
+        receivers.of(address).sigterm_wanted = True
+        if not receivers.catches_sigterm:
             _log.warning("SIGTERM is not caught: call handle_sigterm or start_monitor on the main thread")
 
     def start_monitor(
@@ -155,14 +155,14 @@ class MonitorManager:
         interval = positive("monitor_interval_seconds", monitor_interval_seconds)
         limit = positive("loss_spike_limit", loss_spike_limit)
         self.stop_monitor()
-        known = recipients()
-        known.job = job_name
+        receivers = recipients()
+        receivers.job = job_name
         if not alert_address:
             return
         tracker = MonitorTracker(alert_address, interval, limit)
         self._tracker, self._address, self._limit = tracker, alert_address, limit
-        self._starts, self._interrupted, known.step = self._starts + 1, False, None
-        recipient = known.of(alert_address)
+        self._starts, self._interrupted, receivers.step = self._starts + 1, False, None
+        recipient = receivers.of(alert_address)
         recipient.check()
         self._send_from_first_rank(recipient, "begin", "training has begun")
         tracker.run()
@@ -171,21 +171,23 @@ class MonitorManager:
     def stop_monitor(self) -> None:
         """Send that training has ended, unless an exception was reported last; deliver what waits within
         5 seconds, and end all threads."""
-        known, tracker, address = recipients(), self._tracker, self._address
+        receivers, tracker, address = recipients(), self._tracker, self._address
         self._tracker, self._address = None, None
         if tracker is not None:
-            known.attempt(tracker.stop)
+            receivers.attempt(tracker.stop)
         if address is not None and not self._interrupted:
-            at = "without a step" if known.step is None else f"after step {known.step}"
-            known.attempt(lambda: self._send_from_first_rank(known.of(address), "end", f"training has ended {at}"))
-        known.close()
+            at = "without a step" if receivers.step is None else f"after step {receivers.step}"
+            receivers.attempt(
+                lambda: self._send_from_first_rank(receivers.of(address), "end", f"training has ended {at}")
+            )
+        receivers.close()
 
     def _judge(self, address: str | None, step: int, loss: float) -> None:
         self._interrupted = False
-        known = recipients()
+        receivers = recipients()
         if address:
-            known.of(address).losses.limit = self._limit
-        known.report(int(step), float(loss), address)
+            receivers.of(address).losses.limit = self._limit
+        receivers.report(int(step), float(loss), address)
 
     def _send_from_first_rank(self, recipient: Recipient, kind: str, title: str) -> None:
         """Send the begin or the end, which all ranks share."""

@@ -120,13 +120,13 @@ def squash_name(name: str) -> str:
     begins with it is kept whole, so that ``layers.0.norm1`` does not lose its layer.
     """
     for pattern in _SQUASH:
-        if found := pattern.match(name):
-            return found.group(1)
+        if match := pattern.match(name):
+            return match.group(1)
     return name
 
 
 def row_name(key: Key) -> str:
-    """Name of a row: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
+    """Return the name of a row: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
     return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 

@@ -24,7 +24,7 @@ class Update(NamedTuple):
 
     outcome: Outcome = "unknown"
     skips: int = 0
-    """Number of updates in a row, up to this one, that were skipped, those of steps that were not sampled included."""
+    """Number of skipped updates in a row, up to this one; steps that were not sampled count."""
     begun: bool = True
     """True if an update has been applied earlier in this process: a gradient scaler has had a usable scale."""
     rate: float = nan

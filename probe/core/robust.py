@@ -14,11 +14,11 @@ Indices = npt.NDArray[np.int64]
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 COMMON_ROWS = 8
-"""Rows of which a common movement is taken, at least: the median of fewer is too much that of the row in question."""
+"""Fewest rows whose median is their common movement: of fewer, the judged row itself moves the median too much."""
 
 
 def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:
-    """Median of each row without its NaN padding; NaN of a row without a number.
+    """Return the median of each row without its NaN padding; NaN of a row without a number.
 
     Several times faster than ``numpy.nanmedian``, which treats short rows one by one.
     """
@@ -43,7 +43,7 @@ def medians(values: Array, axis: int) -> Array:
 
 
 def spreads_of(windows: npt.NDArray[np.floating[Any]], centres: Array) -> Array:
-    """Robust standard deviation of each row about its centre."""
+    """Return the robust standard deviation of each row about its centre."""
     spreads: Array = MAD_TO_SIGMA * medians_of(np.abs(windows - centres[:, None].astype(windows.dtype)))
     return spreads
 
@@ -51,7 +51,7 @@ def spreads_of(windows: npt.NDArray[np.floating[Any]], centres: Array) -> Array:
 def common_movement(
     movements: npt.NDArray[np.floating[Any]], kinds: Iterable[Indices] = (), least: int = COMMON_ROWS
 ) -> Array:
-    """Movement that each row has in common with the others: the median over the rows, in each column.
+    """Return the movement that each row has in common with the others: the median over the rows, in each column.
 
     Rows of a kind are compared with each other; where fewer than ``least`` of a kind have a number, with all
     rows; and where these are fewer, with nothing: the movement is 0.
@@ -75,7 +75,7 @@ def common_movement(
 
 
 def _middle(movements: npt.NDArray[np.floating[Any]], least: int) -> Array:
-    """Median of each column; NaN of one with fewer numbers than ``least``."""
+    """Return the median of each column; NaN of one with fewer numbers than ``least``."""
     columns = np.ascontiguousarray(movements.T)
     middle: Array = np.where(columns.shape[1] - np.isnan(columns).sum(axis=1) >= least, medians_of(columns), np.nan)
     return middle

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 EARLIEST, LATEST = -62_135_596_800.0, 253_402_300_799.0
 """First and last second that a date in UTC can have: the years 1 and 9999."""
 FUTURE_SECONDS = 86_400.0
-"""Most that the clock of another machine is ahead: a time beyond it is none, such as one in milliseconds."""
+"""Most by which the clock of another machine is ahead; a number beyond is no time in seconds (milliseconds, say)."""
 
 
 def sound_time(seconds: object, now: float) -> float:
@@ -19,8 +19,13 @@ def sound_time(seconds: object, now: float) -> float:
     return float(seconds) if 0 <= seconds <= now + FUTURE_SECONDS else now  # NaN is in no range
 
 
+def local_time(seconds: float) -> datetime:
+    """Return a time of this machine with its offset from UTC."""
+    return datetime.fromtimestamp(seconds).astimezone()
+
+
 def utc_text(seconds: float) -> str:
-    """Return a time as RFC 3339 has it, in UTC and milliseconds; one that no date has as the nearest that one has.
+    """Return a time in UTC as RFC 3339 writes it, with milliseconds; a time out of range as the nearest date in range.
 
     >>> utc_text(0)
     '1970-01-01T00:00:00.000Z'

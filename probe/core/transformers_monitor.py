@@ -80,7 +80,7 @@ def make_callbacks(
     """
     config = read_configuration(source, arguments)
     batch = global_batch_size or config.global_batch_size
-    shown: dict[str, Any] = {
+    style: dict[str, Any] = {
         "log_style": log_style, "samples_suffix": samples_suffix, "tensorboard": config.tensorboard
     }  # fmt: skip
     made: list[Any] = []
@@ -91,7 +91,7 @@ def make_callbacks(
         given["initial_step"] = given["initial_step"] or initial_step
         given["global_batch_size"] = given["global_batch_size"] or batch
         more = {"flops_per_step": flops_per_step, "sink_mode": config.sink_mode, "monitor": monitor}
-        made.append(loss_class(**given, **shown, **more))
+        made.append(loss_class(**given, **style, **more))
     if config.watches_state:
         made.append(
             state_class(
@@ -104,11 +104,11 @@ def make_callbacks(
                 use_skip_data_by_global_norm=config.skips_spikes,
                 output_dir=config.output_directory,
                 monitor_config=monitor_config,
-                **shown,
+                **style,
             )
         )
     if made and isinstance(made[0], CallbackCore):
-        made[0].write_texts(texts({"device_num": made[0].devices, "data_size": dataset_size, **config.values}))
+        made[0].write_page({"device_num": made[0].devices, "data_size": dataset_size, **config.values})
     if config.probe is not None and probe_class is not None:
         made.append(probe_class(**config.probe))
     elif config.probe is not None:

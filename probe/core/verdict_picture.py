@@ -56,7 +56,7 @@ class VerdictPicture(NamedTuple):
             blocks: False for a terminal that has no block characters.
         """
         names = [printable(name) for name, _ in self.rows]
-        title = f"{self.column} of {self.signal}"
+        title = f"{self.signal} {self.column}"
         width = max(map(len, [*names, title]))
         cell = max(len("NaN"), *(len(str(step)) for step in self.steps)) + 1
         lines = [f"  {title:<{width}}{self._line([str(step) for step in self.steps], cell)}"]

@@ -76,9 +76,11 @@ class Worker:
         self._look = look or _nothing
         self._due = None if due is None else time.monotonic() + due
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # None: a look
-        self.rest, self._calls = 0.0, queue.SimpleQueue[None]()
-        """Seconds that the thread rests when there is no more work, and calls that cut it short: a flush, and the end.
-        What is submitted meanwhile wakes no thread, and is done together, which takes a fraction of the time."""
+        self.rest = 0.0
+        """Seconds that the thread rests when there is no more work. Work that is submitted meanwhile wakes no thread,
+        and is done together, which takes a fraction of the time."""
+        self._calls = queue.SimpleQueue[None]()
+        """Queue of the calls that end a rest early: a flush, and the end."""
         self._size, self._room = room or 0, queue.SimpleQueue[None]() if room else None
         for _ in range(self._size):
             self._room.put(None)  # type: ignore[union-attr] # there is room

@@ -19,6 +19,7 @@ from probe.core.messages import shown_path
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
+from probe.core.storage.layout import CSV, names_of
 from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
 from probe.demo.training import DemoOutcome, DemoPlan, DemoProgress
@@ -118,6 +119,9 @@ def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) ->
         place = {"signal": first.signal, "op": first.op, "row": diagnosis.row, "step": first.step}
         cell = f"#{urlencode(place)}"
     yield "Where to look next:"
+    if diagnosis is not None:
+        files = f"{shlex.quote(str(directory))}/{names_of(diagnosis.first.signal)}.{CSV}"
+        yield f"  these numbers  grep -h ',{diagnosis.row},' {files}"
     yield f"  the page       {probe} view {shlex.quote(output + cell)}"
     yield f"  first cause    {probe} anomalies {shlex.quote(output)}"
     yield f"  one HTML file  {probe} report {shlex.quote(output)} -o report.html"

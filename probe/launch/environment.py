@@ -49,12 +49,12 @@ def watched(environ: Mapping[str, str], config: Path | str | None) -> dict[str, 
         config: a file, or a name of :data:`NAMED`; None for the one that ``environ`` names, else for :data:`DEFAULTS`.
     """
     others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
-    paths = [str(SITE), *(each for each in others if each != str(SITE))]
-    chosen = environ.get(CONFIG, DEFAULT) if config is None else str(config)
+    paths = [str(SITE), *(path for path in others if path != str(SITE))]
+    source = environ.get(CONFIG, DEFAULT) if config is None else str(config)
     if isinstance(config, Path):
-        chosen = str(config.resolve())
+        source = str(config.resolve())
     identity = environ.get(WATCHED) or f"{time.time_ns():x}"
-    return {**environ, CONFIG: chosen, WATCHED: identity, _PATH: os.pathsep.join(paths)}
+    return {**environ, CONFIG: source, WATCHED: identity, _PATH: os.pathsep.join(paths)}
 
 
 def is_watched(environ: Mapping[str, str]) -> bool:
@@ -64,18 +64,18 @@ def is_watched(environ: Mapping[str, str]) -> bool:
 
 def configuration(environ: Mapping[str, str]) -> Path | Mapping[str, object]:
     """Return the configuration that an environment names."""
-    chosen = environ[CONFIG]
-    return NAMED[chosen] if chosen in NAMED else Path(chosen)
+    source = environ[CONFIG]
+    return NAMED[source] if source in NAMED else Path(source)
 
 
 def flags(original: list[str]) -> list[str]:
     """Return the flags of an interpreter, such as ``-O`` and ``-X dev``, from its command line."""
-    found: list[str] = []
+    flag_words: list[str] = []
     words = iter(original[1:])
     for word in words:
         if not word.startswith("-") or word in ("-m", "-c", "-"):
             break
-        found.append(word)
+        flag_words.append(word)
         if word in ("-X", "-W"):
-            found.append(next(words, ""))
-    return found
+            flag_words.append(next(words, ""))
+    return flag_words

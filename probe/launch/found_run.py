@@ -32,12 +32,12 @@ class FoundRun:
     @property
     def models(self) -> dict[str, Any]:
         """Models that there still are, by name."""
-        return {name: model for name, each in self._models.items() if (model := each()) is not None}
+        return {name: model for name, reference in self._models.items() if (model := reference()) is not None}
 
     @property
     def optimizers(self) -> list[Any]:
         """Optimizers that there still are."""
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     @property
     def counts(self) -> bool:
@@ -63,26 +63,26 @@ class FoundRun:
         if id(optimizer) not in self._steps:
             return []
         self._steps[id(optimizer)] += 1
-        idle = [each for each in self.optimizers if not self._steps[id(each)]]
+        idle = [optimizer for optimizer in self.optimizers if not self._steps[id(optimizer)]]
         if idle and max(self._steps.values()) < ENOUGH:
             return []
         self._steps = {}
         return idle
 
     def drop(
-        self, idle: Sequence[Any], owned: Callable[[Any], Iterable[Any]], held: Callable[[Any], Any]
+        self, idle: Sequence[Any], owned: Callable[[Any], Iterable[Any]], parameters_of: Callable[[Any], Any]
     ) -> dict[str, Any]:
         """Watch ``idle`` no more, nor the models of which no other optimizer owns a parameter; return these by name."""
-        without = {id(each) for each in idle}
-        left = [each for each in self.optimizers if id(each) not in without]
-        trained = {id(parameter) for each in left for parameter in owned(each)}
-        kept = {
+        without = {id(optimizer) for optimizer in idle}
+        remaining = [optimizer for optimizer in self.optimizers if id(optimizer) not in without]
+        trained = {id(parameter) for optimizer in remaining for parameter in owned(optimizer)}
+        trained_models = {
             name: model
             for name, model in self.models.items()
-            if any(id(parameter) in trained for parameter in held(model))
+            if any(id(parameter) in trained for parameter in parameters_of(model))
         }
-        dropped = {name: model for name, model in self.models.items() if name not in kept}
-        narrow(self.monitor, [*kept.values()], left)
-        self._models = {name: weakref.ref(model) for name, model in kept.items()}
-        self._optimizers = [weakref.ref(each) for each in left]
+        dropped = {name: model for name, model in self.models.items() if name not in trained_models}
+        narrow(self.monitor, [*trained_models.values()], remaining)
+        self._models = {name: weakref.ref(model) for name, model in trained_models.items()}
+        self._optimizers = [weakref.ref(optimizer) for optimizer in remaining]
         return dropped

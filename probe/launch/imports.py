@@ -19,7 +19,7 @@ def after_import(name: str, function: AfterImport) -> None:
     if (module := sys.modules.get(name)) is not None:
         _call(function, module)
         return
-    finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
+    finder = next((candidate for candidate in sys.meta_path if isinstance(candidate, _Finder)), None)
     if finder is None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
@@ -56,8 +56,8 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """Loader of a module, after which functions are called; in all else the one that it stands for."""
 
-    def __init__(self, own: Any, functions: dict[str, list[AfterImport]]) -> None:
-        self._own, self._functions = own, functions
+    def __init__(self, loader: Any, functions: dict[str, list[AfterImport]]) -> None:
+        self._own, self._functions = loader, functions
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

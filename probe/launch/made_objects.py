@@ -55,8 +55,8 @@ def _optimizers(framework: ModuleType) -> list[type]:
     if framework.__name__ == "torch":
         return [framework.optim.Optimizer]
     experimental = getattr(getattr(framework, "experimental", None), "optim", None)
-    found = [getattr(framework.nn, "Optimizer", None), getattr(experimental, "Optimizer", None)]
-    return [each for each in found if each is not None]
+    candidates = [getattr(framework.nn, "Optimizer", None), getattr(experimental, "Optimizer", None)]
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def note_made(owner: type, made: Callable[[Any], None]) -> None:
@@ -137,5 +137,5 @@ def _ended(framework: ModuleType, process: int) -> None:
 
 
 def _report_gradients(parameter: type) -> None:
-    if any(parameter in type(each).__mro__ and each.grad is not None for each in gc.get_objects()):
+    if any(parameter in type(thing).__mro__ and thing.grad is not None for thing in gc.get_objects()):
         complain(NO_OPTIMIZER, "warning")

@@ -43,8 +43,8 @@ class Finder(Protocol):
         """Return all models of the process, whatever holds them."""
 
     def chosen(self, model: Any, wanted: frozenset[int], parents: Callable[[Any], list[Any]]) -> Any:
-        """Return what to watch for a model that holds the ``wanted`` parameters, by identity: a wrapper around it, or a
-        part of it."""
+        """Return the module to watch for a model that holds the ``wanted`` parameters, given by identity: the model, a
+        wrapper around it, or a part of it."""
 
     def before_tracing(self, models: Sequence[Any]) -> list[Any]:
         """Return the modules inside models that will be compiled at their first call, which is about to come."""
@@ -75,39 +75,40 @@ class ModelSearch:
         self._held: dict[int, frozenset[int]] = {}
 
     def of(self, optimizer: Any) -> list[Any]:
-        """Return the model of an optimizer: the one that was called if it holds all parameters, else the smallest that
-        does; if none does, the fewest that together hold what any holds, in the order of the optimizer."""
+        """Return the model of an optimizer: the model that was called if it holds all parameters of the optimizer, else
+        the smallest model that does. If none does, return the fewest models that together hold as many of the
+        parameters as possible, in the order of the optimizer."""
         owned = [id(parameter) for parameter in self._finder.owned(optimizer)]
-        wanted = frozenset(owned)
-        if not wanted:
+        parameters = frozenset(owned)
+        if not parameters:
             return []
-        if self._called is not None and wanted <= self._parameters(self._called):
-            return [self._finder.chosen(self._called, wanted, self._parents)]
+        if self._called is not None and parameters <= self._parameters(self._called):
+            return [self._finder.chosen(self._called, parameters, self._parents)]
         places = {parameter: place for place, parameter in enumerate(owned)}
-        found: list[tuple[int, Any]] = []
-        while wanted and (model := self._holder(wanted)) is not None:
-            held = wanted & self._parameters(model)
-            found.append((min(map(places.__getitem__, held)), self._finder.chosen(model, held, self._parents)))
-            wanted -= held
-        return [model for _, model in sorted(found, key=lambda each: each[0])]
+        models: list[tuple[int, Any]] = []
+        while parameters and (model := self._holder(parameters)) is not None:
+            shared = parameters & self._parameters(model)
+            models.append((min(map(places.__getitem__, shared)), self._finder.chosen(model, shared, self._parents)))
+            parameters -= shared
+        return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
-    def _holder(self, wanted: frozenset[int]) -> Any:
-        """Return the model with most of the ``wanted`` parameters, of these the smallest, of these the outermost."""
-        held = [(len(wanted & self._parameters(model)), model) for model in self._everything()]
-        most = max((number for number, _ in held), default=0)
+    def _holder(self, parameters: frozenset[int]) -> Any:
+        """Return the model with most of the ``parameters``, of these the smallest, of these the outermost."""
+        counts = [(len(parameters & self._parameters(model)), model) for model in self._everything()]
+        most = max((number for number, _ in counts), default=0)
         if not most:
             return None
-        holding = [model for number, model in held if number == most]
+        holding = [model for number, model in counts if number == most]
         smallest = min(map(len, map(self._parameters, holding)))
         alike = [model for model in holding if len(self._parameters(model)) == smallest]
         inner = {id(child) for model in alike for child in _children(model, alike)}
-        return next(each for each in alike if id(each) not in inner)
+        return next(model for model in alike if id(model) not in inner)
 
     def outermost(self, models: Sequence[Any]) -> list[Any]:
         """Return each model once, without those that are in another."""
-        each = list({id(model): model for model in models}.values())
-        inner = {id(child) for model in each for child in _children(model, each)}
-        return [model for model in each if id(model) not in inner]
+        distinct_models = list({id(model): model for model in models}.values())
+        inner = {id(child) for model in distinct_models for child in _children(model, distinct_models)}
+        return [model for model in distinct_models if id(model) not in inner]
 
     def _everything(self) -> list[Any]:
         if self._all is None:
@@ -120,19 +121,21 @@ class ModelSearch:
         return self._held[id(model)]
 
     def _parents(self, model: Any) -> list[Any]:
-        return [each for each in self._everything() if each is not model and _holds(each, model)]
+        return [candidate for candidate in self._everything() if candidate is not model and _holds(candidate, model)]
 
 
 def _holds(model: Any, child: Any) -> bool:
-    held = getattr(model, "_modules", None) or getattr(model, "_cells", None) or {}
-    return any(each is child for each in held.values())
+    children = getattr(model, "_modules", None) or getattr(model, "_cells", None) or {}
+    return any(value is child for value in children.values())
 
 
 def _children(model: Any, among: Sequence[Any]) -> Iterator[Any]:
     """Yield those of ``among`` that are in ``model``, at any depth."""
     inside = getattr(model, "modules", None) or getattr(model, "cells_and_names", None)
-    held = {id(each[1] if isinstance(each, tuple) else each) for each in inside()} if callable(inside) else set[int]()
-    yield from (each for each in among if each is not model and id(each) in held)
+    inner = (
+        {id(child[1] if isinstance(child, tuple) else child) for child in inside()} if callable(inside) else set[int]()
+    )
+    yield from (part for part in among if part is not model and id(part) in inner)
 
 
 def distinct(owners: Sequence[Any], owned: Callable[[Any], Iterable[Any]]) -> list[Any]:
@@ -140,16 +143,18 @@ def distinct(owners: Sequence[Any], owned: Callable[[Any], Iterable[Any]]) -> li
     passes its steps on to several that update all of its parameters."""
     dropped: set[int] = set()
     for outer in owners:
-        inner = [each for each in owners if each is not outer and _refers(outer, each)]
-        own = {id(parameter) for parameter in owned(outer)}
-        passes_on = len(inner) > 1 and own == {id(parameter) for each in inner for parameter in owned(each)}
-        dropped |= {id(outer)} if passes_on else {id(each) for each in inner}
-    return [each for each in owners if id(each) not in dropped]
+        inner = [optimizer for optimizer in owners if optimizer is not outer and _refers(outer, optimizer)]
+        parameters = {id(parameter) for parameter in owned(outer)}
+        passes_on = len(inner) > 1 and parameters == {
+            id(parameter) for optimizer in inner for parameter in owned(optimizer)
+        }
+        dropped |= {id(outer)} if passes_on else {id(optimizer) for optimizer in inner}
+    return [optimizer for optimizer in owners if id(optimizer) not in dropped]
 
 
 def _refers(outer: Any, inner: Any) -> bool:
     for value in [*getattr(outer, "__dict__", {}).values()]:
-        if value is inner or (isinstance(value, list | tuple) and any(each is inner for each in value)):
+        if value is inner or (isinstance(value, list | tuple) and any(item is inner for item in value)):
             return True
     return False
 

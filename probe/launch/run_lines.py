@@ -15,9 +15,9 @@ def attached(monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[A
         begun: number of the first step.
         by: source of that number.
     """
-    what = ", ".join(f"{name}: {type(model).__name__}".removeprefix(": ") for name, model in models.items())
+    classes = ", ".join(f"{name}: {type(model).__name__}".removeprefix(": ") for name, model in models.items())
     kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
-    parts = [f"watching {what} with {kinds}"]
+    parts = [f"watching {classes} with {kinds}"]
     if begun:
         parts.append(f"from step {begun} on, by {by}")
     if monitor.output_directory:

@@ -43,7 +43,7 @@ def harmless(method: Method) -> Method:
 
 
 class TrainerRun:
-    """Monitor of a trainer's training. Of what fails only what the user can put right is raised, before training.
+    """Monitor of a trainer's training. Errors that the user can repair are raised, before training; others never.
 
     A model that the program watches itself is not watched twice: numbers go to the monitor that is there.
 
@@ -124,9 +124,9 @@ class TrainerRun:
     ) -> None:
         named = dict(models) if isinstance(models, Mapping) else {}
         watched = [*named.values()] if named else [*models]
-        there = watcher_of(watched)
-        if there is not None and (self._automatic or not there.automatic):
-            self.monitor = there
+        earlier = watcher_of(watched)
+        if earlier is not None and (self._automatic or not earlier.automatic):
+            self.monitor = earlier
             return
         monitor = self._kind(configured(self.source, changes))
         monitor.automatic, self.monitor = self._automatic, monitor
@@ -140,17 +140,17 @@ class TrainerRun:
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last."""
-        found = _recordable(values)
-        if self.receiver is not None and found:
-            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log_ended, **found))
+        numbers = _recordable(values)
+        if self.receiver is not None and numbers:
+            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log_ended, **numbers))
 
     def log(self, at: int | None, **values: Any) -> None:
         """Record numbers of the step ``at``, which is in progress or has ended last; None for the one in progress."""
-        found = _recordable(values)
-        if isinstance(self.receiver, Monitor) and found:
-            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log, step=at, **found))
-        elif found:
-            self.log_ended(**found)
+        numbers = _recordable(values)
+        if isinstance(self.receiver, Monitor) and numbers:
+            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log, step=at, **numbers))
+        elif numbers:
+            self.log_ended(**numbers)
 
     def end(self) -> None:
         """Stop the monitor if it was attached here."""

@@ -96,8 +96,8 @@ class ScriptWatch:
 
     def paired(self, models: Any, optimizer: Any) -> None:
         """Note a new optimizer with the models that it belongs to."""
-        each = list(models) if isinstance(models, list | tuple) else [models]
-        self._paired.append(([weakref.ref(model) for model in each], weakref.ref(optimizer)))
+        group = list(models) if isinstance(models, list | tuple) else [models]
+        self._paired.append(([weakref.ref(model) for model in group], weakref.ref(optimizer)))
         self._listen()
 
     def wrapped(self, wrapper: Any) -> None:
@@ -156,7 +156,7 @@ class ScriptWatch:
     # Steps: of optimizers whose model is not called before, or that step while others never do.
 
     def _forget_steps(self) -> None:
-        idle = any(each() is not None for each in self._idle)
+        idle = any(reference() is not None for reference in self._idle)
         if not self._new and not idle and not any(run.counts for run in self._runs):
             self._steps.forget()
 
@@ -168,7 +168,7 @@ class ScriptWatch:
 
     def _stepped(self, optimizer: Any) -> None:
         """Attach after the first step of an optimizer whose model was not called; count those of others."""
-        if any(optimizer is each() for each in self._idle):
+        if any(optimizer is reference() for reference in self._idle):
             self._resume(optimizer)
         elif self._waits(optimizer):
             self._attach(None, self._waiting(), late=True)
@@ -179,22 +179,24 @@ class ScriptWatch:
 
     def _drop(self, run: FoundRun, idle: Sequence[Any]) -> None:
         """Watch optimizers without a step no more, nor their models, until they make one."""
-        left = run.drop(idle, self._finder.owned, self._finder.parameters)
+        dropped = run.drop(idle, self._finder.owned, self._finder.parameters)
         self._idle += map(weakref.ref, idle)
-        self._prefixes += [(name, weakref.ref(model)) for name, model in left.items()]
-        kinds = ", ".join(type(each).__name__ for each in idle)
-        also = f" with {', '.join(left)}" if left else ""
+        self._prefixes += [(name, weakref.ref(model)) for name, model in dropped.items()]
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in idle)
+        also = f" with {', '.join(dropped)}" if dropped else ""
         complain(f"no longer watched, without a step in {ENOUGH} of the others: {kinds}{also}", "info")
 
     def _resume(self, optimizer: Any) -> None:
         """Watch an optimizer that was dropped from its second step on: in a run of its own, or, if its model is watched
         for another one, in a run of both."""
-        self._idle = [each for each in self._idle if each() is not None and each() is not optimizer]
+        self._idle = [reference for reference in self._idle if reference() is not None and reference() is not optimizer]
         self._unseen.add(optimizer)
         owned = {id(parameter) for parameter in self._finder.owned(optimizer)}
         for run in [*self._runs]:
-            held = (id(parameter) for model in run.models.values() for parameter in self._finder.parameters(model))
-            if run.monitor.monitoring and not owned.isdisjoint(held):
+            parameters = (
+                id(parameter) for model in run.models.values() for parameter in self._finder.parameters(model)
+            )
+            if run.monitor.monitoring and not owned.isdisjoint(parameters):
                 self._leave(run)
         self.made(optimizer)
 
@@ -204,7 +206,7 @@ class ScriptWatch:
     # Models and optimizers that belong together.
 
     def _waiting(self) -> list[Any]:
-        return [owner for each in self._new if (owner := each()) is not None]
+        return [owner for reference in self._new if (owner := reference()) is not None]
 
     def _called(self, model: Any) -> None:
         while self._errands:
@@ -215,30 +217,30 @@ class ScriptWatch:
         if self._undo is None or not self._finder.trains(model):
             return
         for models, optimizer in self._paired:
-            known = [each() for each in models]
-            if any(model is each for each in known) and (owner := optimizer()) is not None:
-                self._watch([each for each in known if each is not None], [owner], prefixed=False)
+            candidates = [reference() for reference in models]
+            if any(model is candidate for candidate in candidates) and (owner := optimizer()) is not None:
+                self._watch([candidate for candidate in candidates if candidate is not None], [owner], prefixed=False)
                 return
-        wanted = {id(parameter) for owner in owners for parameter in self._finder.owned(owner)}
-        if wanted and any(id(parameter) in wanted for parameter in self._finder.parameters(model)):
+        parameters = {id(parameter) for owner in owners for parameter in self._finder.owned(owner)}
+        if parameters and any(id(parameter) in parameters for parameter in self._finder.parameters(model)):
             self._attach(model, owners)
-        elif wanted:
+        elif parameters:
             self._stranger = weakref.ref(model)
 
     def _attach(self, called: Any, owners: Sequence[Any], late: bool = False) -> None:
         everything = ModelSearch(self._finder, called)
-        found: list[Any] = []
+        owned_models: list[Any] = []
         served: list[Any] = []
         for owner in distinct(owners, self._finder.owned):
             models = everything.of(owner)
-            found += models
+            owned_models += models
             if models:
                 served.append(owner)
             elif called is not None:
                 kind = type(owner).__name__
                 complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", "warning")
         if served:
-            self._watch(everything.outermost(found), served, prefixed=True, late=late)
+            self._watch(everything.outermost(owned_models), served, prefixed=True, late=late)
         elif called is None:
             self._in_vain.update(owners)
             self._watch_stranger(owners)
@@ -276,8 +278,8 @@ class ScriptWatch:
             passed, 1, list(optimizers) if len(optimizers) > 1 else optimizers[0], start_iteration=begun
         )
         check_attached(monitor, models)
-        known = names or {str(number or ""): model for number, model in enumerate(models)}
-        self._runs.append(run := FoundRun(monitor, known, optimizers, begun))
+        models_by_name = names or {str(number or ""): model for number, model in enumerate(models)}
+        self._runs.append(run := FoundRun(monitor, models_by_name, optimizers, begun))
         if self._leaves_by is None:
             self._leaves_by = replace(os, "_exit", self._leaving(os._exit))
         for optimizer in optimizers if run.counts else ():
@@ -295,8 +297,8 @@ class ScriptWatch:
         return {name: models[0] for name, model in self._prefixes if model() is models[0]}
 
     def _end_others(self, models: Sequence[Any]) -> int:
-        """Stop the runs that share ``models``, or whose models are gone; return the step with which this run goes on,
-        if it goes on with that of a model that was put into a wrapper."""
+        """Stop the runs that share ``models``, or whose models are gone. Return the step with which this run begins:
+        that of a stopped run whose model was put into a wrapper, else 0."""
         begun = 0
         for run in [*self._runs]:
             if run.is_gone() or run.shares(models) or run.continued is not None:

@@ -36,6 +36,6 @@ class TrainerMon(Monitor):
         Args:
             loss: the loss that the compiled cell has returned, a tensor.
         """
-        if self._collector is not None and (session := self._collector.session) is not None:
-            training_loop.end_compiled_backward(loss, compiled_steps.optimizers(session))
-            compiled_steps.ended(session)
+        if (attachment := self._attachment) is not None and (session := attachment.session) is not None:
+            training_loop.end_compiled_backward(loss, compiled_steps.optimizers(session.steps))
+            compiled_steps.ended(session.steps)

@@ -1,4 +1,6 @@
-"""Moments of tensors on a device, by MindSpore's own operators and without a wait. Checked on the CPU backend only.
+"""Moments of tensors on a device, by MindSpore's own operators and without a wait.
+
+None of this has run on a device yet, neither an NPU nor a GPU: it is checked on MindSpore's CPU backend alone.
 
 A device computes in float32. Moments can leave its range: the squares of 1e25 and of 1e-25 both do. So elements are
 divided by the largest magnitude among them, and a moment is kept as three float32 factors, multiplied on the host.
@@ -139,7 +141,7 @@ def _extreme(elements: _Elements, lowest: bool) -> Tensor:
 
 
 def _deviations(elements: _Elements) -> Tensor:
-    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``array_moments``."""
+    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``numpy_moments``."""
     count = elements.x.shape[0]
     shifted = elements.scaled - elements.scaled.sum() / count
     off = shifted.sum() / count

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspore import communication
 
+from probe.core.launch import number_in
 from probe.mindspore.collective_functions import WORLD
 
 
@@ -17,12 +18,12 @@ def _ready() -> bool:
 
 def rank() -> int:
     """Return this process's rank: the group's if communication is initialised, else the launcher's, else 0."""
-    return int(communication.get_rank()) if _ready() else int(os.environ.get("RANK_ID", "0"))
+    return int(communication.get_rank()) if _ready() else number_in(os.environ, "RANK_ID", 0)
 
 
 def world_size() -> int:
     """Return the number of processes."""
-    return int(communication.get_group_size()) if _ready() else int(os.environ.get("RANK_SIZE", "1"))
+    return int(communication.get_group_size()) if _ready() else number_in(os.environ, "RANK_SIZE", 1)
 
 
 def replicas(models: Iterable[Any]) -> list[int]:  # noqa: ARG001

@@ -121,11 +121,6 @@ def number(tensor: Any) -> float | None:
     return float(numbers(tensor).item()) if on_host(tensor) else None
 
 
-def unchanged(tensor: Any, block: Any, column: int) -> bool:  # noqa: ARG001
-    """Return whether the identity of ``tensor``, by which it was found, includes its content."""
-    return on_host(tensor) and not _held(tensor)
-
-
 def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors, or of arrays from :func:`hold`, as ``len(tensors) x len(columns)``: a
     float64 array for those in host memory (read at once, without a wait), a tensor for those on a device (no wait)."""
@@ -139,13 +134,14 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
 
 def _in_one_pass(arrays: Sequence[npt.NDArray[Any]], columns: tuple[str, ...]) -> Array | None:
     """Return the moments by one call of the compiled pass; None if it cannot read all of them."""
-    places = fused_reduce.places(columns)
-    if places is None or any(array.dtype != np.float32 or not array.flags.c_contiguous for array in arrays):
+    if fused_reduce.places(columns) is None:
         return None
-    rows, valid = fused_reduce.each([array.ctypes.data for array in arrays], [array.size for array in arrays])
-    rows = rows[:, places]
-    if not valid.all():
-        beyond = np.flatnonzero(~valid)
+    if any(array.dtype != np.float32 or not array.flags.c_contiguous for array in arrays):
+        return None
+    addresses, sizes = [array.ctypes.data for array in arrays], [array.size for array in arrays]
+    read, valid = fused_reduce.FixedArrays(columns, addresses, sizes).read()
+    rows = read()
+    if beyond := [position for position, is_valid in enumerate(valid) if not is_valid]:
         rows[beyond] = numpy_moments.moments([arrays[position] for position in beyond], columns, 0.0)
     return rows
 

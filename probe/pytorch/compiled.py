@@ -180,10 +180,15 @@ def on_forward(
             _trace(outputs, place, ended=True, gradients=gradients)
 
     _evaluate_while_tracing()
+    listener = guard(functools.partial(_call, before, after, wanted))
+
+    def remove_listener() -> None:
+        if _listeners.get(number) is listener:  # held weakly there: until now, this function keeps it alive
+            del _listeners[number]
+
     with ExitStack() as placed:
-        _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
-        # The argument keeps the listener alive until the hooks are removed: ``_listeners`` holds it weakly.
-        placed.callback(lambda _: _listeners.pop(number, None), listener)
+        _listeners[number] = listener
+        placed.callback(remove_listener)
         placed.callback(module.register_forward_pre_hook(TracedHook(enter), with_kwargs=True).remove)
         # not always_call: graphs would depend on the hook's number, so that blocks could not share one (torch 2.13)
         placed.callback(module.register_forward_hook(TracedHook(leave)).remove)

@@ -127,7 +127,7 @@ def _squares(x: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def _deviations(x: torch.Tensor, _: Any) -> torch.Tensor:
-    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``host_moments``."""
+    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``numpy_moments``."""
     shifted = x - x.mean(dtype=torch.float64).to(x.dtype)
     off = shifted.mean(dtype=torch.float64)
     return (_squares(shifted, None) - x.numel() * off.square()).clamp(min=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,26 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     held: Any = tensor
     held = getattr(held, "_local_tensor", held)  # unlike to_local(), not recorded by autograd
     return held.wait() if type(held).__name__ == "AsyncCollectiveTensor" else held
+
+
+def readable_places(
+    tensors: Sequence[torch.Tensor], dtypes: Container[torch.dtype]
+) -> tuple[list[torch.dtype], list[int], list[int]] | None:
+    """Return dtypes, addresses and sizes of tensors whose elements lie side by side on one device, which need not be
+    detached: no operator runs. Return None if one has another dtype, device or layout, a pending negation, a class of
+    its own or no elements."""
+    if not tensors or not PLAIN.issuperset(map(type, tensors)):
+        return None
+    number, kinds, addresses, sizes = tensors[0].get_device(), list[torch.dtype](), list[int](), list[int]()
+    for tensor in tensors:  # each once: most of the time is that of its first look at a tensor
+        if (dtype := tensor.dtype) not in dtypes or tensor.get_device() != number:
+            return None
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        kinds.append(dtype)
+        sizes.append(tensor.numel())
+        addresses.append(tensor.data_ptr())
+    return None if 0 in sizes or 0 in addresses else (kinds, addresses, sizes)
 
 
 def coverage(tensor: torch.Tensor) -> Coverage | None:

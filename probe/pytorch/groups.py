@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from probe.core.launch import number_in
+
 
 def has_store() -> bool:
     """Return whether processes have met, in a store of the job."""
@@ -18,12 +20,12 @@ def has_store() -> bool:
 
 def rank() -> int:
     """Return this process's rank in the default group, else from the launcher, else 0."""
-    return dist.get_rank() if has_store() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if has_store() else number_in(os.environ, "RANK", 0)
 
 
 def world_size() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if has_store() else int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if has_store() else number_in(os.environ, "WORLD_SIZE", 1)
 
 
 def replicas(models: Iterable[torch.nn.Module]) -> list[int]:

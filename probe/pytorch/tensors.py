@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -51,7 +50,10 @@ def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | 
 def identity(tensor: torch.Tensor) -> tuple[Hashable, Callable[[], object]]:
     """Return object and version; every in-place change that autograd sees makes another version."""
     tensor = local(tensor)
-    version: object = object() if tensor.is_inference() else tensor._version
+    try:
+        version: object = tensor._version
+    except RuntimeError:  # an inference tensor counts no writes
+        version = object()
     return (id(tensor), version), weakref.ref(tensor)
 
 
@@ -73,27 +75,16 @@ def number(tensor: torch.Tensor) -> float | None:
         return float(tensor.item())
 
 
-def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
-    """Compare exact sums of larger tensors in host memory. A sum of zero proves nothing: it survives scaling."""
-    tensor = local(tensor)
-    if tensor.device.type != "cpu" or tensor.numel() <= HELD_ELEMENTS or tensor.layout is not torch.strided:
-        return False
-    total = float(block[0, column])
-    if total == 0 or not math.isfinite(total):
-        return False
-    return bool(moments([tensor], ("sum",), 0.0)[0, 0] == total)
-
-
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors, a
     tensor on the device for others, without waiting for the device."""
     held, columns = [local(tensor) for tensor in tensors], tuple(columns)
     is_known = scale is None or "below" not in columns  # eps, in the tensors' unit
-    if is_known and (block := host_moments.in_one_pass(held, columns, eps)) is not None:
-        return block
+    if is_known and (rows := host_moments.in_one_pass(held, columns, eps)) is not None:
+        return rows()
     with torch._C.DisableTorchFunction(), unseen():
-        if is_known and (rows := device_moments.in_place(held, columns, eps)) is not None:
-            return rows
+        if is_known and (block := device_moments.in_place(held, columns, eps)) is not None:
+            return block
         detached = [tensor.detach() for tensor in held]
         if all(tensor.device.type == "cpu" for tensor in detached):
             return host_moments.moments(detached, columns, eps if scale is None else eps * float(scale))

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
 
 from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import FixedArrays
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
@@ -26,7 +27,7 @@ from probe.pytorch import host_moments, loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
-from probe.pytorch.host_moments import Array, HostRows, host_place
+from probe.pytorch.host_moments import Array, host_place
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -280,7 +281,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 def moments(gradients: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Any:
     """Return moments of ``gradients``, on their way to the host."""
-    rows = host_moments.in_place(gradients, columns, 0.0)
+    rows = host_moments.in_one_pass(gradients, columns, 0.0)
     return tensors.moments(gradients, columns, 0.0) if rows is None else rows
 
 
@@ -294,24 +295,21 @@ class RepeatedReader:
 
     def __init__(self, parameters: Sequence[Any], columns: tuple[str, ...]) -> None:
         self._parameters, self._columns = parameters, columns
-        self._places = fused_reduce.places(columns)
         self._look()
 
     def _look(self) -> None:
         """Note where the numbers of the parameters lie."""
         self._host_places = [host_place(parameter) for parameter in self._parameters]
-        kinds = {None if place is None else place[2] for place in self._host_places}
-        kind = kinds.pop() if len(kinds) == 1 and self._places is not None else None
-        self._kind = kind or ""
+        self._reads = None not in self._host_places and fused_reduce.places(self._columns) is not None
         self._chosen: Sequence[int] = ()
         self._read: Sequence[Any] = ()
         """Parameters that were read last."""
-        self._arrays = None if self._kind == "" else fused_reduce.FixedArrays((), (), self._kind)
+        self._arrays = FixedArrays(self._columns, (), ())
 
     def read(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
         """Return those of ``positions`` whose parameters have numbers in this process now, and a function that waits
         for their moments."""
-        quick, rows = self._in_one_pass(positions) if self._kind else ((), _no_rows)
+        quick, rows = self._in_one_pass(positions) if self._reads else ((), _no_rows)
         if quick is positions:
             return positions, rows
         others = [*positions] if not quick else sorted({*positions}.difference(quick))
@@ -331,25 +329,23 @@ class RepeatedReader:
         would round otherwise."""
         if positions is not self._chosen:
             self._choose(positions)
-        assert self._arrays is not None, "the caller has looked"
-        assert self._places is not None, "the caller has looked"
         if [parameter.data_ptr() for parameter in self._read] != self._arrays.addresses:
             self._look()
-            if not self._kind:
+            if not self._reads:
                 return (), _no_rows
             self._choose(positions)
-        buffer, valid = self._arrays.read()
+        rows, valid = self._arrays.read()
         if 0 not in valid:
-            return positions, HostRows(buffer, self._places)
-        rows = HostRows(buffer, self._places)()[np.frombuffer(valid, np.bool_)]
-        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], lambda: rows
+            return positions, rows
+        numbers = rows()[np.frombuffer(valid, np.bool_)]
+        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], lambda: numbers
 
     def _choose(self, positions: Sequence[int]) -> None:
         """Keep what is read of the parameters at ``positions``."""
         places = [place for position in positions if (place := self._host_places[position]) is not None]
         self._read = [self._parameters[position] for position in positions]
-        addresses, sizes = [place[0] for place in places], [place[1] for place in places]
-        self._arrays, self._chosen = fused_reduce.FixedArrays(addresses, sizes, self._kind), positions
+        where = [place[0] for place in places], [place[1] for place in places], [place[2] for place in places]
+        self._arrays, self._chosen = FixedArrays(self._columns, *where), positions
 
 
 def _no_rows() -> Array:

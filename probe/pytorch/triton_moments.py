@@ -15,7 +15,7 @@ import triton.language as tl
 
 from probe.core.moments import MOMENTS
 from probe.pytorch import triton_kernels as kernels
-from probe.pytorch.dtensor import PLAIN
+from probe.pytorch.dtensor import readable_places
 
 Integers = npt.NDArray[np.int64]
 
@@ -75,17 +75,10 @@ def in_place(
 ) -> torch.Tensor | None:
     """Return :func:`moments` of tensors of one dtype on one CUDA device that the kernels read where they are; they need
     not be detached, and each is looked at once. None for others."""
-    if not tensors or tensors[0].dtype not in POINTERS or not PLAIN.issuperset(map(type, tensors)):
+    if (places := readable_places(tensors, POINTERS)) is None:
         return None
-    dtype, number, addresses, sizes = tensors[0].dtype, tensors[0].get_device(), list[int](), list[int]()
-    for tensor in tensors:
-        if tensor.dtype is not dtype or tensor.get_device() != number or tensor.layout is not torch.strided:
-            return None
-        if not tensor.is_contiguous() or tensor.is_neg():
-            return None
-        sizes.append(tensor.numel())
-        addresses.append(tensor.data_ptr())
-    return None if 0 in sizes or 0 in addresses else _reduced(tensors, addresses, sizes, columns, eps)
+    dtypes, addresses, sizes = places
+    return _reduced(tensors, addresses, sizes, columns, eps) if len({*dtypes}) == 1 else None
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: torch.Tensor | None) -> torch.Tensor:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -18,10 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from probe.core.analysis.performance.time_use import OTHER
+from probe.core.analysis.pictures.performance_picture import performance_picture
+from probe.core.analysis.pictures.run_details import run_details
+from probe.core.naming import RUN
 from probe.core.run_state.heartbeat_messages import number_text
 from probe.core.storage.layout import MICRO_STEP
+from probe.core.storage.location import located
+from probe.core.storage.run_directory import plain
 from probe.services.web.answers import failures, json_answer
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
+from probe.services.web.page_files import page_file
 from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
 from probe.view.binary import packed
@@ -34,16 +39,6 @@ from probe.view.run_list import ListedRun, RunList
 from probe.view.run_summary import RunSummary
 from probe.view.viewed_run import ViewedRun, shown_findings, version_of
 
-PAGE = Path(__file__).parent / "page"
-TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-    ".json": "application/json",
-}
-"""Types of the files of the page, by suffix."""
-LANGUAGES = ("en", "zh")
 HIGHEST = 2**53
 """Limit of whole numbers: JavaScript has no larger ones."""
 MOST_LISTED = 1000
@@ -79,9 +74,10 @@ class ViewEndpoints:
             Route(f"{of_run}/curve", self._answer(self._curve)),
             Route(f"{of_run}/row", self._answer(self._row)),
             Route(f"{of_run}/numbers", self._answer(self._numbers)),
+            Route(f"{of_run}/details", self._answer(self._details)),
+            Route(f"{of_run}/performance", self._answer(self._performance)),
             Route("/api/compare", self.compare),
             Route("/api/events", self.events),
-            Route("/api/messages", self.messages),
         ]
 
     async def index(self, _: Request) -> Response:
@@ -91,14 +87,6 @@ class ViewEndpoints:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         return page_file(request.path_params["name"])
-
-    async def messages(self, request: Request) -> Response:
-        """Return the texts of the page in a language."""
-        language = request.query_params.get("lang", LANGUAGES[0])
-        if language not in LANGUAGES:
-            raise WrongRequest(f"lang: expected one of {', '.join(LANGUAGES)}")
-        path = PAGE / f"messages.{language}.json"
-        return page_data(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
 
     async def runs(self, request: Request) -> Response:
         """Return the runs that are asked for, of all that there are."""
@@ -214,7 +202,8 @@ class ViewEndpoints:
         by_rank = query.choice("axis", ["rows", "ranks"], "rows") == "ranks"
         if by_rank:
             row = query.text("row")
-            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row)
+            order = viewed.order(query.text("order"))
+            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row, order)
         else:
             picture, _names = heatmap.heatmap_of_rows(viewed.reader, viewed.levels, signal, op, span, columns, rank)
         found = chosen(viewed.diagnosis()[0].findings, {"signal": signal, "rank": None if by_rank else rank})
@@ -245,7 +234,17 @@ class ViewEndpoints:
         found = located_row(viewed.reader, signal, row, rank, step, query.optional(MICRO_STEP))
         if found is None:
             raise HTTPException(404, f"{signal} {row}: rank {rank} has no such row at step {step}")
-        return page_data(found)
+        return page_data({**found, "attributes": viewed.attributes(rank)})
+
+    def _details(self, viewed: ViewedRun, _: ListedRun, __: AddressParameters) -> Response:
+        return page_data(run_details(viewed.reader.listing().run))
+
+    def _performance(self, viewed: ViewedRun, _: ListedRun, __: AddressParameters) -> Response:
+        with viewed.reader.rows([RUN, OTHER]) as rows:
+            found = performance_picture(rows, viewed.reader.listing().run, located(viewed.place))
+        if found.data is None:
+            raise HTTPException(404, "the run has no seconds of its steps")
+        return page_data(plain(found.data))
 
     def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
         signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]
@@ -407,16 +406,6 @@ def _column(steps: Sequence[tuple[int, int]], step: int) -> int | None:
 
     at = bisect_right(steps, (step, math.inf)) - 1
     return at if at >= 0 and steps[at][0] <= step <= steps[at][1] else None
-
-
-def page_file(name: str) -> Response:
-    """Return a file of the page; status 404 for everything else."""
-    path = PAGE / name
-    kind = TYPES.get(path.suffix)
-    if kind is None or "/" in name or "\\" in name or name.startswith(".") or not path.is_file():
-        return page_data({"error": "there is no such file of the page"}, 404)
-    headers = {"Content-Type": f"{kind}; charset=utf-8", "Cache-Control": "no-cache"}
-    return Response(path.read_bytes(), headers=headers)
 
 
 def page_data(body: object, status: int = 200, retry_after: int | None = None) -> Response:

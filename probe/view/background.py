@@ -29,7 +29,6 @@ from probe.core.faults import Faults
 from probe.core.language import message
 from probe.core.storage.confinement import confine
 from probe.core.storage.files import MOST_JSON
-from probe.core.storage.layout import MICRO_STEP
 from probe.core.worker import Worker
 
 _log = logging.getLogger("probe.view")
@@ -229,39 +228,10 @@ def _analysed(place: str, directory: str) -> dict[str, Any]:
 
 def _compared(one: str, one_directory: str, other: str, other_directory: str) -> dict[str, Any]:
     from probe.core.analysis.compare.compare import compare
-    from probe.core.analysis.compare.explain import about, sentence, verdict
+    from probe.core.analysis.compare.page import answer
     from probe.core.storage.location import located
-    from probe.core.storage.run_directory import plain
 
-    found = compare(located(one), located(other), directories=(one_directory, other_directory))
-    differences = [
-        {
-            "sentence": sentence(row),
-            "signal": row.signal,
-            "row": row.name,
-            "row_b": row.name_b,
-            "stage": row.stage,
-            "op": row.numbers[0].op,
-            "rank": row.rank,
-            "step": row.step,
-            MICRO_STEP: row.micro_step if row.micro_stepped else None,
-            "left": row.numbers[0].a,
-            "right": row.numbers[0].b,
-            "relative": row.numbers[0].difference,
-        }
-        for row in found.first
-    ]
-    return plain(  # type: ignore[no-any-return]
-        {
-            "same": found.same,
-            "agrees": found.agrees,
-            "first_difference": differences[0] if differences else None,
-            "differences": differences,
-            "verdict": verdict(found),
-            "about": list(about(found)),
-            "problems": found.problems,
-        }
-    )
+    return answer(compare(located(one), located(other), directories=(one_directory, other_directory)))
 
 
 if __name__ == "__main__":

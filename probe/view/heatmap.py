@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probe.core.analysis.report.survey import SurveyRow
+from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.sql import literal, quoted
 from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
@@ -73,9 +73,9 @@ def heatmap_of_rows(
 
 
 def heatmap_of_ranks(
-    reader: RunReader, signal: str, op: str, span: Span, columns: int, row: str
+    reader: RunReader, signal: str, op: str, span: Span, columns: int, row: str, order: Sequence[int]
 ) -> tuple[Picture, RowNames]:
-    """Return a picture with a line for each rank that has a row.
+    """Return a picture with a line for each rank that has a row, in ``order``.
 
     Raises:
         RunGone: as :meth:`RunReader.rows`.
@@ -88,7 +88,10 @@ def heatmap_of_ranks(
     cells = CellArrays.of(len(ranks), len(steps))
     cells.merge(np.searchsorted(ranks, found["line"]), np.searchsorted(steps, found["block"]), found)
     picture = _grouped([(s, s) for s in steps.tolist()], cells, max(1, min(columns, MOST_COLUMNS)))
-    return picture._replace(lines=ranks.tolist()), names
+    places = {rank: n for n, rank in enumerate(order)}
+    lines = sorted(range(len(ranks)), key=lambda n: places[int(ranks[n])])
+    cells = picture.cells.take(lines, np.arange(picture.cells.shape[1]))
+    return picture._replace(lines=ranks[lines].tolist(), cells=cells), names
 
 
 def rank_cells(

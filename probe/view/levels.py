@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.core.analysis.report.survey import SurveyRow
+from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, PP_STAGE

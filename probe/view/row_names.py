@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from probe.core.analysis.report.survey import SurveyRow, heads_of
+from probe.core.analysis.pictures.survey import RowStages, SurveyRow, heads_of
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.table_files import TableFile
 from probe.view.run_reader import RunReader
@@ -23,7 +23,7 @@ class RowNames:
         self._place = {row: n for n, row in enumerate(self.rows)}
         self._stages = stages
         self._pipelined = len(set(stages.values())) > 1
-        self._virtual = len({row.vpp_stage for row in self.rows}) > 1
+        self._labels = RowStages(self.rows, self._pipelined)
         self._of_label = {self.label(row): row for row in self.rows}
 
     def row(self, label: str) -> SurveyRow:
@@ -40,8 +40,7 @@ class RowNames:
 
     def label(self, row: SurveyRow) -> str:
         """Return the name of a row, after its stages if there are several, as reports have it."""
-        stages = f"pp{row.pp_stage}" * self._pipelined + f"vpp{row.vpp_stage}" * self._virtual
-        return f"{stages}:{row.name}" if stages else row.name
+        return self._labels.label(row)
 
     def order(self, rows: Sequence[SurveyRow]) -> list[int]:
         """Return the indices of ``rows`` in the order of the model, those that are not known last in their stage."""

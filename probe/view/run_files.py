@@ -13,7 +13,7 @@ from probe.core.storage.layout import is_table_suffix
 from probe.core.storage.location import Location, Place, contents, located
 from probe.core.storage.manifest import FILE
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.packed_run import INDEX, packed_files, packed_index
+from probe.core.storage.packed.run import INDEX, packed_files, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, each_once, table_file
 

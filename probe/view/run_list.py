@@ -16,9 +16,10 @@ from probe.core.faults import Faults
 from probe.core.storage.confinement import leads_out
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import MARK, Location, Place, contents, located
-from probe.core.storage.packed_run import INDEX
+from probe.core.storage.packed.run import INDEX
 from probe.core.storage.problems import Problems
-from probe.core.storage.run_directory import parsed_name
+from probe.core.storage.run_directory import local_stamp, parsed_name
+from probe.core.storage.v2_layout import is_written_by_v2
 from probe.core.worker import Worker
 from probe.view.background import BackgroundTasks
 from probe.view.findings import DumpedFindings
@@ -256,7 +257,8 @@ class RunList:
             with self._lock:
                 if any((place, name) in self._known for name in names):
                     continue
-                began = (parsed_name(run.name) or (run.name, 0))[0]
+                first = min(directory.began for directory in run.directories)
+                began = local_stamp(first) if first else (parsed_name(run.name) or (run.name, 0))[0]
                 shown = root.name if len(found) == 1 else f"{root.name} ({number + 1}: {began})"
                 if last is not None:
                     one, last = last, None
@@ -305,9 +307,10 @@ class RunList:
             return
         try:
             names = _names(folder)
+            is_foreign = is_written_by_v2(folder) if names else False
         except OSError:
             return
-        if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)):
+        if INDEX in names or parsed_name(folder.name) or any(map(parsed_name, names)) or is_foreign:
             yield folder
         elif depth < DEEPEST:
             for name in names:

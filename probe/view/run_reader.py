@@ -233,7 +233,8 @@ class RunReader:
         """Return all rows of a run that has databases, which are copied as a whole."""
         if self._whole is None or self._whole_of is not listing:
             self._drop_connection()
-            self._whole = Rows(listing.run.directories, Problems(), connect(MEMORY), scratch=self._scratch)
+            self._line_problems = Problems()
+            self._whole = Rows(listing.run.directories, self._line_problems, connect(MEMORY), scratch=self._scratch)
             self._connection, self._whole_of = self._whole.connection, listing
             folders = {folder_of(str(file.path)) or "." for own in self._whole.blocks.values() for _, file in own}
             patterns = {pattern_of(folder) for folder in folders}

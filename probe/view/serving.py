@@ -16,7 +16,7 @@ from probe.core.language import message
 from probe.core.storage.confinement import confine
 from probe.core.storage.location import MARK, located
 from probe.services.web.hosts import is_local_name, is_loopback, is_own_name
-from probe.services.web.listening import ServerError, bound
+from probe.services.web.listening import bound
 
 END_SECONDS = 3
 """Longest time in seconds for requests that are under way at the end."""
@@ -116,20 +116,3 @@ def trim(cache: Path, most: int) -> None:
             return
         shutil.rmtree(folder, ignore_errors=True)
         total -= size
-
-
-def parsed_address(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT``, ``[HOST]:PORT``, ``HOST`` or ``:PORT``.
-
-    Raises:
-        ServerError: if it is none of these.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or (text.count(":") > 1 and not text.startswith("[")) or text.endswith("]"):
-        host, port = text, "0"
-    host = host.strip("[]") or "127.0.0.1"
-    if not port.isdecimal() or int(port) > 65_535:
-        raise ServerError(
-            message("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
-        )
-    return host, int(port)

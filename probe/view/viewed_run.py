@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.naming import RUN, signal_of
+from probe.core.analysis.pictures.rank_table import RankTable, rank_table
+from probe.core.naming import RUN, STEP_SECONDS, signal_of
+from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import located
@@ -52,6 +54,7 @@ class ViewedRun:
         self.levels = LevelStore(self.reader, cache / own)
         self._dumped = DumpedFindings()
         self._about: tuple[RunListing, dict[str, Any]] | None = None
+        self._ranks: tuple[RecordedRun, RankTable] | None = None
 
     def close(self) -> None:
         """Write levels that are not written yet, and release all resources."""
@@ -110,6 +113,25 @@ class ViewedRun:
             return name
         return self.names(signal).labelled(pp_stage, vpp_stage, name)
 
+    def order(self, title: str) -> list[int]:
+        """Return the ranks in an order; by rank if there is none of this title."""
+        table = self._table()
+        orders = {order.title: order.lines for order in table.orders()}
+        ranks: list[int] = table.ranks[orders.get(title, orders["rank"])].tolist()
+        return ranks
+
+    def attributes(self, rank: int) -> dict[str, str]:
+        """Return what a rank has in common with others: its host, pipeline stage and group."""
+        table = self._table()
+        return table.about(rank) if len(table.ranks) > 1 else {}
+
+    def _table(self) -> RankTable:
+        with self.reader.lock:
+            run = self.reader.listing().run
+            if self._ranks is None or self._ranks[0] is not run:
+                self._ranks = run, rank_table(run)
+            return self._ranks[1]
+
     def _described(self, listing: RunListing) -> dict[str, Any]:
         directories = listing.run.directories
         manifest = directories[0].manifest
@@ -119,9 +141,13 @@ class ViewedRun:
             hosts.setdefault(directory.manifest.host or "", []).append(directory.rank)
             for name, ranks in directory.manifest.groups.items():
                 groups.setdefault(name, {})[listed(ranks)] = None
+        numbers = number_names(self.reader)
         return {
             "signals": self._signals(listing),
-            "numbers": number_names(self.reader),
+            "numbers": numbers,
+            "performance": STEP_SECONDS in numbers,
+            "farthest": False,
+            "orders": [order.title for order in self._table().orders()],
             "rank_list": listed(listing.run.ranks),
             "missing_ranks": listed(listing.run.missing),
             "hosts": {name: listed(sorted(set(ranks))) for name, ranks in hosts.items() if name},

@@ -100,7 +100,7 @@ def test_flush_sends_what_a_run_could_not(tmp_path: Path) -> None:
         code, output = probe("flush", str(tmp_path))
         assert (code, output) == (0, "1 alert to send\nfeishu[0]: accepted\n")
         assert "Spike of a" in text_of(receiver.requests[0])
-        assert probe("flush", str(tmp_path)) == (0, "")
+        assert probe("flush", str(tmp_path)) == (0, f"{tmp_path}/alerts: no alert waits to be sent\n")
         inline, _ = alerts_to([{"channel": "feishu", "args": {"url": dead}}], tmp_path)
         inline.send(alert("b"))
         assert not inline.close(0.2)
@@ -154,3 +154,8 @@ def test_alerts_of_a_run_that_goes_on_are_left_to_it(tmp_path: Path) -> None:
         assert "1 sender in" in output
         assert len(list((tmp_path / "alerts").glob("*.json"))) == 1
         alerts.close(0.1)
+
+
+def test_flush_of_a_folder_without_alerts_says_so(tmp_path: Path) -> None:
+    """One line, exit code 0."""
+    assert probe("flush", str(tmp_path)) == (0, f"{tmp_path}/alerts: no alert waits to be sent\n")

@@ -158,7 +158,7 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run(tmp_path / "in", "-o", tmp_path / "file" / "x.json")
     assert done.exit_code == 2
-    assert "x.json: expected a file or folder that can be written" in flat(done.stderr)
+    assert "x.json: cannot be written" in flat(done.stderr)
 
 
 def half_written(root: Path) -> None:

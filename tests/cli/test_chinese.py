@@ -53,7 +53,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_first_cause_is_in_chinese(run: Path) -> None:
     """Every sentence, with the names, numbers and files of the English one, and the same exit code."""
-    english, chinese = probe("anomalies", run, "-k", 3), probe("anomalies", run, "-k", 3, LANG="zh_CN.UTF-8")
+    words = "anomalies", run, "-k", 3, "--why"
+    english, chinese = probe(*words), probe(*words, LANG="zh_CN.UTF-8")
     assert english.returncode == chinese.returncode == 1
     text = "".join(chinese.stdout.split())
     for part in ("首因：NaN。", "b.output（激活值：模块的输入和输出；模块b），rank1，第20步，微步0", "由AnomalyNan检出",
@@ -61,7 +62,8 @@ def test_the_first_cause_is_in_chinese(run: Path) -> None:
         assert part in text, part
     original = "".join(english.stdout.partition("cause ")[0].split())
     assert Counter(re.findall(r"\d+", text.partition("类别")[0])) == Counter(re.findall(r"\d+", original))
-    assert re.findall(r"[A-Za-z]{2,}", NAMES.sub(" ", re.sub(rf"{run.name}|micro|Evidence", "", chinese.stdout))) == []
+    shown = re.sub(rf"{run.name}|micro|Evidence|probe view.*", "", chinese.stdout)
+    assert re.findall(r"[A-Za-z]{2,}", NAMES.sub(" ", shown)) == []
 
 
 @pytest.mark.parametrize(
@@ -158,3 +160,16 @@ def test_outside_of_the_command_line_nothing_is_looked_up() -> None:
         check=True,
     )
     assert "opps: unknown key; did you mean ops?" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--help",), ("csv2db", "--help"), ("serve", "--help")])
+def test_no_sentence_of_a_help_is_cut(words: tuple[str, ...]) -> None:
+    """Lines are broken by the width of characters; the first line and the options of all commands are Chinese."""
+    done = probe(*words, LANGUAGE="zh_CN", COLUMNS="80")
+    assert "…" not in done.stdout
+    for text in ("用法：", "显示此消息并退出"):
+        assert text in done.stdout
+    for text in ("Usage", "Show this message"):
+        assert text not in done.stdout
+    for line in done.stdout.splitlines():
+        assert sum(2 if CHINESE.match(letter) or letter in "，。；：（）、" else 1 for letter in line) <= 80

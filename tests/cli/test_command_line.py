@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import probe
 from probe.cli import VERBS, app
+from probe.services.web.listening import address_asked_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +67,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
     assert imported == ""
     wrong = subprocess.run([sys.executable, "-c", LISTED, "anomolies"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "probe.cli.usage\n")
-    assert "Did you mean 'anomalies'?" in wrong.stderr
+    assert "did you mean `probe anomalies`?" in wrong.stderr
     words = " ".join(listed.stdout.replace("│", " ").split())
     group = get_command(app)
     for verb in VERBS:
@@ -84,9 +86,14 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         ),
         (["pack", "runs"], ["probe pack: expected --out: ", "`probe pack monitor_output --out packed`"]),
         (["config", "check"], ["probe config check: expected FILE: ", "`probe config check monitor.json`"]),
-        (["anomalies", "--jsn", "."], ["no such option: --jsn", "--json"]),
-        (["serve", "--port", "99999"], ["'--port'", "65535", "--port: The port"]),
-        (["anomolies"], ["'anomolies'", "'anomalies'"]),
+        (["anomalies", "--jsn", "."], ["there is no option --jsn; did you mean --json?"]),
+        (["anomalies", "--zzz", "."], ["there is no option --zzz; expected one of --out, --topk, "]),
+        (["anomalies", ".", "--topk", "-3"], ["--topk: expected a number of at least 1, got '-3'"]),
+        (["compare", "a", "b", "--rtol", "abc"], ["--rtol: expected a number, got 'abc'"]),
+        (["hlep"], ["there is no verb hlep; did you mean `probe --help`?"]),
+        (["zzz"], ["there is no verb zzz; expected one of alert, anomalies, "]),
+        (["serve", "--port", "99999"], ["--port: expected a number of at most 65535, got '99999'"]),
+        (["anomolies"], ["there is no verb anomolies; did you mean `probe anomalies`?"]),
     ],
 )
 def test_wrong_use_is_answered_like_any_other_error(arguments: list[str], texts: list[str]) -> None:
@@ -108,3 +115,30 @@ def test_without_arguments_the_help_is_printed() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (2, "")
         assert "Usage: probe" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["serve", "exporter", "view"])
+def test_servers_name_their_address_in_one_way(verb: str, tmp_path: Path) -> None:
+    """An address that is taken, and one that is none, are refused in the words of ``--listen``."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, text in ((at, "another program listens there"), ("127.0.0.1:70000", "expected HOST:PORT")):
+            command = [sys.executable, "-m", "probe", verb, "--listen", address]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+            assert done.returncode == 2
+            assert f"--listen {address}: " in done.stderr
+            assert text in done.stderr
+
+
+def test_older_options_of_servers_are_accepted() -> None:
+    """``--host`` and ``--port`` take the place of both parts of ``--listen``, and are in no help."""
+    assert address_asked_for("127.0.0.1:8765", 8765, None, None) == ("127.0.0.1", 8765)
+    assert address_asked_for("127.0.0.1:8765", 8765, "0.0.0.0", 9) == ("0.0.0.0", 9)
+    assert address_asked_for("0.0.0.0", 8765, None, None) == ("0.0.0.0", 8765)
+    done = subprocess.run(
+        [sys.executable, "-m", "probe", "serve", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--listen" in done.stdout
+    assert "--port" not in done.stdout

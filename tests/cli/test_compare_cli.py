@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from tests.core.analysis.compare_data import Array, Where, same, write_run
+from tests.core.analysis.test_report import PageFile
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -84,7 +85,6 @@ def test_wrong_use_is_2(runs: Path, args: list[str], told: str) -> None:
 
 def test_a_page_that_cannot_be_written_is_2(runs: Path, tmp_path: Path) -> None:
     """A folder is in its place."""
-    require("plotly")
     result = run(runs / "a", runs / "nan", "-o", tmp_path)
     assert result.exit_code == 2
     assert f"{tmp_path}: expected a file that can be written" in result.stderr
@@ -115,16 +115,16 @@ def test_json_has_everything(runs: Path) -> None:
 
 
 def test_a_page_is_written(runs: Path, tmp_path: Path) -> None:
-    """One file with the verdict, the differing row and what scripts draw; names are no markup."""
-    require("plotly")
+    """One file with the verdict, the differing row and the differences over steps and by layer."""
     out = tmp_path / "page.html"
     result = run(runs / "a", runs / "nan", "-o", out)
     assert result.exit_code == 1
-    text = out.read_text(encoding="utf-8")
-    assert "First difference: step 3, rank 1: grad_reduced layers.0.fc2.weight" in text
-    assert '<td class="number">nan</td>' in text
-    assert 'id="growth-plot"' in text
-    assert 'id="layers-plot"' in text
+    found = PageFile(out).answers["/api/compare?run=0&against=1"]
+    assert "First difference: step 3, rank 1: grad_reduced layers.0.fc2.weight" in found["verdict"]
+    assert (found["agrees"], found["first_difference"]["right"], found["beyond"]) == (False, "nan", 1)
+    (grown,) = (each for each in found["growth"] if each["signal"] == "grad_reduced")
+    assert "inf" in grown["differences"]
+    assert "layers.0.fc2.weight" in next(each for each in found["layers"] if each["signal"] == "grad_reduced")["names"]
 
 
 @pytest.mark.parametrize(("sizes", "same_shape"), [((3, 6), True), ((6, 3), False)])
@@ -188,12 +188,11 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
 
 def test_names_cannot_be_markup(tmp_path: Path) -> None:
     """They reach neither the terminal nor the page."""
-    require("plotly")
     name = "<b>[bold]head</b></script>"
     a = write_run(tmp_path / "a", rename={"head": name})
     b = write_run(tmp_path / "b", lambda at, x: x * (2 if at.name == "head.bias" else 1), rename={"head": name})
     result = run(a, b, "-o", tmp_path / "page.html")
     assert f"param_origin {name}.bias" in result.output
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<b>" not in text.split("<script", 1)[0]
-    assert "&lt;b&gt;[bold]head&lt;/b&gt;" in text
+    page = PageFile(tmp_path / "page.html")
+    assert "b" not in page.tags
+    assert f"{name}.bias" in page.answers["/api/compare?run=0&against=1"]["verdict"]

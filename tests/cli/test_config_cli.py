@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from probe.cli.config import app, entries
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 from probe.core.config.schema import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -217,3 +220,103 @@ def test_check_warns_of_millions_of_files(tmp_path: Path, caplog: pytest.LogCapt
     assert run("check", path, "--ranks", 10000, "--steps", 2000).exit_code == 0
     assert run("check", path).exit_code == 0
     assert caplog.text == ""
+
+
+TRANSFORMERS = "monitor_config: {monitor_on: true, local_norm_format: log}\ncallbacks: [{type: MFLossMonitor}]\n"
+PYTHON = "DO_ALERT = False\nmonitor = dict(alert=dict(enable_feishu_alert=DO_ALERT, feishu_alert_address=None))\n"
+V2 = '{"framework": "pytorch", "rank": [0], "monitors": {"weight_grad": {"enabled": true, "ops": ["min"]}}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title", "line"),
+    [
+        ("a.yaml", TRANSFORMERS, "MindSpore Transformers", "local_norm (log)"),
+        (
+            "a.yaml",
+            "run_mode: train\nrunner_config: {epochs: 2}\n",
+            "MindSpore Transformers",
+            "nothing: set monitor_on",
+        ),
+        ("a.json", V2, "msprobe's Monitor V2", "weight gradients"),
+        ("a.py", PYTHON, "InternEvo's monitor", "alerts        none"),
+        ("a.txt", PYTHON, "InternEvo's monitor", "alerts        none"),
+        (
+            "a.yaml",
+            "monitor: {alert: {light_monitor_address: 'http://a:1'}}",
+            "InternEvo's monitor",
+            "to light_monitor",
+        ),
+    ],
+)
+def test_check_recognises_configurations_of_other_monitors(
+    tmp_path: Path, name: str, text: str, title: str, line: str
+) -> None:
+    """Each is read by its own reader, and summed up in its own keys."""
+    (path := tmp_path / name).write_text(text)
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert f"{path}: correct, a configuration of {title}\n" in result.stdout
+    assert line in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        (
+            "a.yaml",
+            "monitor_config: {monitor_onn: true}",
+            "monitor_config.monitor_onn: unknown key; did you mean monitor_on?",
+        ),
+        ("a.json", '{"monitors": {"optimiser": {}}}', "monitors.optimiser: unknown key; did you mean optimizer?"),
+        (
+            "a.json",
+            '{"rank": "0", "monitors": {}}',
+            'rank: expected a rank or a list of ranks, each an integer >= 0, got "0"',
+        ),
+        ("a.py", "model = dict(type='x')\n", "expected an assignment such as monitor = dict(alert=dict("),
+        ("a.py", "monitor = dict(\n", "not valid Python"),
+        (
+            "a.py",
+            "import os\nmonitor = dict(alert=dict(\n    feishu_alert_address=os.environ['A']))\n",
+            "and has a host, got os.environ['A'], which is not run; write the value",
+        ),
+    ],
+)
+def test_mistakes_are_named_in_the_words_of_the_monitor(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    """With file, line and key, and exit code 1: the file was read, and is wrong."""
+    (path := tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "probe", "config", "check", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert problem in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "."])
+def test_a_file_that_cannot_be_read_is_wrong_use(tmp_path: Path, name: str) -> None:
+    """Exit code 2, as of every verb that gets a missing file."""
+    assert run("check", tmp_path / name).exit_code == 2
+
+
+def test_a_section_without_its_switch_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning names the key that is missing."""
+    (path := tmp_path / "a.yaml").write_text("monitor_config: {local_norm_format: log}")
+    with caplog.at_level(logging.WARNING, "probe"):
+        assert run("check", path).exit_code == 0
+    assert "monitor_config has no effect without its key monitor_on: set it to True" in caplog.text
+
+
+def test_alerts_of_kj600_do_not_stop_training(caplog: pytest.LogCaptureFixture) -> None:
+    """Its recipients are left out with a warning that shows none of their secrets."""
+    inform = {"recipient": "database", "connection_str": "mysql+pymysql://username:secret@host:1/database"}
+    with caplog.at_level(logging.WARNING, "probe"):
+        settings = load({"targets": {}, "wg_distribution": True, "alert": {"rules": [], "inform": inform}})
+    assert settings.wg_distribution
+    assert "alert.inform is not supported; here, alert.channels sends alerts" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_the_monitor_refuses_a_configuration_of_another(tmp_path: Path) -> None:
+    """The error names the reader that takes it."""
+    with pytest.raises(ConfigError, match="this is one of msprobe's Monitor V2; pass it to TrainerMonitorV2"):
+        load(json.loads(V2))

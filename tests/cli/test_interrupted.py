@@ -16,7 +16,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 ROOT = Path(__file__).parents[2]
 SIGINT_CODE = 130

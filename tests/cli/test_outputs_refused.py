@@ -20,7 +20,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 FILES = {
     "anomalies": ["anomalies", "RUN", "-o"],

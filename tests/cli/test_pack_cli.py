@@ -17,7 +17,7 @@ from probe.cli import app
 from probe.core.naming import STEP_SECONDS, TOKENS_PER_SECOND
 from probe.core.records import Batch, Key
 from probe.core.storage.layout import COSTS
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from tests.core.analysis.causes_data import bad, everything_after, write_run
 from tests.core.output.sink_data import batch
 from tests.required import require

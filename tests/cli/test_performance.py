@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from probe.cli import app
-from probe.cli.performance import duration, size
+from probe.core.analysis.performance.summary import duration, size
 from probe.core.naming import STEP_SECONDS
 from tests.core.analysis.performance_data import write_calls, write_costs, write_rank
 from tests.required import require

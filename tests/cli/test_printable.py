@@ -25,7 +25,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 HOSTILE = "\x1b[31mred\x07\x9b2J\x7f\u202e\u2066\nFORGED"
 """Colours, a bell, an erased screen, text turned round, and a line of its own."""

@@ -62,7 +62,7 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     """With what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port}: cannot listen: another program" in refused(
+        assert f"--listen 127.0.0.1:{port}: cannot listen: another program" in refused(
             "--port", port, "--database", tmp_path / "a.sqlite"
         )
     assert "cannot listen" in refused(

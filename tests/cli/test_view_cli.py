@@ -52,6 +52,6 @@ def test_an_address_that_cannot_be_listened_at_is_an_error(tmp_path: Path) -> No
 )
 def test_addresses_are_parsed(text: str, parsed: tuple[str, int]) -> None:
     """With and without a port, of both versions."""
-    from probe.view.serving import parsed_address
+    from probe.services.web.listening import parsed_address
 
     assert parsed_address(text) == parsed

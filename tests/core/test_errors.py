@@ -30,8 +30,8 @@ runpy.run_path("setup.py")
 
 def test_a_message_names_what_is_missing_its_extra_and_a_command_for_a_clone() -> None:
     """All that a reader needs, in one place for every message."""
-    text = missing("the page", "plotly", "analysis")
-    assert all(part in text for part in ("the page", "plotly", 'extra "analysis"', "clone of probe"))
+    text = missing("the page", "duckdb", "analysis")
+    assert all(part in text for part in ("the page", "duckdb", 'extra "analysis"', "clone of probe"))
     assert text.endswith(install("analysis"))
 
 

@@ -16,7 +16,7 @@ from probe.core.analysis.merge import merge_directory
 from probe.core.backend.numpy_moments import moments
 from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, NAN, QUANTILES, counts, parsed, quantile, shifted, text_of
 from probe.core.moments import columns_for, derive, merge_columns
-from probe.core.output.history_buffer import Past
+from probe.core.output.history_buffer import HistoryBuffer
 from probe.core.output.sinks import SINKS
 from probe.core.records import Coverage
 from probe.core.storage.run_directory import write_manifest
@@ -282,7 +282,7 @@ def test_tensorboard_shows_a_histogram(tmp_path: Path) -> None:
 
 def test_held_steps_keep_their_histograms() -> None:
     """A step that waits in memory comes back as it was."""
-    past = Past(2)
+    past = HistoryBuffer(2)
     before = snapshot(0, distributed(0, TWO), ops=OPS)
     assert list(past.admit(before)) == []
     first, _ = past.admit(snapshot(1, findings=(finding(1),)))

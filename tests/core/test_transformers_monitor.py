@@ -455,6 +455,21 @@ def test_the_listed_callback_has_its_arguments(caplog: pytest.LogCaptureFixture)
     assert others == []
     assert (loss.section.per_print_times, loss.section.global_batch_size, loss.counter.epochs) == (7, 2, 3)
     assert "CheckpointMonitor" in caplog.text
+    assert "did you mean" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("MFLosMonitor", "MFLossMonitor"),
+        ("mflossmonitor", "MFLossMonitor"),
+        ("TrainStateMonitor", "TrainingStateMonitor"),
+    ],
+)
+def test_a_misspelt_callback_is_a_warning(written: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It names the entry and the type that was probably meant; a callback of the program may be called so."""
+    assert make_callbacks({"callbacks": [{"type": "CheckpointMonitor"}, {"type": written}]}, Loss, State) == []
+    assert f"callbacks[1].type: {written} is left to the program; did you mean {meant}?" in caplog.text
 
 
 def test_nan_checks_alone_add_the_state_monitor() -> None:
@@ -892,10 +907,16 @@ def test_texts_are_read_back(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_training(tmp_path: Path) -> None:
-    """The error names it."""
+    """The error has the key, the folder, the reason and what to do."""
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(OSError, match="file"):
-        Loss(tensorboard={"tensorboard_dir": str(tmp_path / "file")})
+    expected = (
+        r"tensorboard_dir: expected a folder that can be made .*file/rank_0: (File exists|Not a dir.*); name another"
+    )
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(TransformersConfigError, match=expected.replace("file/", f"{folder.name}/")):
+            make_callbacks(
+                {"tensorboard": {"tensorboard_dir": str(folder)}, "callbacks": [{"type": "MFLossMonitor"}]}, Loss, State
+            )
 
 
 # The global norm.

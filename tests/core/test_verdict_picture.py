@@ -39,7 +39,7 @@ def test_rows_and_steps_around_the_place_are_drawn(tmp_path: Path) -> None:
     assert picture.steps == (*range(BAD - BEFORE, BAD), *range(BAD, BAD + AFTER + 1))
     assert [name for name, _ in picture.rows] == [f"{name}.output" for name in NAMES]
     title, *rows = picture.lines()
-    assert title.split() == ["norm", "of", "actv", "5", "6", "7", "8", "9", "10", "11", "|", "12", "13", "14"]
+    assert title.split() == ["actv", "norm", "5", "6", "7", "8", "9", "10", "11", "|", "12", "13", "14"]
     assert rows[2].split() == [">", "b.output", "▁", "▂", "▃", "▅", "▆", "▇", "█", "|", "NaN", "NaN", "NaN"]
     assert [row.startswith(">") for row in rows] == [False, False, True, False, False]
     assert len({len(line) for line in [title, *rows]}) == 1

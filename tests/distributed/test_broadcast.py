@@ -101,7 +101,7 @@ def train(
         if dies and not leads:
             monitor.stop()
         if stranger and leads:
-            interfere(address, monitor._collector.number)
+            interfere(address, monitor._attachment.number)
         for step in range(MOST_STEPS):
             settled = step >= 10 or not stranger  # by then steps are as short as they will be
             done = torch.tensor([float(settled and (len(collected) >= wanted or (dies and not leads)))])

@@ -209,7 +209,7 @@ def unused_steps() -> tuple[set[int], bool]:
     (group,) = model._get_fsdp_state()._fsdp_param_groups
     assert not any("to_unsharded" in vars(stored) for stored in group.fsdp_params), "replaced for the first time alone"
     spent = (
-        monitor._collector.run.cost.hooks
+        monitor._attachment.run.cost.hooks
     )  # set to zero where a sampled step ends; hooks add to it while they are at work
     monitor.stop()
     return {row.step for row in parts(monitor.output_directory)}, spent == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.distributed.whole_tensors import LATE, WAITING
+from probe.core.output.write_order import LATE, WAITING
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import watch
 from tests.required import require
@@ -120,7 +120,7 @@ def absent(otherwise: bool) -> tuple[Counter[str], dict[str, int], set[int], int
             monitor.ops = ["max"]
         a_step(model, optimizer)
     early = monitor.faults if monitor is not None else {}
-    numbers = [monitor._collector.number if monitor is not None else 0]
+    numbers = [monitor._attachment.number if monitor is not None else 0]
     dist.broadcast_object_list(numbers)  # only now does rank 1 do anything that rank 0 could wait for
     if rank == 1:
         first = "replicas" if otherwise else "ranks"
@@ -167,10 +167,10 @@ def finished() -> tuple[list[str], bool, dict[str, int]]:
         dist.barrier()
     for _ in range(10):
         a_step(model, optimizer)
-    waits = monitor._collector.session is not None
+    waits = monitor._attachment.session is not None
     if dist.get_rank() == 0:
         dist.barrier()
-    while monitor._collector.session is not None:  # ends by itself once all is known
+    while monitor._attachment.session is not None:  # ends by itself once all is known
         a_step(model, optimizer)
     return [row["merged"] for row in rows(monitor)], waits, monitor.faults
 

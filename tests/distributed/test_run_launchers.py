@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import user_scripts
 from tests.forks import ROOT
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -30,16 +32,18 @@ for step in range(20):
     optimizer.zero_grad()
 torch.distributed.destroy_process_group()
 """
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-PROBE = [sys.executable, "-m", "probe", "run", "--"]
-WAYS = {"around the launcher": [*PROBE, *TORCHRUN], "in each rank": [*TORCHRUN, "-m", "probe.run"]}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+PROBE = (sys.executable, "-m", "probe", "run", "--")
+WAYS = {"around the launcher": (PROBE, ()), "in each rank": ((), ("-m", "probe.run"))}
+"""What comes before the launcher, and before the script."""
 
 
 def trained(folder: Path, way: str, *words: str) -> list[str]:
     """Lines of the monitor in a training of two ranks."""
     (folder / "train.py").write_text(TRAIN)
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
-    command = [*WAYS[way], "train.py", *words]
+    before, after = WAYS[way]
+    command = [*before, quick_python(*user_scripts.TORCH), *TORCHRUN, *after, "train.py", *words]
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("probe: ") and " watching " not in line]
@@ -48,10 +52,10 @@ def trained(folder: Path, way: str, *words: str) -> list[str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_of_a_node_are_compared_and_reported_once(tmp_path: Path, way: str) -> None:
     """Healthy replicas are no finding; what was compared is named."""
-    (line,) = trained(tmp_path, way)
-    assert line.startswith("probe: info: 20 steps watched on 2 ranks, ")
-    assert " the gradients of ranks 0-1 at 20 updates" in line
-    assert " nothing found in " in line
+    first, *_, last = trained(tmp_path, way)
+    assert first.startswith("probe: info: nothing found in ")
+    assert " the gradients of ranks 0-1 at 20 updates" in first
+    assert last.startswith("probe:   20 steps watched on 2 ranks, ")
 
 
 def test_a_replica_that_leaves_the_others_is_found(tmp_path: Path) -> None:

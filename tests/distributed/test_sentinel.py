@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests import user_scripts
 from tests.core.alerting.receivers import free_port
 from tests.pytorch.run_scripts import OWN
 from tests.pytorch.runs import table
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -125,7 +127,7 @@ def test_ranks_of_two_nodes_are_compared(apart: bool, tmp_path: Path) -> None:
 
 def started(folder: Path, *options: str) -> subprocess.Popen[str]:
     """``train.py`` in the folder, under ``probe run -- torchrun``."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *options, "train.py"]
+    torchrun = [quick_python(*user_scripts.TORCH), "-m", "torch.distributed.run", *options, "train.py"]
     environment = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out")}
     command = [sys.executable, "-m", "probe", "run", "--", *torchrun]
     return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from probe.core.monitor.collector import _runs
+from probe.core.monitor.attachment import _runs
 from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import watch

@@ -92,7 +92,7 @@ TENSORS = SimpleNamespace(
     is_tensor=lambda value: isinstance(value, Tensor),
     describe=lambda tensor: (tensor.data.shape, tensor.data.dtype, None),
     identity=lambda tensor: (object(), lambda: None),
-    **dict.fromkeys(("hold", "number", "unchanged", "host_place"), lambda *_: None),
+    **dict.fromkeys(("hold", "number", "host_place"), lambda *_: None),
     moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
     agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
     adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),

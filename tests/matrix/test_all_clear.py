@@ -42,7 +42,7 @@ def train(framework: Harness, form: str | list[str], bad: int | None = 2, dump: 
 
 
 def anomalies(root: Path) -> tuple[Result, str]:
-    done = CliRunner().invoke(app, ["anomalies", str(root)])
+    done = CliRunner().invoke(app, ["anomalies", str(root), "--why"])
     return done, " ".join(done.output.split())
 
 

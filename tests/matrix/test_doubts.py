@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.instrumentation.succession import FIRST
+from probe.core.instrumentation.other_updates import FIRST
 from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net

@@ -34,7 +34,6 @@ ELSEWHERE = {
             "hooks.held_scale",
             "hooks.found_inf",
             "hooks.holds",
-            "tensors.unchanged",
             "loop.first_not_finite",
             "loop.origins",
         ),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.instrumentation.forwards import Forwards, OpenCalls
+from probe.core.instrumentation.forwards import Forwards
 from tests.matrix.harness import Harness
 from tests.matrix.models import SQUARE, X
 from tests.matrix.watching import ACTIVATIONS, LR, rows_of
@@ -34,7 +34,7 @@ class Failing:
 
 def open_calls(monitor: Any) -> int:
     """The number of forwards of which something is kept."""
-    return len(monitor._collector.run.forwards)
+    return len(monitor._attachment.run.forwards)
 
 
 def failed(framework: Harness, model: Failing, loop: Any, error: type[BaseException]) -> None:
@@ -147,10 +147,9 @@ def test_a_module_that_calls_itself(framework: Harness) -> None:
 def test_listeners_of_one_module_end_in_any_order() -> None:
     """A module in two models has two listeners, of which the first to begin is the first to end."""
     forwards, module, inner = Forwards(), object(), object()
-    one, two, within = (OpenCalls[int](forwards, each, False) for each in (module, module, inner))
-    one.begin(3, 1)
-    two.begin(3, 2)
-    within.begin(4, 3)  # its end is not seen
-    assert (forwards.micro_step, len(one), len(within)) == (3, 1, 1)
-    assert (one.end(), two.end(), within.end()) == (1, 2, None)
+    forwards.begin("one", module, 3, 1, False)
+    forwards.begin("two", module, 3, 2, False)
+    forwards.begin("within", inner, 4, 3, False)  # its end is not seen
+    assert (forwards.micro_step, len(forwards)) == (3, 2)  # calls, each with what its listeners keep
+    assert [forwards.end(listener) for listener in ("one", "two", "within")] == [1, 2, None]
     assert forwards.micro_step is None

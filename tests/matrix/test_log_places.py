@@ -103,7 +103,7 @@ def test_rules_judge_numbers_with_the_step_that_ended(framework: Harness, interv
     seen: list[RunStep] = []
     found: list[tuple[str, int]] = []
     training.monitor.on_run_step(seen.append)
-    numbers = training.monitor._collector.listening_numbers()  # type: ignore[union-attr]
+    numbers = training.monitor._attachment.listening_numbers()  # type: ignore[union-attr]
     numbers.on_findings(lambda findings: found.extend((f.name, f.step) for f in findings))
     for step in range(STEPS):
         train_step(training.loop, framework.tensor(X))

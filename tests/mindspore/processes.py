@@ -7,9 +7,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from tests import user_scripts
+from tests.quick_python import quick_python
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
@@ -40,7 +42,7 @@ def run(script: str, ranks: int, root: Path) -> Path:
         workers, files = [], []
         for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
             log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
-            command = [sys.executable, script]
+            command = [quick_python(*user_scripts.MINDSPORE), script]
             process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
             ending.callback(process.wait)
             ending.callback(process.kill)

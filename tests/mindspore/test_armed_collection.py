@@ -161,7 +161,7 @@ print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameter
 
 def test_probe_run_names_the_steps_and_what_went_wrong(tmp_path: Path) -> None:
     """Alone, without a configuration."""
-    alone = ran(tmp_path / "alone", PROGRAM, "-m", "probe", "run")
+    alone = ran(tmp_path / "alone", PROGRAM, "run")
     assert alone.printed == ran(tmp_path / "plain", PROGRAM).printed
     assert "; collected deep at steps 21 to 30 (" in alone.errors
     assert "at step 21, with finite weights, it shows first in input" in alone.errors

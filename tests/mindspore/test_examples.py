@@ -7,11 +7,12 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("mindspore")
@@ -28,7 +29,7 @@ def ran(output, *arguments):
     """The same of a run with other arguments, by a copy of the script that has nothing beside it."""
     script = shutil.copy(EXAMPLE, output)
     own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1])}
-    command = [sys.executable, str(script), "--steps", "3", *arguments]
+    command = [quick_python(*user_scripts.MINDSPORE), str(script), "--steps", "3", *arguments]
     done = subprocess.run(command, env=os.environ | own, cwd=output, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (directory,) = (path for path in output.iterdir() if path.is_dir())

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("mindspore")
@@ -84,13 +86,19 @@ class Ended(NamedTuple):
     rows: dict[str, str]
 
 
-def ran(folder: Path, text: str, *words: str) -> Ended:
-    """Run a program in a folder of its own, with what stands between ``python`` and its name."""
+def ran(folder: Path, text: str, *words: str, python: str = "") -> Ended:
+    """Run a program in a folder of its own.
+
+    Args:
+        words: of ``probe``, under which it runs.
+        python: another interpreter than one that has imported MindSpore.
+    """
     folder.mkdir()
     (folder / "train.py").write_text(text)
     (folder / "monitor.json").write_text(json.dumps(CONFIG))
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
-    command = [sys.executable, *words, "train.py"]
+    program = [python or quick_python(*user_scripts.MINDSPORE), "train.py"]
+    command = [sys.executable, "-m", "probe", *words, "--", *program] if words else program
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = {path.name: path.read_text() for path in sorted(folder.glob("out/*/*.csv"))}
@@ -101,19 +109,19 @@ def ran(folder: Path, text: str, *words: str) -> Ended:
 def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
     """Names, steps and numbers, to the byte, of the network inside cells with its loss and optimizer."""
     by_hand = ran(tmp_path / "hand", (PROGRAM + way).replace("# here\n", ATTACH))
-    alone = ran(tmp_path / "alone", PROGRAM + way, "-m", "probe", "run", "-c", "monitor.json")
+    alone = ran(tmp_path / "alone", PROGRAM + way, "run", "-c", "monitor.json")
     assert alone.printed == by_hand.printed
     assert alone.rows == by_hand.rows
     assert len(alone.rows) == 3 * 4
     assert "probe: info: watching Net with Adam; files in " in alone.errors
-    assert "probe: info: 3 steps watched, " in alone.errors  # and what was looked at, not a count of findings
+    assert "probe:   3 steps watched, " in alone.errors  # and what was looked at, not a count of findings
 
 
 def test_an_optimizer_that_steps_late_is_dropped_and_watched_again(tmp_path: Path) -> None:
     """Rows begin with the names of the models; after ten steps of the other, those of the one that waits end, until it
     has made its first step."""
-    alone = ran(tmp_path / "alone", PROGRAM + ADVERSARIES, "-m", "probe", "run", "-c", "monitor.json")
-    plain = ran(tmp_path / "plain", PROGRAM + ADVERSARIES)
+    alone = ran(tmp_path / "alone", PROGRAM + ADVERSARIES, "run", "-c", "monitor.json", python=sys.executable)
+    plain = ran(tmp_path / "plain", PROGRAM + ADVERSARIES, python=sys.executable)
     assert alone.printed == plain.printed
     said = [line for line in alone.errors.splitlines() if line.startswith("probe: info: ")]
     assert said[0].startswith("probe: info: watching net: Net, critic: Dense with Adam, SGD; files in ")

@@ -150,7 +150,7 @@ print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameter
 
 def test_probe_run_finds_one_bad_batch_of_sixty(tmp_path: Path) -> None:
     """Alone, without a configuration, at its step, with the parameters whose gradients the program has dropped."""
-    alone = ran(tmp_path / "alone", PROGRAM, "-m", "probe", "run")
+    alone = ran(tmp_path / "alone", PROGRAM, "run")
     assert alone.printed == ran(tmp_path / "plain", PROGRAM).printed
     assert "gradient-not-finite in 0.weight" in alone.errors
     assert ", step 40" in alone.errors

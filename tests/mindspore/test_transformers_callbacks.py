@@ -129,7 +129,7 @@ def test_the_sample_drives_a_training(lines: Callable[[], list[str]]) -> None:
     assert [step for step, _ in found["loss_vs_samples"]] == [2, 4, 6, 8]
     assert {"local_loss", "device_local_norm"} <= set(found)
     assert not [tag for tag in found if tag.startswith("local_norm/")]  # no parameter of this model is in a layer
-    assert texts_of(FOLDER)["output_dir"] == "./output"
+    assert (texts_of(FOLDER)["output_dir"], texts_of(FOLDER)["data_size"]) == ("./output", "4")
     assert len([line for line in lines() if line.startswith("{")]) == 4
 
 
@@ -181,10 +181,40 @@ def test_training_is_bit_identical(lines: Callable[[], list[str]]) -> None:
 
 
 @pytest.mark.usefixtures("graph_mode")
+@pytest.mark.parametrize("dumps", [True, False], ids=["norms dumped", "no norms"])
+def test_the_sample_drives_a_training_in_graph_mode(dumps: bool, lines: Callable[[], list[str]]) -> None:
+    """The documented YAML, unchanged: norms of gradients, which no hook sees, are those that MindSpore dumps, which one
+    warning states; all other numbers, and the weights, are those of the training without it."""
+    callbacks = from_yaml(SAMPLE, {"monitor_config": {"target": ["fc"]}} if dumps else None)
+    norms = {name: [value for _, value in points] for name, points in curves(RECORDED["scalars"]).items()}
+
+    class Compiler(ms.train.Callback):
+        """The files that ``TensorDump`` writes, which has no kernel on a CPU."""
+
+        def on_train_step_end(self, run_context: Any) -> None:
+            step = run_context.original_args().cur_step_num
+            folder = Path("dump/rank_0")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("fc.weight", "fc.bias", "fc2.weight"):
+                value = norms[f"local_norm/{name}"][step - 1].expected
+                np.save(folder / f"local_norm__{name}_float32_{len(list(folder.iterdir())) + 10 * step}", value)
+
+    watched = trained([*([Compiler()] if dumps else []), *callbacks], 1)
+    assert [callback.faults for callback in callbacks] == [{}, {}]
+    found, recorded = scalars_of(FOLDER), curves(RECORDED["scalars"])
+    dumped = ["device_local_norm", "local_norm/fc.bias", "local_norm/fc2.weight"] if dumps else []
+    for tag in ("loss", "grad-norm", "learning-rate", "loss-scale", "local_loss", *dumped):
+        assert [list(point) for point in found[tag]] == recorded[tag][:4], tag
+    assert "iteration-time" in found
+    assert ("device_local_norm" in found) is dumps
+    assert len([line for line in lines() if "GRAPH_MODE" in line and "local_norm_format" in line]) == 1
+    assert texts_of(FOLDER)["data_size"] == "4"
+    assert weights(watched) == weights(trained([], 1))
+
+
+@pytest.mark.usefixtures("graph_mode")
 def test_in_graph_mode_all_but_gradients_is_recorded(lines: Callable[[], list[str]]) -> None:
-    """Norms of gradients are refused with the reason; loss, norms of weights and moments, throughput are the tool's."""
-    with pytest.raises(ValueError, match=r"local_norm_format and device_local_norm_format.*GRAPH_MODE.*compiles"):
-        trained(from_yaml(SAMPLE), 1)
+    """Loss, norms of weights and moments, throughput are the tool's."""
     without = {"local_norm_format": None, "device_local_norm_format": None}
     callbacks = from_yaml(
         SAMPLE, {"monitor_config": EVERYTHING | without, "tensorboard": {"tensorboard_dir": "curves"}}

@@ -270,8 +270,7 @@ def ran(
     settings.write_text(json.dumps(config))
     own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out"), "CONFIG": str(settings), **environment}
     own = watched(own, settings) if watch else own
-    arguments = ["-m", "tests.watched_script"] if watch else []
-    return Ended(*user_scripts.ran(forks, [*arguments, str(script)], folder, own), folder)
+    return Ended(*user_scripts.ran(forks, [str(script)], folder, own), folder)
 
 
 def steps_of(ended: Ended, signal: str = "grad_reduced") -> list[list[int]]:

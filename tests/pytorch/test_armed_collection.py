@@ -16,7 +16,9 @@ import pytest
 from probe.core.analysis.diagnosis.analyse import analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.control.planner import COMPILED
+from tests import user_scripts
 from tests.pytorch.run_scripts import OWN
+from tests.quick_python import quick_python
 from tests.required import require
 
 torch = require("torch")
@@ -235,7 +237,7 @@ def test_rows_of_steps_with_finite_weights_name_the_module(tmp_path: Path, monke
     bad."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
     trained = Trained(BAD, FILES, scaled=True, cut=True)
-    report = trained.monitor._collector.closing.account.summary(STEPS, "", {}, True)
+    report = trained.monitor._attachment.account.summary(STEPS, "", {}, True)
     (deep,) = report.deep
     assert (deep.first, deep.last, deep.step, deep.module, deep.spoilt) == (31, 40, 31, "blocks.0", None)
     findings = [entry for entry in judged(trained.directory)["findings"] if entry["grade"] == "critical"]
@@ -296,10 +298,10 @@ def test_probe_run_names_the_steps_and_the_module(tmp_path: Path, scaled: bool) 
     environment = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out")}
     alone, watched = (
         subprocess.run(
-            [sys.executable, *words, "train.py"],
+            [*words, quick_python(*user_scripts.TORCH), "train.py"],
             cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
         )
-        for words in ([], ["-m", "probe", "run", "-c", "monitor.json"])
+        for words in ([], [sys.executable, "-m", "probe", "run", "-c", "monitor.json", "--"])
     )  # fmt: skip
     assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
     said = " ".join(line.removeprefix("probe:").strip() for line in watched.stderr.splitlines())

@@ -11,7 +11,7 @@ from tests.required import require
 
 torch = require("torch")
 
-from probe.core.instrumentation.compiled_updates import COMPILED  # noqa: E402
+from probe.core.instrumentation.other_updates import COMPILED  # noqa: E402
 from probe.pytorch import TrainerMon  # noqa: E402
 
 STEPS = 4
@@ -73,9 +73,9 @@ class Outcome:
         self.compiled = dict(counters["stats"]), dict(counters["graph_break"]), dict(counters["recompiles"])
         if monitored:
             assert self.monitor.flush()
-            collector = self.monitor._collector
-            assert collector is not None
-            self.preflight = "" if collector.judge is None else collector.judge.panel.preflight()
+            attachment = self.monitor._attachment
+            assert attachment is not None
+            self.preflight = "" if attachment.judge is None else attachment.judge.panel.preflight()
             self.monitor.stop()
             self.faults = self.monitor.faults
 

@@ -72,6 +72,14 @@ def test_a_healthy_run_has_no_finding(demo):
     assert "nothing was broken and nothing was found" in result.output
 
 
+def test_the_report_of_a_demonstration_is_small(demo, tmp_path):
+    """The page has every number, and is below 300 kB."""
+    demo("--seed", "1", "--fault", "overflow")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "out put"), "-o", str(tmp_path / "page.html")])
+    assert "First cause: overflow" in result.output
+    assert (tmp_path / "page.html").stat().st_size <= 300_000
+
+
 def test_without_a_diagnosis_the_command_fails(demo, monkeypatch):
     """The exit code follows what the monitor named, not what was injected."""
     monkeypatch.setattr(diagnosis, "name_first_bad", lambda findings: None)
@@ -91,8 +99,9 @@ def test_progress_and_places_are_printed(demo, monkeypatch):
     assert sorted(steps) == list(range(STEPS))
     assert "nan" not in steps[19]
     assert "nan" in steps[20]
-    for what in ("manifest", "log", "findings"):
-        assert Path(re.search(rf"^  {what} +(.*)$", output, re.MULTILINE)[1]).is_file()
+    files = Path(re.search(r"^  all files +(.*)$", output, re.MULTILINE)[1])
+    assert {"manifest.json", "probe.log"} <= {path.name for path in files.iterdir()}
+    assert "probe view 'out put#signal=" in output.replace(str(files.parent), "out put")
     assert "TensorBoard needs tensorboardX" in output
     assert "--logdir" not in output
 

@@ -6,11 +6,12 @@ import csv
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -22,7 +23,7 @@ def run(tmp_path_factory):
     """The example's output, and the rows of each signal that it wrote."""
     output = tmp_path_factory.mktemp("example")
     own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLE), "--steps", "3"]
+    command = [quick_python(*user_scripts.TORCH), str(EXAMPLE), "--steps", "3"]
     done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (directory,) = (path for path in output.iterdir() if path.is_dir())

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import user_scripts
 from tests.core.trackers.read_back import mlflow_tag, of_trackio, swanlab_run
 from tests.core.trackers.test_other_trackers import PACKAGES
 from tests.core.trackers.wandb_file import WandbRun, read_runs
+from tests.quick_python import quick_python
 from tests.required import require_installed, require_version
 
 require_installed("torch", "transformers", "mindspore")
@@ -134,7 +136,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     for name, text in (("gpt", GPT), ("trainer", TRAINER), ("loop", LOOP)):
         (folder / f"{name}.py").write_text(text)
     (folder / "monitor.json").write_text(json.dumps(CONFIG))
-    (folder / "all.sh").write_text("".join(f"{sys.executable} {name}.py && " for name in FIRST) + "true\n")
+    torch = quick_python(*user_scripts.TORCH)
+    pythons = {"gpt": torch, "trainer": torch, "loop": sys.executable}
+    (folder / "all.sh").write_text("".join(f"{python} {name}.py && " for name, python in pythons.items()) + "true\n")
     own = {key: value for key, value in os.environ.items() if key != "MONITOR_OUTPUT_DIR"} | {
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *map(require_version, PACKAGES.values())])),
         "OMP_NUM_THREADS": "1",

@@ -14,6 +14,8 @@ from probe.core.storage.batches import steps
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -89,7 +91,8 @@ def watched(name: str, folder: Path) -> tuple[RecordedRun, Problems, Path]:
     (folder / "train.py").write_text(TRAINING + PROGRAMS[name], encoding="utf-8")
     (folder / "monitor.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": str(folder / "out")}
-    command = [sys.executable, "-m", "probe", "run", "--config", "monitor.json", "train.py"]
+    program = [quick_python(*user_scripts.TORCH), "train.py"]
+    command = [sys.executable, "-m", "probe", "run", "--config", "monitor.json", "--", *program]
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=240)
     problems = Problems()
     return last_run(folder / "out", problems), problems, folder / "out"

@@ -20,7 +20,6 @@ from tests.required import require, require_version
 
 require("torch")
 require("duckdb")
-require("plotly")
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "tutorial"
 PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "tutorial").glob("*.md"))}

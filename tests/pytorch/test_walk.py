@@ -33,7 +33,7 @@ Place = tuple[str, str]
 """File below the package, and function."""
 PARTS: tuple[Place, ...] = (
     ("pytorch/engines/native.py", "accumulated"),  # a gradient has been accumulated
-    ("core/instrumentation/session.py", "_hand_over"),  # the step has ended
+    ("core/instrumentation/training_steps.py", "_hand_over"),  # the step has ended
     ("core/output/run_output.py", "_deliver"),  # the delivery thread takes it
 )
 """Functions with which the parts of the walk begin."""
@@ -41,7 +41,7 @@ APART: dict[Place, str] = {
     ("core/instrumentation/context.py", "backward_began"): "the number of the micro batch",
     ("core/instrumentation/overhead.py", "take"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "part"): "the monitor's own time",
-    ("core/instrumentation/session.py", "_drop"): "the beginning of the next step",
+    ("core/instrumentation/training_steps.py", "_drop"): "the beginning of the next step",
     ("core/output/sinks/anomaly.py", "write"): "another sink",
     ("core/output/sinks/overhead.py", "write"): "another sink",
     ("core/rules/evaluate.py", "find"): "rules, which change no row",
@@ -217,7 +217,9 @@ def crossings() -> Crossings:
 def test_a_step_crosses_few_files() -> None:
     """A sampled step of one weight enters a limited number of files, with a limited number of calls between them."""
     step = alone(crossings)
-    assert {"core/instrumentation/session.py", "core/output/sinks/csv.py"} <= {f[len(PACKAGE) :] for f in step.files}
+    assert {"core/instrumentation/training_steps.py", "core/output/sinks/csv.py"} <= {
+        f[len(PACKAGE) :] for f in step.files
+    }
     assert len(step.files) <= STEP_FILES, step.files
     assert step.crossings <= STEP_CROSSINGS
     assert step.returns <= STEP_RETURNS

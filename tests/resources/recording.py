@@ -26,6 +26,18 @@ JOB, CLUSTER = "pretrain", "training"
 NODE_PORTS = {"exporter": 9445, "node": 9100}
 STATES = ("alive", "waiting", "silent", "ended", "replaced")
 
+REMEDIATION = {"job": "remediation", "instance": "node0:9095"}
+NPU = {"npu_id": "0", "npu_name": "910B", "npu_uuid": "0-0"}
+NPU_READINGS = {
+    "healthy": 1, "utilization_percent": 80, "memory_used_bytes": 50e9, "memory_total_bytes": 64e9,
+    "temperature_celsius": 55, "power_usage_watts": 250, "power_limit_watts": 350,
+}  # fmt: skip
+JSON_NUMBERS = {
+    "step": 9, "epoch": 1, "loss": 2.5, "validation_loss": 2.6, "accuracy": 0.5, "gradient_norm": 1.5,
+    "learning_rate": 1e-4, "throughput_samples_per_second": 100, STEP_SECONDS: 0.5,
+}  # fmt: skip
+"""Numbers of a program that writes a JSON file."""
+
 Values = npt.NDArray[np.float64]
 
 
@@ -159,6 +171,7 @@ class Recording:
             ("gpu_ecc_errors_total", {"kind": "uncorrected"}, 0),
             ("gpu_throttle_active", {"reason": "sw_power_cap"}, (busy > busy.mean()) * (rank % 2)),
             ("gpu_throttle_active", {"reason": "hw_thermal"}, 0),
+            ("gpu_xid_last_code", {}, 0),
         ):
             yield Line(name, {**labels, **more}, values)
 
@@ -176,7 +189,24 @@ class Recording:
             ("probe_host_disk_free_bytes", disk, 2e12 - 1e8 * past),
             ("probe_host_network_receive_bytes_total", {"device": "eth0"}, 2.4e9 * past),
             ("probe_host_network_transmit_bytes_total", {"device": "eth0"}, 2.1e9 * past),
+            ("probe_host_cpus", {}, 64),
+            *((f"probe_host_load{span}", {}, 40 * busy) for span in (1, 5, 15)),
+            ("probe_host_swap_total_bytes", {}, 2**33),
+            ("probe_host_swap_used_bytes", {}, 2**30 * busy),
+            ("probe_host_disk_hung", disk, 0),
+            *((f"npu_{name}", NPU, value) for name, value in NPU_READINGS.items()),
+            *((f"training_{name}", {"job_name": "legacy"}, value) for name, value in JSON_NUMBERS.items()),
+            ("gradient_norm", {"job_name": "legacy"}, 1.5),
+            ("training_last_update_timestamp_seconds", {"job_name": "legacy"}, self.times - 3),
             ("probe_exporter_probe_hung", {"probe": "nvml"}, 0),
+            ("probe_exporter_probe_starts_total", {"probe": "nvml"}, 1),
+            ("probe_exporter_malformed_readings_total", {"probe": "nvml"}, 0),
+            ("probe_exporter_reading_age_seconds", {"source": "host"}, 1 + busy),
+            ("probe_exporter_scrapes_total", {}, past),
+            ("probe_exporter_scrape_seconds", {}, 0.01 * busy),
+            ("probe_exporter_devices", {}, self._ranks_of_node),
+            *((f"probe_exporter_unreadable_{name}", {}, 0) for name in ("files", "folders", "devices")),
+            *((f"probe_exporter_{name}", {}, 0) for name in ("unknown_series", "hidden_ranks")),
         ):
             yield Line(name, {**exporter, **labels}, values)
         for name, labels, values in (
@@ -195,6 +225,35 @@ class Recording:
         heartbeats = {"instance": "node0:8765", "job": JOB, "launch": "node0/29500", "id": "0"}
         for state in STATES:
             yield Line("probe_job_ranks", {**heartbeats, "state": state}, self._ranks * (state == "alive"))
+        past = self.times - BEGIN
+        heartbeat_server = {"instance": heartbeats["instance"]}
+        loss, norm, seconds = (
+            self._at(self._training["runs"][0][name]) for name in ("loss", "grad_norm", STEP_SECONDS)
+        )
+        for name, labels, values in (
+            ("probe_job_step", heartbeats, self._steps),
+            ("probe_job_loss", heartbeats, loss),
+            ("probe_job_grad_norm", heartbeats, norm),
+            ("probe_job_step_seconds", heartbeats, seconds),
+            ("probe_job_stage_seconds", {**heartbeats, "stage": "fwd_bwd"}, 0.8 * seconds),
+            ("probe_job_stage_seconds", {**heartbeats, "stage": "optimizer"}, 0.2 * seconds),
+            ("probe_server_requests_total", {**heartbeat_server, "status": "200"}, 2 * past),
+            ("probe_server_messages_total", {**heartbeat_server, "result": "stored"}, 3 * past),
+            ("probe_server_commits_total", heartbeat_server, past),
+            ("probe_server_commit_seconds_total", heartbeat_server, 0.002 * past),
+            ("probe_server_commit_failures_total", heartbeat_server, 0),
+            ("probe_server_waiting", heartbeat_server, 0),
+            ("probe_server_jobs", heartbeat_server, 1),
+            *((f"probe_remediation_{name}", REMEDIATION, value) for name, value in (("up", 1), ("waiting", 0))),
+            ("probe_remediation_running", REMEDIATION, 0),
+            ("probe_remediation_action_live", {**REMEDIATION, "action": "undo"}, 1),
+            ("probe_remediation_actions_total", {**REMEDIATION, "state": "done"}, past // 300),
+            ("probe_remediation_alerts_total", {**REMEDIATION, "result": "known"}, past // 300),
+            ("probe_remediation_requests_total", {**REMEDIATION, "status": "200"}, past // 100),
+            ("probe_remediation_history_failures_total", REMEDIATION, 0),
+            ("probe_remediation_last_webhook_timestamp_seconds", REMEDIATION, self.times - 60),
+        ):
+            yield Line(name, labels, values)
         for name, port in (("prometheus", 9090), ("probe-serve", 8765)):
             yield Line("up", {"job": name, "instance": f"node0:{port}"}, 1)
             yield Line("scrape_duration_seconds", {"job": name, "instance": f"node0:{port}"}, 0.005)

@@ -23,6 +23,8 @@ import yaml
 from probe.core.moments import OPS
 from probe.core.naming import OUTSIDE_SECONDS
 from probe.core.output.metrics import catalogue
+from probe.services.exporter.json_numbers import GRADIENT_NORM, UPDATED
+from probe.services.exporter.json_numbers import NUMBERS as JSON_NUMBERS
 from probe.services.exporter.readings.catalogue import READINGS
 from probe.services.server.board import RunBoard
 from probe.services.server.metrics import exposition
@@ -43,7 +45,18 @@ WORDS = {
 }
 """Functions and operators of PromQL; any other word of a query is a metric."""
 OF_PROMETHEUS = {"up", "scrape_duration_seconds", "ALERTS"}
-OF_THE_EXPORTER = {*READINGS, "probe_exporter_probe_hung"}
+OF_JSON_FILES = {*(metric.name for metric in JSON_NUMBERS.values()), GRADIENT_NORM.name, UPDATED.name}
+OF_THE_EXPORTER = {*READINGS, *OF_JSON_FILES}
+OF_ITSELF = {
+    *(f"probe_exporter_unreadable_{what}" for what in ("files", "folders", "devices")),
+    *(f"probe_exporter_{name}" for name in ("hidden_ranks", "unknown_series", "devices", "scrape_seconds")),
+    *(f"probe_exporter_{name}_total" for name in ("scrapes", "probe_starts", "malformed_readings")),
+    *("probe_exporter_probe_hung", "probe_exporter_reading_age_seconds"),
+    *(f"probe_remediation_{name}_total" for name in ("requests", "alerts", "actions", "history_failures")),
+    *(f"probe_remediation_{name}" for name in ("waiting", "running", "up", "action_live")),
+    "probe_remediation_last_webhook_timestamp_seconds",
+}
+"""Metrics of the exporter and of the remediation service about themselves; the exporter's version is in no panel."""
 
 
 @pytest.fixture(scope="module")
@@ -234,11 +247,7 @@ def test_every_op_that_can_be_chosen_gives_data(server: PrometheusServer, record
 
 def test_every_metric_is_one_that_an_exporter_exports(tmp_path: Path) -> None:
     """Metrics of ranks are in the catalogue, those of the server on its page, those of hosts on the node exporter's."""
-    store = HeartbeatStore(tmp_path / "heartbeats", lambda tickets: None)
-    served_by_probe = set(re.findall(r"# TYPE (\w+)", exposition(store, RunBoard(60), Counter())))
-    assert store.close(PATIENCE)
-    known = {*catalogue.METRICS, *(each.name for each in catalogue.SHOWN_BY_NODE), *served_by_probe}
-    known |= OF_PROMETHEUS | OF_THE_EXPORTER
+    known = {*exported(tmp_path), *OF_PROMETHEUS, *OF_ITSELF}
     queries = [query for name in NAMES for query in expressions(name)]
     queries = [query.split("(", 1)[1].rpartition(",")[0] if "label_values" in query else query for query in queries]
     queries += [rule["data"][0]["model"]["expr"] for rule in alerts()]
@@ -247,6 +256,35 @@ def test_every_metric_is_one_that_an_exporter_exports(tmp_path: Path) -> None:
     assert named_there - of_hosts - known == set()
     assert len(of_hosts) > 3
     assert of_hosts - node_exporter_metrics() == set()
+
+
+def test_every_number_that_is_promised_reaches_a_panel(tmp_path: Path) -> None:
+    """Each metric of ranks, devices, hosts, JSON files, heartbeats, and of the services about themselves is in the
+    query of some panel, and so is each that a guide names."""
+    shown_there = {
+        metric.replace("$op", op)
+        for name in NAMES
+        for panel in content(name)["panels"]
+        for target in panel.get("targets", ())
+        for metric in metrics_in(target["expr"])
+        for op in OPS
+    }
+    assert (exported(tmp_path) | OF_ITSELF) - shown_there == set()
+    guides = "".join(path.read_text("utf-8") for path in (GRAFANA.parents[1] / "docs" / "guides").glob("*.md"))
+    named_in_guides = set(
+        re.findall(r"`((?:probe_(?:training|job|server|rank|host|exporter|remediation)|npu)_\w+)", guides)
+    )
+    labels = {"npu_id", "npu_name", "npu_uuid", "npu_util", "probe_host_", "probe_exporter_build_info"}
+    assert named_in_guides - shown_there - labels == set()
+    assert len(named_in_guides) > 50
+
+
+def exported(folder: Path) -> set[str]:
+    """Names of the metrics of ranks, of the exporter, and of the heartbeat server."""
+    store = HeartbeatStore(folder / "heartbeats", lambda tickets: None)
+    served_by_probe = set(re.findall(r"# TYPE (\w+)", exposition(store, RunBoard(60), Counter())))
+    assert store.close(PATIENCE)
+    return {*catalogue.METRICS, *(each.name for each in catalogue.SHOWN_BY_NODE), *served_by_probe} | OF_THE_EXPORTER
 
 
 def node_exporter_metrics() -> set[str]:

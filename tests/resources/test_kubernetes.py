@@ -209,7 +209,7 @@ def test_ports_are_those_of_the_programs() -> None:
     assert services["probe-serve"]["http"] == PORTS["serve"]
     assert services["remediation"]["http"] == PORTS["remediate"]
     for verb in {"exporter", "serve"} & set(VERBS):
-        assert option_of(verb, "port").default == PORTS[verb]
+        assert option_of(verb, "listen").default == f"127.0.0.1:{PORTS[verb]}"
     for document in PODS:
         for container in containers(document):
             ports = {port["name"] for port in container["ports"]}

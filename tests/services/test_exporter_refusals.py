@@ -88,7 +88,7 @@ def test_a_taken_port_is_refused() -> None:
     """With the advice to choose another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         text = refusal("--port", str(taken.getsockname()[1]))
-    assert "another program listens there; choose another --port" in text
+    assert "another program listens there; choose another port" in text
 
 
 def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> None:

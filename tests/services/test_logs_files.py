@@ -70,6 +70,13 @@ def test_nothing_of_that_name_is_an_error(tmp_path: Path) -> None:
         files_of(str(tmp_path / "missing.log"))
 
 
+def test_a_binary_file_that_is_named_is_an_error(tmp_path: Path) -> None:
+    """It is no log: that nothing was found in it says nothing."""
+    (tmp_path / "model.bin").write_bytes(b"PK\0\0" * 100)
+    with pytest.raises(SourceError, match=r"model\.bin: expected lines of text, got a binary file"):
+        files_of(str(tmp_path / "model.bin"))
+
+
 def test_a_broken_file_is_counted(tmp_path: Path) -> None:
     """The part of an incomplete archive that can be read is parsed."""
     content = gzip.compress(b"".join(b"loss: %d\n" % n for n in range(4_000)))

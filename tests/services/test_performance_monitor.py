@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,25 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert baselines["loss_convergence_rate"] == pytest.approx(-1.0, rel=1e-6)
     assert monitor.metrics_history["training_throughput"] == [1.0, *speed]
     assert monitor.metrics_history["gpu_utilization"][0] is None
+
+
+def test_all_times_are_of_this_machine_with_their_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of readings, of the summary and of anomalies can be compared."""
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    try:
+        monitor = PerformanceMonitor()
+        monitor._take(PerformanceReading(now := time.time(), (DeviceReading("0", "H", 5.0),)))
+        (reading,) = monitor.metrics_history["timestamp"]
+        span = monitor.get_performance_summary(hours=1)["time_range"]
+        texts = [span["start"], span["end"], *(each["timestamp"] for each in monitor.anomalies)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert {text[-6:] for text in (reading.isoformat(), *texts)} == {"+08:00"}
+    begin, end, anomaly = map(datetime.fromisoformat, texts)
+    assert begin < reading < end + timedelta(seconds=1)
+    assert (reading.timestamp(), anomaly.timestamp()) == pytest.approx((now, now), abs=0.002)
 
 
 @pytest.mark.parametrize(

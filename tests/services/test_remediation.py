@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from probe.core.control.command_requests import (
     Acknowledgement,
@@ -32,7 +34,7 @@ from tests.services.remediation_process import (
     program,
     remediating,
 )
-from tests.services.server_process import wait_for
+from tests.services.server_process import ROOT, wait_for
 
 require("starlette")
 require("uvicorn")
@@ -57,6 +59,17 @@ class Stage(NamedTuple):
 
 def action(do: str, *alerts: str, **more: Any) -> dict[str, Any]:
     return {"alerts": list(alerts), "do": do, **more}
+
+
+def of_guide(folder: Path, *names: str) -> dict[str, Any]:
+    """Actions that the guide has for a full disk, with programs in ``folder`` that write their arguments."""
+    text = (ROOT / "docs" / "guides" / "remediation.md").read_text("utf-8")
+    (block,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "prune" in block)
+    for name in names:
+        called = program(folder / name, f'echo "{name} $*" >> {folder}/full_disk')
+        block = re.sub(rf"/usr/s?bin/{name}", str(called), block)
+    actions: dict[str, Any] = yaml.safe_load(block.replace("DiskSpaceLow", "FullDisk"))["actions"]
+    return actions
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +113,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         "secret": action("run_program", "Secret", args={"argv": [str(arguments), SECRET]}),
         "secret_dry": action("run_program", "DrySecret", args={"argv": [str(arguments), SECRET]}, dry_run=True),
         "labelled": action("run_program", "Labelled", args={"argv": [str(arguments)]}, labels={"severity": "critical"}),
-    }
+    } | of_guide(folder, "docker", "logrotate")
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
@@ -108,7 +121,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         folder,
         actions,
         token_file=str(token),
-        programs=[str(smi), str(arguments), str(talker)],
+        programs=[*map(str, (smi, arguments, talker)), *(str(folder / name) for name in ("docker", "logrotate"))],
         jobs={"pretrain": {"configuration": str(configuration), "ranks": 2}, "gone": str(folder / "gone.json")},
     )
     prelude = "import probe.services.remediation.training_actions as actions\nactions.MEASURE_SECONDS = 0.1"
@@ -272,6 +285,28 @@ def test_a_full_disk_is_cleaned(stage: Stage) -> None:
     assert (stage.scratch / "old.tmp").exists()
     assert stage.service.outcome(alert("DiskSpaceLow"))["message"].startswith("removed 1 file")
     assert sorted(path.name for path in stage.scratch.iterdir()) == ["old.log", "old.pt.tmp", "young.tmp"]
+
+
+def test_a_full_disk_has_containers_pruned_and_logs_rotated(stage: Stage) -> None:
+    """By the commands of the guide, both for one alert."""
+    status, body = stage.service.send(alert("FullDisk"))
+    assert status == 202
+    assert [stage.service.ended(row["id"])["state"] for row in body["actions"]] == ["done", "done"]
+    assert sorted(lines_of(stage.scratch.parent / "full_disk")) == [
+        "docker system prune --force",
+        "logrotate --force /etc/logrotate.d/training",
+    ]
+
+
+def test_an_alert_that_is_written_by_hand_is_acted_on(stage: Stage) -> None:
+    """Status and labels are enough, without a version and a time; sent again it is the same alert."""
+    labels = {"alertname": "GPUTemperatureHigh", "gpu_id": "5", "instance": HOST}
+    body = json.dumps({"alerts": [{"status": "firing", "labels": labels}]})
+    status, answered = stage.service.request("POST", "/webhook", body.encode())
+    assert status == 202, answered
+    assert stage.service.ended(json.loads(answered)["actions"][0]["id"])["state"] == "done"
+    assert stage.service.request("POST", "/webhook", body.encode())[0] == 200
+    assert lines_of(stage.calls).count("-i 5 -pl 200") == 1
 
 
 def test_an_own_command_gets_each_argument_as_it_is(stage: Stage) -> None:

@@ -217,7 +217,7 @@ receivers:
 
 def ready(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address}/-/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=20) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

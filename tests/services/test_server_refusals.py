@@ -161,7 +161,7 @@ def test_findings_and_exceptions_have_paths_of_their_own(server: Served) -> None
 def test_the_page_permits_its_own_files_alone(server: Served, tmp_path: Path) -> None:
     """Its policy names no other place, no inline script, and its files name no other site."""
     connection = http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=30)
-    for path in ("/", "/static/page.js", "/static/page.css"):
+    for path in ("/", "/page/main.js", "/page/page.css"):
         connection.request("GET", path)
         answer = connection.getresponse()
         content = answer.read().decode()

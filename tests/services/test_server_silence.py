@@ -81,10 +81,10 @@ class Judged:
         self.board.receive(view, whole, self.now)
         self.judge.judge(view, whole.messages, late)
 
-    def pass_time(self, seconds: float) -> None:
+    def pass_time(self, seconds: float, tick: float = 0.5) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now = min(self.now + 0.5, end)
+            self.now = min(self.now + tick, end)
             self.judge.tick(self.now)
 
     @property
@@ -324,7 +324,7 @@ def test_the_dead_give_way_to_new_launches() -> None:
             if view is not None:
                 message = HeartbeatMessage(next(numbers), "progress", 0.0, 10.0 if silent else INFINITE, {})
                 board.receive(view, HeartbeatBatch(origin, (message,)), judged.now)
-        judged.pass_time(20)
+        judged.pass_time(20, tick=5)
         return admitted
 
     assert all(launched("living", 1000, silent=False))

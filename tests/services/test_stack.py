@@ -89,8 +89,9 @@ def receiver() -> Iterator[Receiver]:
 def test_a_fault_is_undone_by_a_command_before_one_step(tmp_path: Path, receiver: Receiver) -> None:
     """Weights become NaN: Prometheus sees it, Alertmanager notifies, remediation requests two commands, every rank
     carries both out before the same step, the history says so, the loss is a number again, and the resolved notice
-    comes. Before that each server was killed and started again, and training went on."""
+    comes. Before that each server was killed and started again, and training went on. No job is without a target."""
     require_program("prometheus")
+    require_program("prometheus-node-exporter", "node_exporter")
     require_program("prometheus-alertmanager", "alertmanager")
     stack = loaded(ROOT / "resources" / "stack.py").Stack(
         tmp_path / "stack", step_seconds=0.05, fault_at=None, webhook=receiver.address
@@ -113,6 +114,8 @@ def test_a_fault_is_undone_by_a_command_before_one_step(tmp_path: Path, receiver
         wait_for(lambda: "resolved" in receiver.states("TrainingLossNaN"))
         assert stack.query("count(probe_training_loss == probe_training_loss)")[0][1] == 2
         assert training.poll() is None
+        jobs = ("probe-exporter", "node-exporter", "alertmanager", "prometheus")
+        wait_for(lambda: all(stack.query(f'up{{job="{job}"}}') for job in jobs))  # else JobWithoutTargets is pending
 
     assert done[0]["alert_name"] == "TrainingLossNaN"
     folder = folder_of(stack.configuration)

@@ -227,7 +227,7 @@ def test_pictures_are_what_the_values_are(columns: int, tmp_path: Path, monkeypa
                 assert picture.exact is (most > 0 and columns == 500)
                 own = {place: value for place, value in written.items() if rank in (None, place[0])}
                 assert_cells(picture.cells, expected_cells(own, picture.lines, picture.steps))
-        picture, _ = heatmap_of_ranks(reader, SIGNAL, "max", Span(5, 44), columns, "<script>")
+        picture, _ = heatmap_of_ranks(reader, SIGNAL, "max", Span(5, 44), columns, "<script>", [0, 1, 2])
         own = {place: value for place, value in written.items() if place[1] == "<script>" and 5 <= place[2] <= 44}
         assert_cells(picture.cells, expected_cells(own, [0, 1, 2], picture.steps, by_rank=True))
 
@@ -243,7 +243,7 @@ def test_rows_of_pipeline_stages_have_lines_of_their_own(tmp_path: Path) -> None
         picture, names = heatmap_of_rows(reader, store, SIGNAL, "max", ALL, 800, None)
         assert picture.lines == ["pp0:out", "pp0:in", "pp1:out", "pp1:in"]
         np.testing.assert_array_equal(picture.cells.maximum[2], 10.0 + np.arange(5))
-        by_rank, _ = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out")
+        by_rank, _ = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out", [0, 1])
         assert by_rank.lines == [1]
         assert names.labelled(1, 0, "out") == "pp1:out"
 

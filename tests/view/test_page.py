@@ -70,7 +70,7 @@ def test_the_page_has_nothing_inline_and_asks_nobody_else() -> None:
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", page) == []
     assert "://" not in page
-    named = re.findall(r'(?:src|href)="/page/([^"]+)"', page)
+    named = re.findall(r'(?:src|href)="page/([^"]+)"', page)
     assert len(named) == 4
     assert all((PAGE / name).is_file() for name in named)
 

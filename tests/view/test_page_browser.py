@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import probe
-from tests.core.analysis.browsing import browser, errors, wait_until
+from tests.core.analysis.browsing import DRAWN, SCAN, browser, errors, wait_until
 from tests.required import require
 from tests.view.view_data import WrittenRank
 from tests.view.view_process import ViewServer, viewing
@@ -55,9 +55,7 @@ class Written(NamedTuple):
         """Open an address and wait until all of it is drawn."""
         if anew:
             self.driver.get(f"{self.server.base}/{query}")
-        wait_until(
-            self.driver, "document.querySelector('main').children.length && document.body.dataset.pending === '0'"
-        )
+        wait_until(self.driver, DRAWN)
 
     def settle(self, script: str, *arguments: object) -> Any:
         """Wait for a JavaScript expression to become true, and until all is drawn; return the expression."""
@@ -127,26 +125,6 @@ def test_a_finding_leads_to_its_row_in_three_clicks(page: Written) -> None:
     assert (state["row"], state["rank"], state["step"]) == ("fc1.weight", "1", str(BAD))
     assert page.text(f"#row td[data-op='{state['op']}']") == "NaN"
     assert math.isnan(float(row[state["op"]]))
-
-
-SCAN = """
-const coloured = arguments[0] ?? false;
-const [base, over] = document.querySelectorAll("#heatmap canvas");
-const pixels = coloured ? base.getContext("2d").getImageData(0, 0, base.width, base.height) : null;
-const box = over.getBoundingClientRect();
-const found = {};
-const far = coloured ? 2 : 6;
-for (let y = 3; y < box.height; y += 3 * far) {
-  for (let x = 1; x < box.width; x += far) {
-    over.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + x, clientY: box.y + y }));
-    const text = document.getElementById("readout").textContent;
-    const at = 4 * (Math.round(y * devicePixelRatio) * base.width + Math.round(x * devicePixelRatio));
-    if (text) (found[text] ??= []).push(pixels ? [...pixels.data.slice(at, at + 3)] : []);
-  }
-}
-over.dispatchEvent(new PointerEvent("pointerleave"));
-return found;
-"""
 
 
 def test_cells_and_their_colours_are_those_of_numpy(page: Written) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from tests.core.storage.run_files import cells_of, write_run
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun

@@ -24,6 +24,8 @@ from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.language import message
+from probe.core.messages import complain
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
@@ -37,6 +39,8 @@ COUNTED = "alerts: counted, not sent one by one"
 GIVEN_UP = "alerts: refused by the receiver for good"
 """Kinds of losses that are counted."""
 
+MOST_NAMED = 5
+"""Most alerts that are named on standard error."""
 WHERE = "alerts"
 """Place under which failures are counted."""
 
@@ -165,10 +169,10 @@ class Dispatcher:
 
     def _pause(self) -> float | None:
         times = [self._due, *(outlet.next_time() for outlet in self._outlets)]
-        times += [each.deadline for each in self._flushes]
+        times += [flush.deadline for flush in self._flushes]
         times.append(self._renewal())
-        known = [at for at in times if at is not None]
-        return max(0.01, min(known) - time.monotonic()) if known else None
+        deadlines = [at for at in times if at is not None]
+        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _alert(self, alert: Alert) -> None:
         if alert.resolved:
@@ -178,7 +182,7 @@ class Dispatcher:
             return self._matters.take_over(alert)
         if self._matters.is_open(alert.key):
             return None
-        if sum(each.alert.severity == alert.severity for each in self._group) >= MOST_WAITING:
+        if sum(entry.alert.severity == alert.severity for entry in self._group) >= MOST_WAITING:
             return self._omit(Omission(alert.severity))
         if alert.lasting and not self._matters.lasts:
             self._renewed = time.monotonic()
@@ -240,8 +244,8 @@ class Dispatcher:
 
     def _seconds(self, now: float) -> float:
         """Return the time of an attempt that begins now: what is left if somebody waits for it."""
-        left = max((flush.deadline for flush in self._flushes), default=now + SEND_SECONDS) - now
-        return max(0.1, min(SEND_SECONDS, left))
+        seconds = max((flush.deadline for flush in self._flushes), default=now + SEND_SECONDS) - now
+        return max(0.1, min(SEND_SECONDS, seconds))
 
     def _distribute(self, now: float) -> None:
         group = _causes_first(self._group)
@@ -312,9 +316,9 @@ class Dispatcher:
 
     def _checked(self, check: Attempt) -> None:
         if check.error is not None:
-            kept = "" if self._folder is None else f" Until then they are kept in {self._folder}."
+            hint = "" if self._folder is None else f" Until then they are kept in {self._folder}."
             text = "alerts: %s does not answer: %s. Alerts will be sent as soon as it does.%s"
-            _log.warning(text, check.outlet.label, describe_error(check.error), kept)
+            _log.warning(text, check.outlet.label, describe_error(check.error), hint)
 
     def _flush(self, flush: Flush) -> None:
         if self._closed:  # by a call that was interrupted
@@ -333,9 +337,24 @@ class Dispatcher:
         self._flushes.remove(flush)
         if flush.last:
             self._closed = True
+            self._name_undelivered()
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
+
+    def _name_undelivered(self) -> None:
+        """Write on standard error which critical alerts no longer reach their channels in this process: a log may go
+        nowhere."""
+        undelivered = [*self._group, *(entry for outlet in self._outlets for entry in outlet.waiting)]
+        titles = [*dict.fromkeys(heading(entry.alert) for entry in undelivered if entry.alert.severity == "critical")]
+        if not titles:
+            return
+        names = "\n".join([*titles[:MOST_NAMED], *(["..."] if len(titles) > MOST_NAMED else [])])
+        if self._folder is None:
+            complain(message("not delivered, and lost:\n{alerts}", alerts=names))
+        else:
+            text = "not delivered; the next run with this output directory sends what is kept in {folder}:\n{alerts}"
+            complain(message(text, folder=self._folder, alerts=names))
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:
@@ -345,15 +364,17 @@ def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:
     for entry in group:
         place, step = len(ordered), _step_of(entry.alert)
         if entry.alert.kind == "finding" and step is not None:
-            follow = (n for n, other in enumerate(ordered) if other.alert.kind == "run" and _follows(other.alert, step))
+            follow = (
+                n for n, earlier in enumerate(ordered) if earlier.alert.kind == "run" and _follows(earlier.alert, step)
+            )
             place = next(follow, place)
         ordered.insert(place, entry)
     return ordered
 
 
 def _follows(alert: Alert, step: int) -> bool:
-    own = _step_of(alert)
-    return own is not None and own >= step
+    own_step = _step_of(alert)
+    return own_step is not None and own_step >= step
 
 
 def _step_of(alert: Alert) -> int | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probe.core.faults import Faults
-from probe.core.launch import launch_names
+from probe.core.launch import is_rank, launch_names
 from probe.core.messages import plural
 from probe.core.records import Alert
 
@@ -25,20 +25,21 @@ OPEN_SECONDS = 3600.0
 """Time after which an open matter is sent again."""
 CLOCK_SECONDS = 0.1
 """Most that the clock of file systems may be behind."""
+UNNAMED = "ranks of a launch without a name"
 MOST = 2000
 """Most matters that are kept in memory; of more, the oldest are forgotten."""
 
 
 def run_name(environ: Mapping[str, str]) -> str:
     """Return a name that all ranks of a run share, and no other run at the same time; of a process without a launcher
-    one of its own."""
-    found = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
-    return "\n".join(found) or os.urandom(16).hex()
+    one of its own. Ranks whose launch has no name share one with all such ranks in their folder."""
+    names = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
+    return "\n".join(names) or (UNNAMED if is_rank(environ) else os.urandom(16).hex())
 
 
 class _Matter:
-    def __init__(self, alert: Alert, since: float, own: bool) -> None:
-        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, own
+    def __init__(self, alert: Alert, since: float, is_own: bool) -> None:
+        self.alert, self.since, self.own = alert if alert.lasting else alert._replace(text=""), since, is_own
         self.repeats = 0
 
 
@@ -88,12 +89,12 @@ class Matters:
                     os.utime(path)
         return [matter.alert for matter in matters]
 
-    def _keep(self, alert: Alert, own: bool) -> bool:
+    def _keep(self, alert: Alert, is_own: bool) -> bool:
         self._open.pop(alert.key, None)
-        self._open[alert.key] = _Matter(alert, time.monotonic(), own)
+        self._open[alert.key] = _Matter(alert, time.monotonic(), is_own)
         while len(self._open) > MOST:
             self._open.popitem(last=False)
-        return own
+        return is_own
 
     def resolve(self, key: str, text: str) -> Alert | None:
         """Close a matter; return its notice if this rank has sent it."""
@@ -128,10 +129,10 @@ class Matters:
     def _created(self, key: str) -> bool:
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        taken = self._files(key)
-        if taken and _is_open(taken[-1], self._began):
+        files = self._files(key)
+        if files and _is_open(files[-1], self._began):
             return False
-        path = self._folder / f"{self._stem(key)}.{len(taken) + 1}.open"
+        path = self._folder / f"{self._stem(key)}.{len(files) + 1}.open"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -155,8 +156,8 @@ class Matters:
 
     def _files(self, key: str) -> list[Path]:
         assert self._folder is not None
-        found = [path for path in self._folder.glob(f"{self._stem(key)}.*") if path.suffixes[0][1:].isdecimal()]
-        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+        files = [path for path in self._folder.glob(f"{self._stem(key)}.*") if path.suffixes[0][1:].isdecimal()]
+        return sorted(files, key=lambda path: int(path.suffixes[0][1:]))
 
 
 def _is_open(path: Path, began: float) -> bool:

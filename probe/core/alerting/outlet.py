@@ -25,7 +25,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 MOST_WAITING = 50
 """Most alerts of a severity that wait for a channel; further ones are counted, and the number is sent."""
 OUTAGES = 3
-"""Refusals in a row from which on it may be one alert that is refused, and not all messages."""
+"""Refusals in a row from which on a single alert may be their cause, rather than an outage."""
 MOST_TRIES = 12
 """Attempts with an isolated alert after which it is given up, if the receiver accepts others."""
 VALUE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
@@ -97,9 +97,15 @@ class Outlet:
         self.waiting: list[SpooledAlert] = []
         self.omitted: Counter[str] = Counter()
         self.attempt: Attempt | None = None
+        """Attempt in progress, before its deadline."""
         self.late: Attempt | None = None
-        """Attempt that has not ended by its deadline; no other begins before it does."""
-        self.tries, self.retry_at, self.held_until = 0, 0.0, 0.0
+        """Attempt that has failed by its deadline and whose thread has not ended yet; no other begins before it has."""
+        self.tries = 0
+        """Failures in a row."""
+        self.retry_at = 0.0
+        """Time (monotonic) of the next attempt after a failure."""
+        self.held_until = 0.0
+        """Time (monotonic) before which the receiver wants no message."""
         self._least = SEVERITIES.index(least)
         self._isolated: dict[SpooledAlert, Isolation] = {}
         self._suspects: dict[SpooledAlert, Isolation] = {}
@@ -118,7 +124,7 @@ class Outlet:
     def add(self, entry: SpooledAlert) -> bool:
         """Queue an alert; return false if it is only counted, since too many wait."""
         severity = entry.alert.severity
-        if sum(other.alert.severity == severity for other in self._joint()) < MOST_WAITING:
+        if sum(item.alert.severity == severity for item in self._joint()) < MOST_WAITING:
             self.waiting.append(entry)
             return True
         self.omitted[severity] += 1
@@ -167,7 +173,7 @@ class Outlet:
         if not entries and not omitted:
             return None
         alerts = [*(entry.alert for entry in entries), *omission(omitted)]
-        attempt = Attempt(self, entries, lambda left: self.channel.send(alerts, left), seconds)
+        attempt = Attempt(self, entries, lambda seconds_left: self.channel.send(alerts, seconds_left), seconds)
         attempt.omitted = omitted
         self.attempt = attempt
         return attempt
@@ -181,7 +187,8 @@ class Outlet:
         return self._failed(now, NotReceived("not received in time"))
 
     def end(self, attempt: Attempt, now: float) -> Ended:
-        """Take note of the end of an attempt."""
+        """Process the outcome of an attempt. One that is late has failed already, in :meth:`expire`: only its success
+        counts."""
         late = attempt is self.late
         self.attempt, self.late = None, None
         if attempt.error is None:
@@ -246,7 +253,8 @@ class Outlet:
         return Ended((), surplus, self._failed(now, error, pause))
 
     def _time_of(self, isolation: Isolation) -> float:
-        """Return the time of the next attempt with an isolated alert; as long as it may be an outage, that of all."""
+        """Return the time of the next attempt with an isolated alert. As long as its refusal may have been an outage,
+        that is not before the next attempt with the other alerts."""
         return isolation.retry_at if isolation.accepted_since else max(isolation.retry_at, self.retry_at)
 
     def _forget(self, entries: Sequence[SpooledAlert]) -> None:
@@ -288,19 +296,19 @@ def omission(numbers: Mapping[str, int]) -> list[Alert]:
     total = sum(numbers.values())
     if not total:
         return []
-    worst = max((each for each in numbers if numbers[each]), key=SEVERITIES.index)
-    each = ", ".join(f"{numbers[name]} {name}" for name in reversed(SEVERITIES) if numbers.get(name))
+    worst = max((severity for severity in numbers if numbers[severity]), key=SEVERITIES.index)
+    counts = ", ".join(f"{numbers[name]} {name}" for name in reversed(SEVERITIES) if numbers.get(name))
     title = f"{total} further {plural(total, 'alert')}, counted only"
-    return [Alert("omitted", "omitted", worst, title, each, {}, time.time())]  # type: ignore[arg-type]
+    return [Alert("omitted", "omitted", worst, title, counts, {}, time.time())]  # type: ignore[arg-type]
 
 
 def queue_again(entry: SpooledAlert, outlets: Sequence[Outlet]) -> None:
-    """Choose the channels of an alert of an earlier run: those that had not accepted it, by their names; if the
-    configuration has none of them any more, all that admit its severity."""
-    known = {outlet.label for outlet in outlets}
-    if not entry.pending & known:
+    """Choose the channels of an alert of an earlier run: by name, those that had not accepted it; if none of these is
+    configured any more, all channels that admit its severity."""
+    labels = {outlet.label for outlet in outlets}
+    if not entry.pending & labels:
         entry.pending = {outlet.label for outlet in outlets if outlet.admits(entry.alert.severity)}
-    entry.pending &= known
+    entry.pending &= labels
 
 
 def opened(settings: schema.AlertSettings, source: str = "the given configuration") -> list[Outlet]:
@@ -311,10 +319,10 @@ def opened(settings: schema.AlertSettings, source: str = "the given configuratio
     """
     outlets: list[Outlet] = []
     problems: list[str] = []
-    for number, each in enumerate(settings.channels):
+    for number, section in enumerate(settings.channels):
         try:
-            channel = CHANNELS[each.channel](each.args)
-            outlets.append(Outlet(f"{each.channel}[{number}]", channel, each.severity))
+            channel = CHANNELS[section.channel](section.args)
+            outlets.append(Outlet(f"{section.channel}[{number}]", channel, section.severity))
         except AddressError as error:
             at = f"alert.channels[{number}].args"
             problems += [f"{at}{'.' if key else ''}{key}: {redact(sentence)}" for key, sentence in error.problems]

@@ -73,11 +73,11 @@ class Redaction:
 
     def add(self, secrets: Iterable[str]) -> None:
         """Register secrets in every spelling: as they are, percent-encoded, and escaped in JSON and by ``repr``."""
-        found = {spelling for secret in secrets for spelling in _spellings(secret) if len(spelling) >= SHORTEST}
+        spellings = {spelling for secret in secrets for spelling in _spellings(secret) if len(spelling) >= SHORTEST}
         with self._lock:
-            if found <= self._spellings:
+            if spellings <= self._spellings:
                 return
-            self._spellings |= found
+            self._spellings |= spellings
             longest_first = sorted(self._spellings, key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
 
@@ -129,12 +129,12 @@ def _spellings(secret: str) -> Iterator[str]:
 def secrets_of(address: str) -> Iterator[str]:
     """Yield the parts of ``address`` that must not be seen: the whole of it if it has any, path with query, user,
     password, values of the query, and parts of path and host that look like tokens."""
-    found = list(_tokens(address))
-    if found:
+    tokens = list(_tokens(address))
+    if tokens:
         parts = urlsplit(address)
         yield address
-        yield from (each for each in (parts.path, f"{parts.path}?{parts.query}") if len(each) >= SHORTEST_TOKEN)
-    yield from found
+        yield from (part for part in (parts.path, f"{parts.path}?{parts.query}") if len(part) >= SHORTEST_TOKEN)
+    yield from tokens
 
 
 def _tokens(address: str) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _tokens(address: str) -> Iterator[str]:
     user, at, host = parts.netloc.rpartition("@")
     if at:
         yield user
-        yield from (each for each in user.split(":") if len(each) >= SHORTEST)
+        yield from (part for part in user.split(":") if len(part) >= SHORTEST)
     yield from (value for _, value in parse_qsl(parts.query) if len(value) >= SHORTEST_TOKEN)
     yield from filter(_is_token, parts.path.split("/"))
     if "." not in host and parts.scheme not in ("http", "https"):  # dingtalk://TOKEN
@@ -204,8 +204,8 @@ def describe_error(error: BaseException) -> str:
 def install() -> None:
     """Add the filter to the loggers of :data:`LOGGERS`, and to those below them that exist, since a filter of a logger
     does not see what those pass up."""
-    there = logging.root.manager.loggerDict  # getLogger takes a lock, which a thread that waits for us may hold
-    for name, logger in [*there.items()]:
+    loggers = logging.root.manager.loggerDict  # getLogger takes a lock, which a thread that waits for us may hold
+    for name, logger in [*loggers.items()]:
         if not isinstance(logger, logging.Logger) or REDACTION in logger.filters:
             continue
         if name.partition(".")[0] in LOGGERS:

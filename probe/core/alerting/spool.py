@@ -107,17 +107,17 @@ class Spool:
     def channels(self) -> list[Any]:
         """Return the channels of the sender whose files these are; empty if they cannot be read."""
         try:  # through the descriptor: to close another one would release the lock
-            found = json.loads(os.pread(self._lock, LARGEST, 0))
+            channels = json.loads(os.pread(self._lock, LARGEST, 0))
         except (OSError, ValueError):
             return []
-        return found if isinstance(found, list) else []
+        return channels if isinstance(channels, list) else []
 
     def alerts(self) -> Iterator[SpooledAlert]:
         """Yield the alerts on disk, oldest first; files that cannot be parsed are skipped and stay."""
-        found = {int(match[2]): path for path in self._folder.iterdir() if (match := _ALERT.fullmatch(path.name))
+        paths = {int(match[2]): path for path in self._folder.iterdir() if (match := _ALERT.fullmatch(path.name))
                  and match[1] == self._name}  # fmt: skip
-        self._number = max(found, default=self._number)
-        for _, path in sorted(found.items()):
+        self._number = max(paths, default=self._number)
+        for _, path in sorted(paths.items()):
             try:
                 entry = _read(path)
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -130,11 +130,11 @@ class Spool:
         if self._lock < 0:
             return
         with suppress(OSError):
-            left = [path for path in self._folder.iterdir() if path.name.lstrip(".").startswith(f"{self._name}-")]
-            for path in left:
+            paths = [path for path in self._folder.iterdir() if path.name.lstrip(".").startswith(f"{self._name}-")]
+            for path in paths:
                 if path.suffix == ".tmp":  # a write that was killed
                     path.unlink()
-            if not any(path.suffix == ".json" for path in left):
+            if not any(path.suffix == ".json" for path in paths):
                 (self._folder / f"{self._name}.owner").unlink()
         with suppress(OSError):
             os.close(self._lock)
@@ -183,7 +183,7 @@ def _write(path: Path, entry: SpooledAlert) -> None:
 def _read(path: Path) -> SpooledAlert:
     with path.open("rb") as file:
         contents = json.loads(file.read(LARGEST))
-    return SpooledAlert(_parsed(contents["alert"]), {str(each) for each in contents["pending"]}, path)
+    return SpooledAlert(_parsed(contents["alert"]), {str(label) for label in contents["pending"]}, path)
 
 
 def _parsed(fields: Mapping[str, Any]) -> Alert:

@@ -57,7 +57,8 @@ def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
         with replacing(target) as file:
             json.dump(entries, file, indent=1)
     except OSError as error:
-        raise ValueError(f"{target}: expected a file or folder that can be written; {error}") from None
+        reason = error.strerror or str(error)
+        raise ValueError(f"{target}: cannot be written: {reason}; choose another file or folder") from None
     return target
 
 

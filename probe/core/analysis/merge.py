@@ -42,6 +42,7 @@ from probe.core.storage.layout import (
     STEP,
     TableName,
     coverage_of,
+    is_number,
     ranks_text,
     shape_of,
     table_name,
@@ -106,7 +107,9 @@ class Report:
     differing: list[str] = field(default_factory=list)
     """Replicas whose numbers differ between ranks."""
     problems: list[str] = field(default_factory=list)
-    """Lines and files that could not be read."""
+    """Lines, files and columns that could not be read."""
+    notes: list[str] = field(default_factory=list)
+    """Files that are no part of the run."""
 
 
 def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
@@ -138,9 +141,11 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
                 if merged := merge_rows(signal, own, report):
                     report.files.append(out / str(TableName(signal, piece.first, piece.last)))
                     _write(report.files[-1], merged)
-    for problem in rows.problems.kept:
-        if problem.skipped:  # a file of another name is no part of the run
-            problems.add(problem.path, problem.what, problem.line)
+    notes = [problem for problem in rows.problems.kept if not problem.skipped]
+    report.notes = [str(problem) for problem in notes]
+    rows.problems.kept = [problem for problem in rows.problems.kept if problem.skipped]
+    rows.problems.number -= len(notes)
+    problems.extend(rows.problems)
     report.problems += problems.lines()
     return report
 
@@ -157,10 +162,9 @@ def _opened(directories: Sequence[RankDirectory]) -> Iterator[PlainRows | Rows]:
 
 
 def _is_plain(directory: Place) -> bool:
-    """Return whether all rows of a rank are in CSV files."""
+    """Return whether all files of a rank are in CSV."""
     names = [name for path in directory.iterdir() if (name := table_name(path.name))]
-    in_csv = {(name.signal, name.first) for name in names if name.format == CSV}
-    return in_csv >= {(name.signal, name.first) for name in names} and not sqlite_reader.may_have_rows(directory)
+    return all(name.format == CSV for name in names) and not sqlite_reader.may_have_rows(directory)
 
 
 class _Piece(NamedTuple):
@@ -307,6 +311,10 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
         what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
         rows.problems.add(path, f"{what}: the file is left out", 1)
         return
+    ours = (*OPS, HISTOGRAM, "merged", *(column for column in columns if column.startswith("global_")))
+    others = [column for column in columns if is_number(column) and column not in ours]
+    if others and file.signal not in OWN:
+        rows.problems.add(path, f"expected ops; {', '.join(map(repr, others))} cannot be merged: left out", 1)
     described = cache(partial(_described, directory.rank))
     at = {column: place for place, column in enumerate(columns)}
     ops = [column for column in columns if column in OPS and column != "id"]

@@ -20,9 +20,10 @@ from probe.core.messages import plural
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import table_name
+from probe.core.storage.listing import with_ends
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import HIGHEST, Manifest
-from probe.core.storage.packed_run import packed_files, packed_index
+from probe.core.storage.packed.run import packed_files, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, each_once
 
@@ -205,7 +206,7 @@ def opened(
             outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)
             conditions |= {s: " OR ".join([outside, *filter(None, [conditions.get(s)])]) for s in rows.signals}
         if not packed:
-            rows.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
+            rows.listing.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
         yield rows
 
 
@@ -291,24 +292,11 @@ def _restricted(files: Mapping[str, Sequence[tuple[int, TableFile]]], piece: Pie
     chosen = {signal: own for signal, own in files.items() if piece.signals is None or signal in piece.signals}
     first, last = piece.steps or (0, HIGHEST)
     kept = {
-        signal: tuple((n, file) for n, file, end in _with_ends(own) if piece.steps is None or first < end)
+        signal: tuple((n, file) for n, file, end in with_ends(own) if piece.steps is None or first < end)
         for signal, own in chosen.items()
     }
     within = {signal: tuple(pair for pair in own if pair[1].first <= last) for signal, own in kept.items()}
     return {signal: own for signal, own in within.items() if own}
-
-
-def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[int, TableFile, float]]:
-    """Yield files with the steps before which they end: that at which the directory's next begins, or the one after
-    the last that may be in it (a next file with other columns may begin within its steps)."""
-    firsts: dict[int, list[int]] = {}
-    kept = list(files)
-    for n, file in kept:
-        firsts.setdefault(n, []).append(file.first)
-    after = {n: dict(pairwise(sorted(set(found)))) for n, found in firsts.items()}
-    for n, file in kept:
-        end = max(after[n].get(file.first, math.inf), file.last + 1)
-        yield n, file, end if file.ranks is None else file.last + 1
 
 
 def _filled(piece: Piece) -> Piece:
@@ -324,7 +312,7 @@ def _spans(piece: Piece) -> list[FileSpan]:
     ranks = sorted(piece.ranks)
     found = []
     for files in piece.files.values():
-        for _, file, end in _with_ends(files):
+        for _, file, end in with_ends(files):
             stop = int(max(file.first + 1, min(end, file.last + 1)))
             first, after = max(file.first, low), min(stop, high + 1)
             share = max(0, after - first) / (stop - file.first) * _share_of_ranks(file, ranks)
@@ -455,7 +443,7 @@ def _split_by_steps(piece: Piece, limits: Sequence[int]) -> list[Piece]:
     """Return the pieces from each of ``limits`` to the step before the next."""
     files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
     for signal, own in piece.files.items():
-        for n, file, end in _with_ends(own):
+        for n, file, end in with_ends(own):
             for part in range(max(bisect_right(limits, file.first) - 1, 0), min(bisect_left(limits, end), len(files))):
                 files[part].setdefault(signal, []).append((n, file))
     return [

@@ -64,7 +64,13 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
     tree = _tree(connection, text)
     if tree["error"]:
         if tree["error_type"] == "parser":
-            raise ValueError(message("the query cannot be parsed: {reason}", reason=tree["error_message"]))
+            raise ValueError(
+                message(
+                    "the query cannot be parsed: {reason}; write one such as SELECT name, norm FROM grad_reduced; "
+                    "`probe sql DIR` lists tables and columns",
+                    reason=tree["error_message"],
+                )
+            )
         raise ValueError(
             message(
                 "expected a query that only reads, such as SELECT or FROM; got {shortened}", shortened=_shortened(text)

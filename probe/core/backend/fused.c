@@ -12,6 +12,8 @@
 
 /* Numbers of a row. */
 enum { MIN, MAX, SUM, SUMSQ, BELOW, M2, MEAN, NANS, INFS, NUMBERS };
+/* Kinds of elements, in the order of KINDS there. */
+enum { FLOAT32, BFLOAT16, FLOAT16 };
 /* What is computed besides the first four. */
 enum { COUNT_BELOW = 1, DEVIATIONS = 2 };
 
@@ -401,25 +403,35 @@ DEFINE_SETS(float16, uint16_t)
         return whole;                                                                                                  \
     }
 
-/* probe_row_KIND: write a row of n elements; return whether it is valid. probe_rows_KIND: write one of each of
- * count arrays, and whether it is valid. */
 #define DEFINE(KIND, TYPE)                                                                                             \
     DEFINE_PLAIN(KIND, TYPE)                                                                                           \
     DEFINE_ROW(KIND, TYPE, PLAIN, )                                                                                    \
                                                                                                                        \
-    int probe_row_##KIND(const TYPE *x, size_t n, double eps, int more, double *out)                                   \
+    static void row_##KIND(const TYPE *x, size_t n, float eps, int more, double *out)                                  \
     {                                                                                                                  \
-        CHOOSE(KIND, x, n, (float)eps, more, out);                                                                     \
-        return fits(out, n, more);                                                                                     \
-    }                                                                                                                  \
-                                                                                                                       \
-    void probe_rows_##KIND(const TYPE *const *xs, const size_t *sizes, size_t count, double eps, int more, double *out,  \
-                           unsigned char *valid)                                                                       \
-    {                                                                                                                  \
-        for (size_t i = 0; i < count; i++)                                                                             \
-            valid[i] = (unsigned char)probe_row_##KIND(xs[i], sizes[i], eps, more, out + NUMBERS * i);                 \
+        CHOOSE(KIND, x, n, eps, more, out);                                                                            \
     }
 
 DEFINE(float32, float)
 DEFINE(bfloat16, uint16_t)
 DEFINE(float16, uint16_t)
+
+/* Write a row of n elements of a kind; return whether it is valid. */
+int probe_row(const void *x, size_t n, int kind, double eps, int more, double *out)
+{
+    if (kind == FLOAT32)
+        row_float32(x, n, (float)eps, more, out);
+    else if (kind == BFLOAT16)
+        row_bfloat16(x, n, (float)eps, more, out);
+    else
+        row_float16(x, n, (float)eps, more, out);
+    return fits(out, n, more);
+}
+
+/* Write a row of each of count arrays, and whether it is valid. */
+void probe_rows(const void *const *xs, const size_t *sizes, const unsigned char *kinds, size_t count, double eps,
+                int more, double *out, unsigned char *valid)
+{
+    for (size_t i = 0; i < count; i++)
+        valid[i] = (unsigned char)probe_row(xs[i], sizes[i], kinds[i], eps, more, out + NUMBERS * i);
+}

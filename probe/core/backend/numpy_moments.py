@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,8 @@ import numpy.typing as npt
 from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
 from probe.core.backend.protocols import Adam
-from probe.core.histogram import BINS, HISTOGRAM, counts
+from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
+from probe.core.moments import repeated
 
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32] | Array
@@ -30,38 +33,53 @@ RUN = 1 << 13
 10,000 OpenBLAS uses several threads, which then spin beside those of training."""
 
 
+class Elements(NamedTuple):
+    """The elements of one tensor."""
+
+    size: int
+    """Number of elements in all pieces."""
+    pieces: Callable[[], Iterable[npt.NDArray[Any]]]
+    """Function that returns arrays that together hold each element once; flat ones of a bounded size, unless ``size``
+    is small. Each is reduced by itself."""
+    times: int = 1
+    """Number of times that each element occurs."""
+    absent: int = 0
+    """Number of further elements, all of them 0."""
+
+
 def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
     """Return ``len(arrays) x len(columns)`` float64 moments of non-empty arrays. For names and meanings of the columns
     see :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
-    if HISTOGRAM in columns:
-        return with_histograms(columns, len(arrays), lambda plain: moments(arrays, plain, eps), map(_counts, arrays))
+    return of_elements([Elements(array.size, partial(_pieces, array)) for array in arrays], columns, eps)
+
+
+def of_elements(tensors: Sequence[Elements], columns: Sequence[str], eps: float) -> Array:
+    """Return the moments of tensors, as :func:`moments` does."""
     with np.errstate(all="ignore"):
-        if len(arrays) == 1 and arrays[0].size > SMALL:
-            return _one(arrays[0], columns, eps)[np.newaxis]
-        rows = np.empty((len(arrays), len(columns)))
-        small = [i for i, array in enumerate(arrays) if array.size <= SMALL]
-        if small:
-            counts = [arrays[i].size for i in small]
-            flat = np.concatenate([as_float(arrays[i]).reshape(-1) for i in small])
-            rows[small] = together(flat, counts, columns, eps)
-        for i in set(range(len(arrays))).difference(small):
-            rows[i] = _one(arrays[i], columns, eps)
+        if HISTOGRAM not in columns:
+            return _rows(tensors, columns, eps)
+        assert columns[-1] == HISTOGRAM
+        return np.concatenate([_rows(tensors, columns[:-1], eps), np.stack([*map(_counts, tensors)])], axis=1)
+
+
+def _rows(tensors: Sequence[Elements], columns: Sequence[str], eps: float) -> Array:
+    rows = np.empty((len(tensors), len(columns)))
+    if not columns:
         return rows
+    small = [i for i, one in enumerate(tensors) if one.size <= SMALL and one.times == 1 and not one.absent]
+    if small:
+        pieces = [as_float(piece).reshape(-1) for i in small for piece in tensors[i].pieces()]
+        rows[small] = together(np.concatenate(pieces), [tensors[i].size for i in small], columns, eps)
+    for i in set(range(len(tensors))).difference(small):
+        rows[i] = _one(tensors[i], columns, eps)
+    return rows
 
 
-def with_histograms(
-    columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
-) -> Array:
-    """Return ``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` computes the others."""
-    plain = columns[:-1]
-    assert columns[-1] == HISTOGRAM
-    return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
-
-
-def _counts(array: npt.NDArray[Any]) -> Array:
-    """Return the histogram of an array of any dtype and strides."""
-    with np.errstate(all="ignore"):
-        return sum((counts(as_float(block)) for block in _blocks(array)), np.zeros(BINS))
+def _counts(tensor: Elements) -> Array:
+    """Return the histogram of one tensor."""
+    row: Array = tensor.times * sum((counts(as_float(piece)) for piece in tensor.pieces()), np.zeros(BINS))
+    row[ZERO] += tensor.absent
+    return row
 
 
 def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
@@ -133,13 +151,16 @@ def as_float(array: npt.NDArray[Any]) -> Floats:
     return array.astype(np.float32)
 
 
-def _one(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> Array:
-    """Return moments of one array of any size, merged from those of its blocks."""
-    table = np.array([_reduced(block, columns, eps) for block in _blocks(array)])
-    if len(table) == 1:
-        return table[0, :-2]
-    *values, means, counts = table.T
-    return np.array([_merged(name, column, means, counts) for name, column in zip(columns, values, strict=True)])
+def _one(tensor: Elements, columns: Sequence[str], eps: float) -> Array:
+    """Return moments of one tensor of any size, merged from those of its pieces."""
+    table = [_reduced(piece, columns, eps) for piece in tensor.pieces()]
+    if tensor.absent:
+        below = float(tensor.absent if eps > 0 else 0)
+        table.append([*(below if name == "below" else 0.0 for name in columns), 0.0, float(tensor.absent)])
+    *values, means, counts = np.array(table).T
+    row = values if len(table) == 1 else map(_merged, columns, values, repeat(means), repeat(counts))
+    moments = dict(zip(columns, row, strict=True))
+    return np.array([*(moments if tensor.times == 1 else repeated(moments, tensor.times)).values()]).reshape(-1)
 
 
 def _merged(name: str, values: Array, means: Array, counts: Array) -> float:
@@ -155,9 +176,12 @@ def _merged(name: str, values: Array, means: Array, counts: Array) -> float:
     return total
 
 
-def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yield flat contiguous blocks that together hold every element once. Elements that do not lie side by side are
-    copied, each block over the last."""
+def _pieces(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield a small array, or flat contiguous blocks that together hold every element once. Elements that do not lie
+    side by side are copied, each block over the last."""
+    if array.size <= SMALL:
+        yield array
+        return
     contiguous: Any = ["readonly", "contig", "aligned"]  # NumPy 1.26 misspells one of them in its type hints
     blocks: Any = np.nditer(array, ["external_loop", "buffered"], [contiguous], order="K", buffersize=BLOCK)
     yield from blocks

@@ -31,8 +31,8 @@ ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
 Described = tuple[tuple[int, ...], object, Coverage | None]
 """Shape of the part that this process holds, dtype as an object whose ``str`` users read, and coverage."""
-HostPlace = tuple[int, int, str, Described]
-"""Numbers side by side in host memory: address, number, kind (of ``fused_reduce.KINDS``) and description."""
+HostPlace = tuple[int, int, int, Described]
+"""Numbers side by side in host memory: address, number, kind (one of ``fused_reduce.KINDS``) and description."""
 Remove = Callable[[], None]
 """Function that removes the hook placed by the call that returned this function. It may be called twice."""
 
@@ -100,10 +100,6 @@ class Tensors(Protocol):
 
     def number(self, tensor: Tensor) -> float | None:
         """Return the element of a tensor of one element if that is in host memory, else None."""
-
-    def unchanged(self, tensor: Tensor, block: Block, column: int) -> bool:
-        """Return whether the elements still have exactly the sum in this column of their one-row block; False also if
-        the answer requires waiting, or if reducing is as cheap."""
 
     def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
         """Return moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. A

@@ -53,14 +53,16 @@ class JudgedUpdate:
         self.facts, self.gradients = facts, gradients
         self.norms: Array | None = None
         """Norm of each gradient; None if they could not be read."""
-        self.total, self.finite = 0.0, True
-        """Norm of all gradients together, without those that are NaN; true if each of them is finite."""
-        there = facts.gradients.there
+        self.total = 0.0
+        """Norm of all gradients together, without those that are NaN."""
+        self.finite = True
+        """True if each gradient is finite."""
+        present = facts.gradients.there
         if gradients.ndim == 2 and len(gradients) == len(facts.names) > 0:
             self.norms = gradients[:, 0]
-            self._add_up(self.norms if is_all(there) else self.norms[there])
-            there = there & (self.norms != 0)
-        self.pattern = there.tobytes()
+            self._add_up(self.norms if is_all(present) else self.norms[present])
+            present = present & (self.norms != 0)
+        self.pattern = present.tobytes()
         """For each parameter whether it has a gradient that is not exactly zero, as far as is known."""
 
     def _add_up(self, norms: Array) -> None:
@@ -72,7 +74,7 @@ class JudgedUpdate:
 
 
 class NotApplicable(str):
-    """Reason for which a program gives a check nothing to judge: it has none of what the check is about."""
+    """Reason for which a check is not applicable to a program: the program has nothing that it could judge."""
 
     __slots__ = ()
 

@@ -19,16 +19,22 @@ FEWEST_UPDATES = 8
 """Updates of a window from which on it shows how large a gradient usually is."""
 ROWS = 5
 """Gradients of which the common movement is taken, at least."""
-DEVIATIONS, FLOOR = 10.0, 0.25
-"""Robust standard deviations beyond which a gradient is apart, of logarithms, and the least that one is."""
-AWAY, ABOVE = log(8.0), log(3.0)
-"""Least movement against the others, and least rise above all of the window."""
-FEWEST_ELEMENTS, FAINT = 16, 1e-3
-"""Elements of a gradient that is judged, and the part of the median root mean square that it must have."""
+DEVIATIONS = 10.0
+"""Robust standard deviations (of logarithms) beyond which a gradient is apart."""
+FLOOR = 0.25
+"""Least value of such a standard deviation."""
+AWAY = log(8.0)
+"""Least movement against the other gradients."""
+ABOVE = log(3.0)
+"""Least rise above the highest norm of the window."""
+FEWEST_ELEMENTS = 16
+"""Fewest elements of a gradient that is judged."""
+FAINT = 1e-3
+"""Least root mean square of a gradient that is judged, as a part of the median of all."""
 FADED = 0.03
-"""Part of its own usual norm, the largest so far, below which a gradient has faded: what then comes to the part that
-had converged, such as a rare reward or class, is a leap. The first window does not count: norms of the first updates
-are often many times as large as all later ones."""
+"""Part of its largest usual norm below which a gradient has faded: its parameters have converged, and a rare reward or
+class, when it comes, makes the gradient leap. Norms of the first window do not count: those of the first updates are
+often many times as large as all later ones."""
 PATIENCE = 10
 """Updates in a row without a gradient apart after which the next one is reported."""
 
@@ -61,8 +67,10 @@ class GradientApart(ChangeCheck):
         self._past: Array = np.empty((0, 0))
         """Logarithms of the norms of the latest updates, a row each."""
         self._number = 0
-        self._usual, self._highest = np.empty(0), np.empty(0)
-        """Largest mean of a window, and largest of all, of the logarithms of each parameter's norms."""
+        self._usual = np.empty(0)
+        """Largest mean over a window of the logarithms of each parameter's norms."""
+        self._highest = np.empty(0)
+        """Largest logarithm of each parameter's norms."""
         self._updates = 0
         self._quiet = PATIENCE
 
@@ -113,11 +121,11 @@ class GradientApart(ChangeCheck):
         usual = past.T - middles[:, None]
         usual -= common_movement(usual, least=ROWS)
         spreads = spreads_of(usual, medians_of(usual))
-        left = movements - common_movement(movements[:, None], least=ROWS)[:, 0]
+        residuals = movements - common_movement(movements[:, None], least=ROWS)[:, 0]
         elements = np.asarray(sizes or (FEWEST_ELEMENTS,) * len(finite), np.float64)[finite]
         squares = middles - 0.5 * np.log(np.maximum(elements, 1))
         apart: Mask = (
-            (left > np.maximum(AWAY, DEVIATIONS * np.maximum(spreads, FLOOR)))
+            (residuals > np.maximum(AWAY, DEVIATIONS * np.maximum(spreads, FLOOR)))
             & (levels - past.max(axis=0) > ABOVE)
             & (elements >= FEWEST_ELEMENTS)
             & (squares >= np.median(squares) + log(FAINT))

@@ -13,13 +13,19 @@ from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing, module_of
 from probe.core.checks.update_facts import Array, Mask, is_any
 
-SOON, ALWAYS = 8, 20
-"""Updates in a row without a gradient, of a module that had one in as many updates in a row before."""
-LATE, SOMETIMES = 20, 3
-"""The same of other modules, and of experts, which a router may leave out for a while."""
-FADED, SLOWNESS = 0.25, 0.05
-"""Part of its usual size that a norm falls below where a coefficient of the loss goes to 0, and the weight of an update
-in what is usual."""
+SOON = 8
+"""Updates in a row without a gradient after which a regular module is reported."""
+ALWAYS = 20
+"""Updates in a row with a gradient that make a module a regular one."""
+LATE = 20
+"""Updates in a row without a gradient after which other modules, and experts, are reported: a router may leave these
+out for a while."""
+SOMETIMES = 3
+"""Updates in a row with a gradient that these must have had before."""
+FADED = 0.25
+"""Part of its usual size below which a norm has faded: a coefficient of the loss goes to 0."""
+SLOWNESS = 0.05
+"""Weight of an update in the running mean that is the usual size."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
 EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
@@ -62,13 +68,17 @@ class GradientGone(ChangeCheck):
         """Gradients that were not zero, and parameters that required one, at the last update, if no module was without
         a gradient; updates like it since then, and modules that have lived in these."""
         self._alive = np.zeros(number, dtype=np.bool_)
-        self._missing, self._lived = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
-        """Updates in a row without a gradient, and with one before these."""
+        self._missing = np.zeros(number, dtype=np.int64)
+        """Updates in a row without a gradient."""
+        self._lived = np.zeros(number, dtype=np.int64)
+        """Updates in a row with a gradient, before these."""
         self._since, self._excused = np.full(number, -1, dtype=np.int64), np.zeros(number, dtype=np.bool_)
         self._revived = np.zeros(number, dtype=np.bool_)
         """Modules whose gradient has come back after it was gone for some updates, as a coefficient of the loss may."""
-        self._usual, self._latest = np.zeros(number), np.zeros(number)
-        """Usual sum of the squares of a module's gradients, and that of the latest update that had some."""
+        self._usual = np.zeros(number)
+        """Usual sum of the squares of a module's gradients."""
+        self._latest = np.zeros(number)
+        """Such a sum in the latest update that had gradients of the module."""
         self._auxiliary = np.array([AUXILIARY.search(module) is not None for module in places], dtype=np.bool_)
         self._expert = np.array([EXPERT.search(module) is not None for module in places], dtype=np.bool_)
 
@@ -104,9 +114,9 @@ class GradientGone(ChangeCheck):
             self._lived[self._alive] += self._alike
         self._last, self._alike = None, 0
 
-    def _any(self, chosen: Mask) -> Mask:
+    def _any(self, mask: Mask) -> Mask:
         """Return for each module whether any of its parameters is chosen."""
-        return np.bincount(self._module[chosen], minlength=len(self._since)) > 0
+        return np.bincount(self._module[mask], minlength=len(self._since)) > 0
 
     def _count(self, alive: Mask, gone: Mask, step: int) -> None:
         """Count the update of each module, and excuse those that make room for others."""
@@ -153,7 +163,7 @@ class GradientGone(ChangeCheck):
             return
         counted = facts.trainable | facts.gradients.there
         names = [name for name, counts in zip(facts.names, counted, strict=True) if counts]
-        lost = [name for name, chosen in zip(facts.names, counted & ended[self._module], strict=True) if chosen]
+        lost = [name for name, is_lost in zip(facts.names, counted & ended[self._module], strict=True) if is_lost]
         where = ancestors(lost, names)
         updates, since = int(self._missing[ended].min()), int(self._since[ended].min())
         how = "exactly 0" if self._any(facts.gradients.there)[ended].any() else "not computed"

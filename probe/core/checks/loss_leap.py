@@ -12,8 +12,10 @@ from probe.core.checks.loop_check import ChangeCheck
 
 IMMENSE = 10.0
 """Factor above all that the run has had, of the loss and of the norm of all gradients, that is reported at once."""
-LEAST, TOGETHER = 20, 4
-"""Updates before that, and in how many in a row the two come."""
+LEAST = 20
+"""Updates before a leap can be judged."""
+TOGETHER = 4
+"""Updates in a row within which the leaps of the loss and of the gradients come."""
 
 
 class LossLeap(ChangeCheck):
@@ -37,8 +39,10 @@ class LossLeap(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._memory = LeapMemory(logarithmic=False)
-        self._updates, self._highest = 0, (0.0, 0.0)
-        """Number of updates, largest loss and largest norm of all but the latest."""
+        self._updates = 0
+        """Number of updates."""
+        self._highest = (0.0, 0.0)
+        """Largest loss and largest norm of all updates but the latest."""
         self._latest: deque[tuple[float, float]] = deque(maxlen=TOGETHER)
         """Loss and norm of the latest updates."""
         self._immense = -TOGETHER
@@ -63,8 +67,8 @@ class LossLeap(ChangeCheck):
         """Return whether loss and gradients are far beyond all before; count the update."""
         total = update.total
         if len(self._latest) == TOGETHER:
-            (loss, norm), (other, size) = self._highest, self._latest[0]
-            self._highest = max(loss, other), max(norm, size)
+            (loss, norm), (latest_loss, size) = self._highest, self._latest[0]
+            self._highest = max(loss, latest_loss), max(norm, size)
         self._latest.append((abs(update.facts.loss), total if isfinite(total) else 0.0))
         self._updates += 1
         loss, norm = self._highest

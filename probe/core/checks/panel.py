@@ -1,4 +1,5 @@
-"""Panel of the checks: one of each for each optimizer, none of which stops the others, or repeats itself for ever."""
+"""Panel of the checks: each optimizer has one of each kind. A check that fails does not stop the others, and none
+repeats its findings for ever."""
 
 from __future__ import annotations
 

@@ -52,10 +52,10 @@ class ParametersReplaced(FactCheck):
             return
         self._names = facts.replaced if harmful else ()
         where = ancestors(facts.replaced, (*facts.names, *facts.replaced))
-        what = "are trained by no optimizer" if harmful else "have no gradient here, or are in an optimizer"
+        state = "are trained by no optimizer" if harmful else "have no gradient here, or are in an optimizer"
         text = (
             f"{len(facts.replaced)} parameters of the optimizer are no longer those of the model: others, which "
-            f"{what}, have taken their place in {listing(where)}"
+            f"{state}, have taken their place in {listing(where)}"
         )
         grade: Grade = "critical" if harmful else "note"
         since = facts.step if harmful else self._harmless.since

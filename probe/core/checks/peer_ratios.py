@@ -65,11 +65,11 @@ class PeerRatios:
     def departures(self, rows: Indices, ratios: Array) -> Departures:
         """Return how far ``ratios`` (``rows x ranks``, logarithms) are from those that are held of ``rows``."""
         self._grow(rows)
-        held = np.minimum(self._taken[rows], self._window)
+        lengths = np.minimum(self._taken[rows], self._window)
         far = np.full((3, *ratios.shape), np.nan)
-        judged = np.flatnonzero(held >= self._fewest)
+        judged = np.flatnonzero(lengths >= self._fewest)
         if len(judged):
-            ring, counts = self._ring[rows[judged]], held[judged]
+            ring, counts = self._ring[rows[judged]], lengths[judged]
             usual = _medians(ring, counts)
             deviations = np.abs(ring - usual[:, None])
             least = np.maximum(self._floor, MAD_TO_SIGMA * _medians(deviations, counts))
@@ -106,9 +106,9 @@ def log_ratios(logarithms: Array) -> Array:
     return logarithms - (of_peers((ranks - 2) // 2) + of_peers((ranks - 1) // 2)) / 2
 
 
-def _medians(held: npt.NDArray[np.float32], counts: Indices) -> Array:
+def _medians(ring: npt.NDArray[np.float32], counts: Indices) -> Array:
     """Return medians over the second axis, of which ``counts`` are numbers; NaN fills the rest."""
-    ordered, rows = np.sort(held, axis=1), np.arange(len(held))
+    ordered, rows = np.sort(ring, axis=1), np.arange(len(ring))
     middle: Array = (ordered[rows, (counts - 1) // 2].astype(np.float64) + ordered[rows, counts // 2]) / 2
     return middle
 

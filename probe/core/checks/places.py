@@ -54,5 +54,5 @@ def listing(places: Sequence[str]) -> str:
     """Return places for a sentence: ``a, b and 3 more``."""
     if not places:
         return "parameters without a name"
-    shown = ", ".join(places[:SHOWN])
-    return shown if len(places) <= SHOWN else f"{shown} and {len(places) - SHOWN} more"
+    first_places = ", ".join(places[:SHOWN])
+    return first_places if len(places) <= SHOWN else f"{first_places} and {len(places) - SHOWN} more"

@@ -33,8 +33,14 @@ class RateZero(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._highest, self._number, self._zero, self._since = 0.0, 0, 0, -1
-        """Highest rate, updates, updates in a row at rate zero, and the step of the first of these."""
+        self._highest = 0.0
+        """Highest rate so far."""
+        self._number = 0
+        """Number of updates."""
+        self._zero = 0
+        """Updates in a row at rate zero."""
+        self._since = -1
+        """Step of the first of these."""
         self._nothing = 0
         """Updates in a row at rate zero, of the only optimizer."""
         self._longest = 0

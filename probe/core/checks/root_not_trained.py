@@ -37,9 +37,9 @@ class RootNotTrained(ChangeCheck):
             return
         self.judged = True
         self._trained += facts.training
-        left = self._not.completes(not facts.training and self._trained >= BEFORE, facts.step)
+        stopped = self._not.completes(not facts.training and self._trained >= BEFORE, facts.step)
         never = self._never.completes(not facts.training and not self._trained, facts.step)
-        if left:
+        if stopped:
             text = (
                 f"the model is in evaluation mode in {AFTER} updates in a row, and was in training mode in "
                 f"{self._trained} updates before: dropout and batch normalisation do not train"

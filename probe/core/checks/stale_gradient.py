@@ -42,16 +42,16 @@ class StaleGradient(FactCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
-        there, again = facts.gradients.there, facts.gradients.again
-        if facts.outcome != "applied" or not is_any(there):
+        present, again = facts.gradients.there, facts.gradients.again
+        if facts.outcome != "applied" or not is_any(present):
             return
         if facts.own_sums is not None:
-            there, again = self._added(update.gradients, facts.own_sums)
+            present, again = self._added(update.gradients, facts.own_sums)
         self._last = update.gradients
-        number, count = count_of(there), count_of(there & again)
+        number, count = count_of(present), count_of(present & again)
         self.judged = True
         if self._streak.completes(2 * count >= number > 0, facts.step):
-            stale = [name for name, is_stale in zip(facts.names, there & again, strict=True) if is_stale]
+            stale = [name for name, is_stale in zip(facts.names, present & again, strict=True) if is_stale]
             where = () if count == number else ancestors(stale, facts.names)
             text = (
                 f"{count} of {number} gradients still hold what the update before has applied, in {UPDATES} updates in "
@@ -59,13 +59,13 @@ class StaleGradient(FactCheck):
             )
             yield self.finding(facts, self._streak.since, text, {"gradients": number, "stale": count}, where)
 
-    def _added(self, rows: Array, own: Array) -> tuple[Mask, Mask]:
-        """Return the gradients whose sums show what they are, and those that are what the update before has applied
-        with what the backwards have returned since added to it."""
+    def _added(self, rows: Array, sums: Array) -> tuple[Mask, Mask]:
+        """Return two masks: the gradients whose sums can be compared, and of these the stale ones: they equal the
+        gradient of the update before plus ``sums``, the sum of what the backwards have returned since."""
         last = self._last
-        if last is None or last.shape != rows.shape or len(rows) != len(own):
-            return np.zeros(len(own), np.bool_), np.zeros(len(own), np.bool_)
+        if last is None or last.shape != rows.shape or len(rows) != len(sums):
+            return np.zeros(len(sums), np.bool_), np.zeros(len(sums), np.bool_)
         with np.errstate(invalid="ignore"):
             size = ALIKE * np.fmax(rows[:, 0], last[:, 0])
-            shown = (np.abs(last[:, 1]) > 10 * size) & np.isfinite(own) & np.isfinite(rows).all(axis=1)
-            return shown, shown & (np.abs(rows[:, 1] - own - last[:, 1]) <= size)
+            decidable = (np.abs(last[:, 1]) > 10 * size) & np.isfinite(sums) & np.isfinite(rows).all(axis=1)
+            return decidable, decidable & (np.abs(rows[:, 1] - sums - last[:, 1]) <= size)

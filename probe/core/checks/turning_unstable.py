@@ -15,12 +15,16 @@ from probe.core.robust import MAD_TO_SIGMA
 
 WINDOW, LEAST = 50, 24
 """Updates that are compared with, at most and at least."""
-TIMES, DEVIATIONS, SPREAD = 5.0, 4.0, 0.02
-"""Factor and robust standard deviations, of logarithms, by which the norm of all gradients exceeds its median, and the
-least that one is."""
-RISE, LEAP = 2.0, 20.0
-"""Robust standard deviations by which the loss exceeds its median, at least and at most: what is beyond is another task
-or batch."""
+TIMES = 5.0
+"""Least factor by which the norm of all gradients exceeds its median."""
+DEVIATIONS = 4.0
+"""Least number of robust standard deviations (of logarithms) by which it exceeds its median."""
+SPREAD = 0.02
+"""Least value of a standard deviation, also of the loss as a part of its median."""
+RISE = 2.0
+"""Least number of robust standard deviations by which the loss exceeds its median."""
+LEAP = 20.0
+"""Largest such number: a loss that leaps further is that of another task or batch."""
 EVEN = 0.25
 """Largest robust standard deviation of losses that are judged, relative to their median."""
 PATIENCE = 10

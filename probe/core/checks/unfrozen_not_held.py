@@ -52,5 +52,5 @@ class UnfrozenNotHeld(ChangeCheck):
                 f"{len(names)} parameters have a gradient since step {self._since} and are in no optimizer: "
                 f"{listing(where)}"
             )
-            held = int(facts.gradients.there.sum())
-            yield self.finding(facts, self._since, text, {"parameters": len(names), "held": held}, where)
+            gradient_count = int(facts.gradients.there.sum())
+            yield self.finding(facts, self._since, text, {"parameters": len(names), "held": gradient_count}, where)

@@ -47,7 +47,7 @@ class Gradients(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Parameters of which a part was looked at around this update: those of the rota, or all if they are small."""
+    """Parameters that were read around this update: those of the rota, or all if they are small."""
 
     looked: npt.NDArray[np.int64]
     """Positions among the parameters of the optimizer."""
@@ -60,8 +60,8 @@ class Values(NamedTuple):
     known: Mask
     """For each of these, whether its numbers after the last update are known, so that ``written`` says something."""
     elements: npt.NDArray[np.int64] | None = None
-    """For each of these, how many of its numbers differ from those after the last update, -1 if that is not known; None
-    if it is known of none."""
+    """For each of these, the number of elements that differ from those after the last update; -1 where it is unknown,
+    None if it is unknown for all."""
     restored: bool = False
     """True if parameters were written, and all have the numbers that they had after an earlier update."""
     numbers: Callable[[], Array] | None = None

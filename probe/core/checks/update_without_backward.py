@@ -38,22 +38,22 @@ class UpdateWithoutBackward(FactCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
-        there, untouched = facts.gradients.there, facts.gradients.untouched
-        if facts.outcome != "applied" or not is_any(there):
+        present, untouched = facts.gradients.there, facts.gradients.untouched
+        if facts.outcome != "applied" or not is_any(present):
             return
         self.judged = True
-        last, self._last = self._last, None if update.norms is None else (update.gradients, there)
-        old = facts.backwards == 0 and bool(untouched[there].all()) and _are_same(self._last, last)
+        last, self._last = self._last, None if update.norms is None else (update.gradients, present)
+        old = facts.backwards == 0 and bool(untouched[present].all()) and _are_same(self._last, last)
         if self._share.completes(old, facts.step):
             text = (
                 f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "
                 "was no backward in between"
             )
-            yield self.finding(facts, self._share.since, text, {"gradients": int(there.sum())})
+            yield self.finding(facts, self._share.since, text, {"gradients": int(present.sum())})
 
 
-def _are_same(one: tuple[Array, Mask] | None, other: tuple[Array, Mask] | None) -> bool:
+def _are_same(first: tuple[Array, Mask] | None, second: tuple[Array, Mask] | None) -> bool:
     """Return whether the gradients of two updates have the same norms and sums, as far as these are known."""
-    if one is None or other is None:
+    if first is None or second is None:
         return True
-    return np.array_equal(one[0][one[1]], other[0][other[1]], equal_nan=True)
+    return np.array_equal(first[0][first[1]], second[0][second[1]], equal_nan=True)

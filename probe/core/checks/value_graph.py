@@ -63,8 +63,8 @@ class ValueGraph(Protocol):
         """Return the numbers of a value."""
 
     def doubt(self, operation: int, spoilt: State) -> int:
-        """Return how probable it is that an operation makes such numbers out of finite ones: 0 if it cannot, to
-        :data:`CERTAIN` if it has."""
+        """Return the probability, from 0 to :data:`CERTAIN`, that an operation has made numbers of the state ``spoilt``
+        out of finite ones."""
 
     def confines(self, operation: int, spoilt: State) -> bool:
         """Return whether such numbers may be meant where they enter an operation: those that a mask excludes."""
@@ -155,11 +155,11 @@ def _region(graph: ValueGraph, value: int, spoilt: State) -> _Region:
             elif state not in ("finite", "unknown"):
                 confined = graph.confines(operation, state) or (members[operation] and state == "-inf")
                 causes.append(_Cause(source, operation, state, confined))
-    chosen = _likeliest(causes, spoilt)
-    if not chosen:
+    likeliest = _likeliest(causes, spoilt)
+    if not likeliest:
         read = (_Cause(value, operation, graph.state(value), False) for value, operation in parameters.items())
-        chosen = _likeliest([cause for cause in read if cause.state not in ("finite", "unknown")], spoilt)
-    return _Region(members, chosen)
+        likeliest = _likeliest([cause for cause in read if cause.state not in ("finite", "unknown")], spoilt)
+    return _Region(members, likeliest)
 
 
 def _likeliest(causes: Sequence[_Cause], spoilt: State) -> list[_Cause]:
@@ -177,17 +177,19 @@ def _likeliest(causes: Sequence[_Cause], spoilt: State) -> list[_Cause]:
 
 def _named(graph: ValueGraph, end: _End) -> Beginning:
     """Return the beginning in a value that no other explains."""
-    about, spoilt = graph.values[end.value], _spoilt(end.state)
-    if about.name:
-        return Beginning("parameter", "", owner(about.name), owner(about.name), spoilt, parameter=about.name)
-    if about.maker is None:
+    graph_value, spoilt = graph.values[end.value], _spoilt(end.state)
+    if graph_value.name:
+        return Beginning(
+            "parameter", "", owner(graph_value.name), owner(graph_value.name), spoilt, parameter=graph_value.name
+        )
+    if graph_value.maker is None:
         reader = graph.operations[end.reader] if end.reader >= 0 else None
         module = "" if reader is None else common_owner(reader.parameters) or _next(graph, [end.reader])
         return Beginning("input", "" if reader is None else reader.name, "", module, spoilt)
-    doubts = _doubts(graph, end.region.operations or [about.maker], end.state)
+    doubts = _doubts(graph, end.region.operations or [graph_value.maker], end.state)
     suspects = _suspects(graph, doubts, end.region.operations)
     if not suspects:
-        return Beginning("unknown", "", _last(graph, [*doubts]), _behind(graph, about.maker), spoilt)
+        return Beginning("unknown", "", _last(graph, [*doubts]), _behind(graph, graph_value.maker), spoilt)
     first, last = graph.operations[suspects[0]], graph.operations[suspects[-1]]
     after = common_owner(first.parameters) or _last(graph, suspects[:1])
     before = common_owner(last.parameters) or _next(graph, suspects[-1:])
@@ -238,8 +240,8 @@ def _next(graph: ValueGraph, members: Sequence[int]) -> str:
 
 def _behind(graph: ValueGraph, maker: int) -> str:
     """Return the module that uses a value of ``maker``, or the first behind it."""
-    own = common_owner(graph.operations[maker].parameters)
-    return own or _next(graph, [maker])
+    module = common_owner(graph.operations[maker].parameters)
+    return module or _next(graph, [maker])
 
 
 def _nearest(graph: ValueGraph, starts: Iterable[int], backwards: bool) -> str:
@@ -252,10 +254,10 @@ def _nearest(graph: ValueGraph, starts: Iterable[int], backwards: bool) -> str:
         _, operation = heapq.heappop(pending)
         if module := common_owner(graph.operations[operation].parameters):
             return module
-        for other in _makers(graph, operation) if backwards else consumers.get(operation, ()):
-            if other not in seen:
-                seen.add(other)
-                heapq.heappush(pending, (sign * graph.operations[other].order, other))
+        for neighbour in _makers(graph, operation) if backwards else consumers.get(operation, ()):
+            if neighbour not in seen:
+                seen.add(neighbour)
+                heapq.heappush(pending, (sign * graph.operations[neighbour].order, neighbour))
     return ""
 
 

@@ -26,12 +26,25 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _KEY = "[key]"  # pydantic's last part of the location of a dict's key
 
 
+_MOST_NAMES = 30
+"""Most names that an error about an unknown key lists."""
 MOST_SHOWN = 50
 """Most problems that an error lists."""
 MOST_TEXT = 80
 """Most characters of a value that a problem shows."""
 LONGEST_NAME = 200
 """Most characters of a name for which the nearest other is searched."""
+
+
+class UnrunCode:
+    """Value in a Python file that only a run of the file would give; the file is never run.
+
+    Args:
+        code: its code.
+    """
+
+    def __init__(self, code: str) -> None:
+        self.code = code
 
 
 class ConfigError(ValueError):
@@ -66,6 +79,10 @@ class ConfigError(ValueError):
         return joined("\n", (heading, *self.problems, *rest, self.advice))
 
 
+class UnreadableConfigError(ConfigError):
+    """Error of a configuration file that cannot be read at all."""
+
+
 def path_text(path: Path) -> str:
     """Text of a path as users write it: ``alert.rules[0].args``, ``targets["layers.0"].input``."""
     text = ""
@@ -79,12 +96,12 @@ def path_text(path: Path) -> str:
     return text
 
 
-def nearest(name: object, names: Sequence[str]) -> str | None:
-    """Find the name of ``names`` that a user may have meant, ignoring case."""
+def nearest(name: object, names: Sequence[str], likeness: float = 0.6) -> str | None:
+    """Find the name of ``names`` that a user may have meant, ignoring case; it is at least this like ``name``."""
     if len(str(name)) > LONGEST_NAME:
         return None
     known = {candidate.casefold(): candidate for candidate in names}
-    close = get_close_matches(str(name).casefold(), list(known), n=1)
+    close = get_close_matches(str(name).casefold(), list(known), n=1, cutoff=likeness)
     return known[close[0]] if close else None
 
 
@@ -135,7 +152,7 @@ def _sentence(
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
-    shown = context["shown"] if "shown" in context else _shown(value)
+    shown = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else _shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
 
 
@@ -147,7 +164,7 @@ def unknown_key(name: object, known: Sequence[str], place: Belonging, section: s
 
 
 def _expected_key(known: Sequence[str]) -> Message:
-    if len(known) > 10:
+    if len(known) > _MOST_NAMES:
         return message("; expected one that `probe config explain` lists")
     return message("; expected one of {names}", names=", ".join(known))
 
@@ -159,6 +176,11 @@ def _hint(name: object, names: Sequence[str]) -> str:
 
 def _shown(value: object) -> str:
     """Encode ``value`` as JSON, cut to fit a line; of a large value only as much is encoded."""
+    if isinstance(value, UnrunCode):
+        code = _cut(redact(value.code), MOST_TEXT)
+        return message(
+            "{code}, which is not run; write the value itself, or pass the dict from your program", code=code
+        )
     text = ""
     try:
         for piece in _ENCODER.iterencode(value):

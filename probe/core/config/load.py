@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
+from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import contradictions, in_vain
-from probe.core.config.msprobe import EVERYTHING
-from probe.core.config.parse import read
+from probe.core.config.msprobe import EVERYTHING, MSPROBE
+from probe.core.config.parse import path_of, read
 from probe.core.config.schema import Settings
 from probe.core.language import joined, message
 
@@ -50,17 +51,20 @@ def assigned(settings: Settings, key: str, value: object) -> Settings:
 def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
     values, found = source, list[str]()
     lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
-    if isinstance(source, str | PathLike):
-        name = fspath(source)
+    if not isinstance(source, Mapping):
+        name = path_of(source)
         values, found, lines = read(source)
         lead = lines.lead
-    if not isinstance(values, Mapping):
-        expected = message("expected the path of a file or a mapping")
-        advice = message('give one, such as "monitor_config.json"')
-        raise ConfigError(
-            "config_file_path",
-            [message("{expected}, got {kind}; {advice}", expected=expected, kind=type(source).__name__, advice=advice)],
+    assert isinstance(values, Mapping)
+    if (foreign := monitor_of(values)) is not None:
+        problem = message(
+            "{source}: expected a configuration of TrainerMon, this is one of {title}; {usage}",
+            source=name,
+            title=foreign.title,
+            usage=foreign.usage,
         )
+        raise ConfigError(name, [problem])
+    values = _without_unsupported(values, name)
     try:
         settings = Settings.model_validate(dict(values))
     except ValidationError as error:
@@ -71,6 +75,16 @@ def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the
     if found:
         raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
     return settings
+
+
+def _without_unsupported(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return ``values`` without the keys of kj600 that are not supported, which are logged."""
+    alert = values.get("alert")
+    if not isinstance(alert, Mapping) or not (unsupported := MSPROBE.unsupported.keys() & alert.keys()):
+        return values
+    for key in unsupported:
+        logger.warning("%s: %s", name, MSPROBE.not_supported(key, ("alert", key)))
+    return {**values, "alert": {key: value for key, value in alert.items() if key not in unsupported}}
 
 
 def dynamic(environ: Mapping[str, str]) -> bool:

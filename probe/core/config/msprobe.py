@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probe.core.config.dialect import TOP, Dialect, all_keys, keys_of
+from probe.core.config.dialect import TOP, Dialect, all_keys, keys_of, not_here
 from probe.core.config.schema import AlertSettings, CcDistribution, L2Targets, RuleSettings, Settings, Target
 from probe.core.rules import RULES
 
@@ -15,6 +15,7 @@ _TOP_KEYS = (
     *("format", "ops", "eps", "ndigits", "step_count_per_record", "append_output", "squash_name", "stack_info"),
     *("recording_l2_features", "l2_targets", "sa_order"),
 )
+_INFORM = "alert.channels sends alerts, by email with the channel apprise; the folder alerts holds each of them"
 _RULE_KEYS = ("threshold",)
 MSPROBE = Dialect(
     "msprobe's Monitor",
@@ -26,6 +27,7 @@ MSPROBE = Dialect(
         *keys_of(RuleSettings, "alert.rules"),
         *(key for rule in RULES.values() for key in keys_of(rule.Args, "alert.rules.args", _RULE_KEYS)),
         *keys_of(L2Targets, "l2_targets"),
+        *not_here("alert", {"inform": _INFORM}),
     ),
 )
 """Keys that msprobe's documentation and its releases have. A key that is unknown, or that stands in another section, is

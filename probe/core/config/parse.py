@@ -1,4 +1,4 @@
-"""Parser of configuration files: JSON with comments, or YAML; every problem with its line.
+"""Parser of configuration files: JSON with comments, YAML, or literals in Python; every problem with its line.
 
 A file may be read while training runs, on its thread: so only regular files are read, which never block, up to a size
 whose parsing takes bounded time.
@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from probe.core.config.errors import ConfigError, path_text
+from probe.core.config.errors import ConfigError, UnreadableConfigError, path_text
 from probe.core.config.json_text import braced, is_fragment, mistake, offsets, plain_json
+from probe.core.config.python_text import PythonText, has_assignments
 from probe.core.language import message
 
 YAML_ENDINGS = (".yaml", ".yml")
+PYTHON_ENDING = ".py"
 MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
 """Sizes in bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
 MOST_VALUES = 200_000
@@ -71,16 +73,31 @@ class ParsedConfig(NamedTuple):
     lines: LineNumbers
 
 
+def path_of(source: object) -> str:
+    """Return the path of a configuration file.
+
+    Raises:
+        ConfigError: if ``source`` is no path.
+    """
+    if isinstance(source, str | PathLike):
+        return fspath(source) or "."
+    expected = message("expected the path of a file or a mapping")
+    advice = message('give one, such as "monitor_config.json"')
+    kind = type(source).__name__
+    problem = message("{expected}, got {kind}; {advice}", expected=expected, kind=kind, advice=advice)
+    raise ConfigError("config_file_path", [problem])
+
+
 def read(source: str | PathLike[str]) -> ParsedConfig:
     """Read a configuration file.
 
     Raises:
         ConfigError: if there is no file, or no mapping in it.
     """
-    name = fspath(source) or "."
+    name = path_of(source)
     text = text_of(name, content(name))
     found = parse(name, text)
-    if not _is_yaml(name) and is_fragment(text):
+    if _reader(name, text) is _json and is_fragment(text):
         _log.warning("%s: no braces around the keys; read as if there were: write { before and } after them", name)
     return found
 
@@ -96,7 +113,7 @@ def parse(name: str, text: str) -> ParsedConfig:
             name, [message("{name}: expected a mapping of keys, got an empty file; write at least {{}}", name=name)]
         )
     try:
-        value, find = _yaml(name, text) if _is_yaml(name) else _json(name, text)
+        value, find = _reader(name, text)(name, text)
     except RecursionError:
         raise ConfigError(
             name, [message("{name}: nested too deeply; expected a mapping of documented keys", name=name)]
@@ -147,7 +164,7 @@ def content(name: str) -> bytes:
         problem = message(
             "{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path", name=name, reason=reason
         )
-        raise ConfigError(name, [problem]) from error
+        raise UnreadableConfigError(name, [problem]) from error
     if len(raw) > most:
         problem = message(
             "{name}: expected at most {most} bytes, got more; name fewer targets, or modules around them{more}",
@@ -165,7 +182,7 @@ KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket
 def _check_regular(name: str, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = message(KINDS.get(stat.S_IFMT(found.st_mode), "device"))
-        raise ConfigError(
+        raise UnreadableConfigError(
             name,
             [
                 message(
@@ -196,6 +213,30 @@ def text_of(name: str, raw: bytes) -> str:
 
 
 _Find = Callable[[], Mapping[tuple[str, ...], int]]
+
+
+def _reader(name: str, text: str) -> Callable[[str, str], tuple[Any, _Find]]:
+    """Return the parser of the format that the ending of a name stands for; one of Python for assignments, too."""
+    if _is_yaml(name):
+        return _yaml
+    return _python if is_python(name, text) else _json
+
+
+def is_python(name: str, text: str) -> bool:
+    """Return whether a file is read as Python: by its name, or by an assignment in it."""
+    return name.lower().endswith(PYTHON_ENDING) or (not _is_yaml(name) and has_assignments(text))
+
+
+def _python(name: str, text: str) -> tuple[Any, _Find]:
+    try:
+        found = PythonText(text)
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL
+        place = f"{name}:{getattr(error, 'lineno', None) or 1}:{getattr(error, 'offset', None) or 1}"
+        problem = message("{place}: not valid Python: {problem}; correct it", place=place, problem=error.args[0])
+        raise ConfigError(name, [problem]) from None
+    values = _Mapping(found.values)
+    values.repeated = []
+    return values, found.lines
 
 
 def _json(name: str, text: str) -> tuple[Any, _Find]:

@@ -102,6 +102,13 @@ def _expression(text: str) -> str:
     return text
 
 
+Formats = Annotated[
+    tuple[Annotated[Text, AfterValidator(_known_format), _FORMAT], ...],
+    AfterValidator(not_empty),
+    WrapValidator(_one_or_list),
+    Form("name or list of names", ", ".join(FORMATS), f"one or a list of {', '.join(FORMATS)}"),
+]
+"""Names of formats."""
 RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RULES.items()}
 """Rules that come with probe, and the models of their arguments."""
 DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
@@ -370,8 +377,8 @@ class Settings(Section):
     """Switch of monitoring while training runs, if the environment variable DYNAMIC_MONITOR is true; without it this
     key has no effect. The file is then checked after every step: if true, monitoring begins at the next step, or
     continues with the changed keys, and collect_times counts anew; if false, it stops. After collect_times steps
-    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
-    keep their first values."""
+    monitoring stops and false is written here. Only append_output, output_dir, dynamic_broadcast, queue_size and
+    when_queue_full keep their first values."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes a step here that lies dynamic_seconds ahead. It announces
@@ -470,18 +477,14 @@ class Settings(Section):
     on_anomaly: OnAnomaly | None = None
     """Data that are collected in addition for some steps when a rule fires. All ranks start at the same step, which
     with several ranks lies about dynamic_seconds in the future. Missing: nothing."""
-    format: Annotated[
-        tuple[Annotated[Text, AfterValidator(_known_format), _FORMAT], ...],
-        AfterValidator(not_empty),
-        WrapValidator(_one_or_list),
-        Form("name or list of names", ", ".join(FORMATS), f"one or a list of {', '.join(FORMATS)}"),
-    ] = ("csv",)
+    format: Formats = ("csv",)
     """Formats of the output: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`,
-    which writes no file and keeps the values for the program. `prometheus` shows the latest numbers to `probe exporter`
-    and to Prometheus, `otlp` sends them to a collector of OpenTelemetry. `wandb`, `mlflow`, `swanlab` and `trackio`
-    show a part of the numbers in that tracker of experiments. A list writes to several at once. Parquet files are
-    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then. Other
-    names are those of installed packages with an entry point in the group `probe.sinks`."""
+    which writes no file and keeps the values for the program. `csv_v2` writes CSV files in the layout of msprobe's
+    Monitor V2. `prometheus` shows the latest numbers to `probe exporter` and to Prometheus, `otlp` sends them to a
+    collector of OpenTelemetry. `wandb`, `mlflow`, `swanlab` and `trackio` show a part of the numbers in that tracker of
+    experiments. A list writes to several at once. Parquet files are written every step_count_per_record steps and at
+    the end: a run that is killed loses the steps since then. Other names are those of installed packages with an entry
+    point in the group `probe.sinks`."""
     prometheus: PrometheusSettings = PrometheusSettings()
     """Numbers for Prometheus, with `format: prometheus`."""
     otlp: OtlpSettings = OtlpSettings()
@@ -500,6 +503,8 @@ class Settings(Section):
     readable."""
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
+    output_dir: Annotated[Text, AfterValidator(not_blank)] | None = None
+    """Directory of the output. Missing: the environment variable MONITOR_OUTPUT_DIR, else `./monitor_output`."""
     append_output: Annotated[
         tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),

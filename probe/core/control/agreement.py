@@ -26,7 +26,7 @@ DIFFERENCE = 0.25
 """Part of the interval between sampled steps by which a new one must differ."""
 
 
-class Ahead:
+class LeadTime:
     """Number of steps in the time until a change of a file is visible on every rank.
 
     Args:
@@ -40,13 +40,13 @@ class Ahead:
         self._took: deque[float] = deque(maxlen=STEPS)
         self.seconds = seconds
 
-    def ended(self) -> None:
+    def step_ended(self) -> None:
         """Note the end of a step."""
         now = self._now()
         self._took.append(now - self._ended)
         self._ended = now
 
-    def __call__(self, _: int) -> int:
+    def steps(self) -> int:
         """Return the number of steps after which every rank has read an announcement that is written now."""
         if self._alone:
             return 0
@@ -136,21 +136,21 @@ class AgreedPace(Pace):
     """The same interval on all ranks, changed at the same step: the first rank announces it, from its own measurements.
 
     Args:
-        ahead: returns the number of steps after which every rank has read an announcement of a step.
+        lead_steps: returns the number of steps after which every rank has read an announcement that is written now.
     """
 
     def __init__(
-        self, budget: float, interval: int, notices: Notices, leads: bool, ahead: Callable[[int], int], faults: Faults
+        self, budget: float, interval: int, notices: Notices, leads: bool, lead_steps: Callable[[], int], faults: Faults
     ) -> None:
         super().__init__(budget, interval)
-        self._leads, self._ahead, self._best = leads, ahead, interval
+        self._leads, self._lead_steps, self._best = leads, lead_steps, interval
         self._next = ScheduledChange("pace", notices, lambda notice: int(notice["interval"]), faults)
 
     def between(self, step: int) -> None:
         with self._next.counted():
             due = self._next.next_step()
             if self._leads and due is None and abs(self._best - self.interval) > DIFFERENCE * self.interval:
-                self._next.announce(step + self._ahead(step), interval=self._best)
+                self._next.announce(step + self._lead_steps(), interval=self._best)
         if (interval := self._next.poll(step)) is not None:
             self.interval = interval
 

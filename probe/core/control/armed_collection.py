@@ -57,7 +57,7 @@ class CollectedSteps(NamedTuple):
 
     kinds: tuple[str, ...]
     """Names of the checks that have found something since it was armed, the first ones being the reason."""
-    found: int
+    first_finding: int
     """Step at which the first of them was found."""
     first: int
     last: int | None = None
@@ -88,10 +88,14 @@ class ArmedCollection:
         self._refused: set[str] = set()
         """Reasons that were logged."""
         self._suspicions, self._suspicious = 0, False
-        self._spent, self._account = 0.0, 0.0
-        """Seconds of all incidents; the account of the monitor's time at the last boundary."""
-        self._size, self._limit = 0, ""
-        """Bytes of the incident in progress, and the limit that it has reached."""
+        self._spent = 0.0
+        """Seconds of all incidents."""
+        self._account = 0.0
+        """Account of the monitor's time at the last boundary."""
+        self._size = 0
+        """Bytes of the incident in progress."""
+        self._limit = ""
+        """Limit that it has reached; empty if none."""
         self.stretches: list[CollectedSteps] = []
         """All incidents, in order; the last one may be in progress."""
 
@@ -206,7 +210,7 @@ class ArmedCollection:
             stretch.first,
             step - 1,
             ", ".join(stretch.kinds),
-            stretch.found,
+            stretch.first_finding,
             reason,
         )
 

@@ -42,9 +42,9 @@ class Command(Section):
 
     def received(self, answer: Callable[[State, str], None]) -> Command:
         """Return a copy whose answers go to ``answer``."""
-        own = self.model_copy()
-        own._answer = answer
-        return own
+        copy = self.model_copy()
+        copy._answer = answer
+        return copy
 
     def done(self, text: str = "") -> None:
         """Answer that the program has carried the command out."""
@@ -62,8 +62,8 @@ class Command(Section):
         if self._answer is not None:
             self._answer(state, str(text)[:MOST_TEXT])
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, Command) and other.model_dump() == self.model_dump()
+    def __eq__(self, value: object) -> bool:
+        return type(value) is type(self) and isinstance(value, Command) and value.model_dump() == self.model_dump()
 
     def __hash__(self) -> int:
         return hash((type(self), *self.model_dump().values()))
@@ -209,10 +209,10 @@ def read_request(folder: Path, request: str) -> CommandRequest:
         OSError: if it cannot be read.
         ValueError: if it is no request.
     """
-    found = json_of(folder / f"{request}.json")
+    contents = json_of(folder / f"{request}.json")
     try:
-        command = command_of(str(found["command"]), found.get("args", {}))
-        return CommandRequest(request, command, float(found["time"]), str(found.get("sender", ""))[:200])
+        command = command_of(str(contents["command"]), contents.get("args", {}))
+        return CommandRequest(request, command, float(contents["time"]), str(contents.get("sender", ""))[:200])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{request}: expected a request, got {type(error).__name__}: {error}"[:MOST_TEXT]) from None
 
@@ -229,16 +229,16 @@ def acknowledge(folder: Path, answer: Acknowledgement) -> None:
 
 def acknowledgements(folder: Path, request: str) -> list[Acknowledgement]:
     """Return the answers to ``request`` by rank; one that cannot be read is left out."""
-    found = []
+    answers = []
     for path in folder.glob(f"{request}.rank*.ack"):
         with suppress(OSError, ValueError, TypeError):
             answer = Acknowledgement(**json_of(path))
             if answer.state in STATES:
-                found.append(answer)
-    return sorted(found, key=lambda each: each.rank)
+                answers.append(answer)
+    return sorted(answers, key=lambda answer: answer.rank)
 
 
 def _requests(folder: Path) -> Iterator[Path]:
     """Return the files of requests; none if there is no folder."""
     with suppress(FileNotFoundError):
-        yield from (each for each in folder.iterdir() if each.suffix == ".json" and not each.name.startswith("."))
+        yield from (path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))

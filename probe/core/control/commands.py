@@ -99,7 +99,7 @@ class CommandInbox:
 
     Args:
         leads: whether this rank announces the steps.
-        ahead: returns the number of steps after which every rank has read an announcement of a step.
+        lead_steps: returns the number of steps after which every rank has read what is announced now.
         notices: announcements of the commands.
         first: step before which nothing is announced: a rank that has not begun would miss it.
     """
@@ -109,14 +109,15 @@ class CommandInbox:
         folder: Path,
         rank: int,
         leads: bool,
-        ahead: Callable[[int], int],
+        lead_steps: Callable[[], int],
         notices: Notices,
         first: int,
         began: float,
         faults: Faults,
     ) -> None:
         self._thread = CommandThread(folder, rank, leads, began, faults)
-        self._leads, self._ahead, self._notices, self._first, self._faults = leads, ahead, notices, first, faults
+        self._leads, self._lead_steps, self._notices = leads, lead_steps, notices
+        self._first, self._faults = first, faults
         self._process = os.getpid()
         self._pending: deque[_Announced] = deque()
         self._to_announce: deque[tuple[str, Command]] = deque()
@@ -141,7 +142,7 @@ class CommandInbox:
             if at < step:
                 self._faults.note(WHERE, too_late(step, at))
             if accepts and type(command) not in accepts:
-                listed = ", ".join(sorted(each.name for each in accepts))
+                listed = ", ".join(sorted(kind.name for kind in accepts))
                 self._thread.answer(request, "refused", step, f"the program accepts {listed}")
                 continue
             _log.info("command %s before step %d: %s", command.name, step, command.model_dump())
@@ -158,7 +159,7 @@ class CommandInbox:
         self._read()
         while self._to_announce and not self._outstanding and step >= self._first:
             request, command = self._to_announce.popleft()
-            at = step + self._ahead(step)
+            at = step + self._lead_steps()
             self._outstanding += 1
             self._notices.give({"step": at, "request": request, "command": command.name, "args": command.model_dump()})
             self._read()

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from probe.core.config.edit import change
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import dynamic, load
 from probe.core.config.schema import Settings
-from probe.core.control.agreement import Ahead, ScheduledChange, too_late
+from probe.core.control.agreement import ScheduledChange, too_late
 from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
 
@@ -58,7 +58,7 @@ class Control:
         first: number of the first step of training.
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all ranks switch.
-        ahead: returns the number of steps after which every rank has read a change that is written now.
+        lead_steps: returns the number of steps after which every rank has read what is announced now.
         sent: announcements of the configuration for the other ranks; None if all read the file.
         shared: whether the other ranks see the file, too: they begin with it, and it may end training.
     """
@@ -72,11 +72,11 @@ class Control:
         alone: bool,
         leads: bool,
         faults: Faults,
-        ahead: Ahead,
+        lead_steps: Callable[[], int],
         sent: Notices | None = None,
         shared: bool = False,
     ) -> None:
-        self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
+        self._path, self._alone, self._leads, self._faults, self._lead_steps = path, alone, leads, faults, lead_steps
         self._content, self._away = content, False
         self._seen: _Seen | None = self._begin(content)
         self._broken: bytes | None = None
@@ -152,13 +152,13 @@ class Control:
         return None if pending is None or pending.apply_at_step is None else (pending.apply_at_step, pending)
 
     def _settled(self, step: int) -> bool:
-        """True if the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
+        """Return whether the pending configuration takes effect too soon for a newer one to replace it on all ranks."""
         if self._pending is None or self._alone:
             return False
         at = self._pending.apply_at_step
         if self._sent is not None:
-            return self._announced and at is not None and at <= step + self._ahead(step)
-        return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
+            return self._announced and at is not None and at <= step + self._lead_steps()
+        return at is not None and at != self._stale and step <= at <= step + self._lead_steps()
 
     def _follow(self, step: int, idle: bool) -> None:
         try:
@@ -218,15 +218,15 @@ class Control:
         if not self._announced:
             if not self._outstanding:
                 named = at if self._shared and at is not None and at > step else None
-                self._announce(settings, named or max(step + self._ahead(step), at or 0))
+                self._announce(settings, named or max(step + self._lead_steps(), at or 0))
             return None
         if at is not None and at > step:
             return None
         if self._alone or at == step:
             return self._take(settings)
         if self._leads:
-            self._announce(settings, step + self._ahead(step))
-        elif at is not None and step - self._since >= self._ahead(step):
+            self._announce(settings, step + self._lead_steps())
+        elif at is not None and step - self._since >= self._lead_steps():
             self._faults.note("control", too_late(self._since, at))
             return self._take(settings)
         return None
@@ -274,7 +274,7 @@ class Control:
         if enabled and self._leads and self._toggle is None:
             self._toggle = Toggle()
         elif not enabled and self._toggle is not None:
-            self._toggle.forget()
+            self._toggle.remove()
             self._toggle = None
 
     def _look(self) -> _Seen:
@@ -372,7 +372,7 @@ def follow(
     first: int,
     groups: Groups,
     faults: Faults,
-    ahead: Ahead,
+    lead_steps: Callable[[], int],
     sent: Notices | None = None,
     number: int = 0,
 ) -> Switch | None:
@@ -392,12 +392,12 @@ def follow(
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
     if sent is not None or alone:
-        return Control(path, settings, content, first, alone, leads, faults, ahead, sent)
+        return Control(path, settings, content, first, alone, leads, faults, lead_steps, sent)
     log = FolderNotices(path.with_name(path.name + LOG) / f"run{number}", groups.rank())
     if leads:
-        own = log if _usable(log, path) else None
-        return Control(path, settings, content, first, alone, leads, faults, ahead, own, shared=True)
-    return LoggedSwitch(log, Control(path, settings, content, first, alone, leads, faults, ahead), faults)
+        announced = log if _usable(log, path) else None
+        return Control(path, settings, content, first, alone, leads, faults, lead_steps, announced, shared=True)
+    return LoggedSwitch(log, Control(path, settings, content, first, alone, leads, faults, lead_steps), faults)
 
 
 def _usable(log: FolderNotices, path: Path) -> bool:
@@ -434,7 +434,7 @@ class Toggle:
         received, self._received = self._received, False
         return received
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Restore the previous handler, unless another was set since. Python permits that on the main thread alone; on
         another thread our handler stays, and restores and calls the previous one at the next signal."""
         self._forgotten = True
@@ -445,7 +445,7 @@ class Toggle:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._received = True
         if self._forgotten:
-            self.forget()
+            self.remove()
         if callable(self._before):
             self._before(number, frame)
         elif self._forgotten and self._before == signal.SIG_DFL:

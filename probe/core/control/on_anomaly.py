@@ -56,13 +56,13 @@ class Arming:
         rank: this rank.
         steps: number of steps in which more is collected.
         cool_down: number of steps after that without a new order.
-        ahead: returns the number of steps after which every rank has read an announcement of a step.
+        lead_steps: returns the number of steps after which every rank has read what is announced now.
     """
 
     def __init__(
-        self, notices: Notices, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
+        self, notices: Notices, rank: int, steps: int, cool_down: int, lead_steps: Callable[[], int], faults: Faults
     ) -> None:
-        self._rank, self._steps, self._cool_down, self._ahead = rank, steps, cool_down, ahead
+        self._rank, self._steps, self._cool_down, self._lead_steps = rank, steps, cool_down, lead_steps
         self._orders = ScheduledChange("arming", notices, _order, faults)
         self._quiet_until = 0
 
@@ -77,7 +77,7 @@ class Arming:
             while (at := orders.next_step()) is not None and step >= at + self._steps:
                 self._rest_after(orders.drop())  # its steps have passed without deeper collection
             if at is None and findings and step >= self._quiet_until:
-                orders.announce(step + self._ahead(step), suspects=suspects(findings), rank=self._rank)
+                orders.announce(step + self._lead_steps(), suspects=suspects(findings), rank=self._rank)
         if (order := orders.poll(step)) is not None:
             self._rest_after(order)
         return order

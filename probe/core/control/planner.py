@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from probe.core.config import parse
 from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
-from probe.core.control.agreement import AgreedPace, Ahead
+from probe.core.control.agreement import AgreedPace, LeadTime
 from probe.core.control.armed_collection import STEPS, ArmedCollection
-from probe.core.control.command_requests import folder_of
+from probe.core.control.command_requests import Command, folder_of
 from probe.core.control.commands import CommandInbox
 from probe.core.control.config_follower import follow
 from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper, whole
@@ -95,11 +95,15 @@ class Planner:
             self._broadcast = broadcast = announcements.of_configuration(settings, number, framework, faults)
             if broadcast is not None:
                 undo.callback(broadcast.close)
-            self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
+            self._lead_time = LeadTime(groups.world_size() == 1, self._seen_within())
             control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
-            self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control, number)
+            self._switch = follow(
+                path, settings, content, first, groups, faults, self._lead_time.steps, control, number
+            )
             self._commands = self._notices(COMMANDS) if path is not None else None
+            self._inbox: CommandInbox | None = None
+            self._warned_of_commands = False
             self._arming: Arming | None = None
             self._arm(None)
             self.armed: ArmedCollection | None = None
@@ -167,7 +171,7 @@ class Planner:
         """
         self._step = step
         yield from self.of_program(findings is not None)
-        self._ahead.ended()
+        self._lead_time.step_ended()
         if (pace := self.plan.schedule.pace) is not None:
             pace.between(step)
         yield from self._after_its_end(step)
@@ -194,7 +198,7 @@ class Planner:
         elif plan.purpose != "deeper":
             self._configuration.settings = plan.settings
             self._latest_pace = plan.schedule.pace or self._latest_pace
-            self._ahead.seconds = self._seen_within()
+            self._lead_time.seconds = self._seen_within()
             self._arm(before.on_anomaly)
 
     def close(self) -> None:
@@ -206,20 +210,42 @@ class Planner:
                 ending.callback(self._switch.close)
                 self._configuration.content = self._switch.content
 
-    def command_inbox(self, first: int, began: float) -> CommandInbox | None:
-        """Return the commands to the program; None if there is no configuration file beside which they could lie.
+    # Commands to the program.
+
+    def commands(self, step: int, accepts: Collection[type[Command]], first: int, began: float) -> list[Command]:
+        """Return the commands that take effect before ``step``, which is about to begin.
 
         Args:
             first: number of the first step of training.
             began: time at which the run began.
         """
+        if self._inbox is None:
+            try:
+                self._inbox = self._new_inbox(first, began)
+            except RuntimeError as error:  # no thread can be started
+                self._faults.note("commands", error)
+                return []
+        if self._inbox is None:
+            if not self._warned_of_commands:
+                self._warned_of_commands = True
+                _log.warning("commands: none will come, since the configuration is no file beside which they could lie")
+            return []
+        return self._inbox.due(step, accepts)
+
+    def close_commands(self) -> None:
+        """Write the answers to commands so far."""
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _new_inbox(self, first: int, began: float) -> CommandInbox | None:
+        """Return the commands to the program; None if there is no configuration file beside which they could lie."""
         path, groups = self._configuration.path, self._framework.groups
         if path is None or self._commands is None:
             return None
         alone, rank = groups.world_size() == 1, groups.rank()
         begins = first if alone else first + 1
         folder = folder_of(path)
-        return CommandInbox(folder, rank, rank == 0, self._ahead, self._commands, begins, began, self._faults)
+        return CommandInbox(folder, rank, rank == 0, self._lead_time.steps, self._commands, begins, began, self._faults)
 
     # Proposals.
 
@@ -246,7 +272,7 @@ class Planner:
         while (plan := self.plan).until is not None and step >= plan.until:
             self.plan = replace(plan, until=None)  # raise once, even if training catches it and goes on
             if plan.base is None:
-                raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
+                raise ending(self.settings, self._faults, self._framework.groups.rank(), plan.takes_part)
             yield self._under(plan.base)
 
     def _under(self, base: Plan) -> Plan:
@@ -270,17 +296,17 @@ class Planner:
         """Yield the plan that collects more around the findings for some steps; while the sentinel has everything
         collected, it waits for the end of that."""
         whole_plan = self.plan if self.plan.origin == "sentinel" else None
-        base, about = (whole_plan and whole_plan.base) or self.plan, self.settings.on_anomaly
+        base, on_anomaly = (whole_plan and whole_plan.base) or self.plan, self.settings.on_anomaly
         if not self.collecting or base.purpose == "deeper" or (order := arming.poll(step, findings)) is None:
             return
-        assert about is not None
-        end = order.step + about.steps
+        assert on_anomaly is not None
+        end = order.step + on_anomaly.steps
         plan = Plan(
             deeper(self.settings),
             Schedule(step, 1, end - step),
             "deeper",
             "finding",
-            suspects=order.suspects if about.arm.targets == SUSPECTS else ("",),
+            suspects=order.suspects if on_anomaly.arm.targets == SUSPECTS else ("",),
             until=end,
             base=replace(base, origin="finding", restarts=False),
         )
@@ -376,16 +402,18 @@ class Planner:
         if not settings.global_stats or groups.world_size() == 1:
             return Pace(budget, interval)
         leads = groups.rank() == min(settings.module_ranks, default=0)
-        return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._lead_time.steps, self._faults)
 
     def _arm(self, before: OnAnomaly | None) -> None:
         """Rebuild the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
-        about = self.settings.on_anomaly
-        if about is None:
+        on_anomaly = self.settings.on_anomaly
+        if on_anomaly is None:
             self._arming = None
-        elif self._arming is None or about != before:
+        elif self._arming is None or on_anomaly != before:
             rank, notices = self._framework.groups.rank(), self._notices(ARMING)
-            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
+            self._arming = Arming(
+                notices, rank, on_anomaly.steps, on_anomaly.cool_down, self._lead_time.steps, self._faults
+            )
 
     def _seen_within(self) -> float:
         """Return the seconds after which all ranks see an announcement."""
@@ -395,4 +423,5 @@ class Planner:
         """Return the announcements of ``kind``: in the broadcast if one is configured, else in files."""
         if self._broadcast is not None:
             return self._broadcast.notices(kind)
-        return FolderNotices(output_root(os.environ).absolute() / kind, self._framework.groups.rank())
+        root = output_root(os.environ, self.settings.output_dir).absolute()
+        return FolderNotices(root / kind, self._framework.groups.rank())

@@ -88,13 +88,13 @@ def put(file: Path, values: Mapping[str, Any]) -> bool:
 def wait(root: Path, before: list[RankState], seconds: float, show: Callable[[list[RankState]], None]) -> bool:
     """Wait until every rank that still runs has changed since ``before``; return false if ``seconds`` have passed
     first."""
-    known = {state.rank: state.changes for state in before}
+    changes = {state.rank: state.changes for state in before}
     deadline = time.monotonic() + seconds
     while True:
         now = states(root)
         show(now)
         running = [state for state in now if state.state in ("collecting", "at rest")]
-        if running and all(state.changes > known.get(state.rank, -1) for state in running):
+        if running and all(state.changes > changes.get(state.rank, -1) for state in running):
             return True
         if not running or time.monotonic() > deadline:
             return False

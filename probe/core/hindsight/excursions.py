@@ -90,11 +90,11 @@ def excursions(table: NormTable, least: float, longest: int, candidates: Mask | 
             return
         moved = table.logs[starts + samples - 1] - levels[starts]
         usual = spreads[starts] + (samples + WINDOW / 2) * drifts[starts]
-        own = (moved - _common(moved, table.kinds)) / usual
-        sides = np.sign(own) if samples == 1 else sides
+        movements = (moved - _common(moved, table.kinds)) / usual
+        sides = np.sign(movements) if samples == 1 else sides
         with np.errstate(invalid="ignore"):
-            away = away & (own * sides > least) & (moved * sides > least / 2 * usual)
-        weakest = np.minimum(weakest, own * sides)
+            away = away & (movements * sides > least) & (moved * sides > least / 2 * usual)
+        weakest = np.minimum(weakest, movements * sides)
         at, rows = np.nonzero(away)
         yield Excursions(starts[at], rows, samples, weakest[at, rows], moved[at, rows])
 
@@ -106,37 +106,37 @@ def distances(table: NormTable, row: int, start: int) -> Array:
     levels, spreads, _ = _levels(some)
     moved = table.logs[:, same] - levels[start]
     place = int(same[:row].sum())
-    own: Array = (moved - _common(moved, some.kinds))[:, place] / spreads[start, place]
-    return own
+    movement: Array = (moved - _common(moved, some.kinds))[:, place] / spreads[start, place]
+    return movement
 
 
 def _levels(table: NormTable) -> tuple[Array, Array, Array]:
     """Return level, spread and drift a sample of each row before each step; NaN where too few samples are held."""
-    centers, _, held = _recent(table.logs)
-    levels = np.where(held >= SHOWN * WINDOW, centers, np.nan)
+    centers, _, numbers = _recent(table.logs)
+    levels = np.where(numbers >= SHOWN * WINDOW, centers, np.nan)
     moved = table.logs - levels
-    _, deviations, held = _recent(moved - _common(moved, table.kinds))
+    _, deviations, numbers = _recent(moved - _common(moved, table.kinds))
     spreads = np.fmax(MAD_TO_SIGMA * deviations, table.floors)
     half = WINDOW // 2
     latest, _, _ = _recent(table.logs, half)
     drifts = np.full_like(levels, np.nan)
     change = latest[half:] - latest[:-half]
     drifts[half:] = np.abs(change - _common(change, table.kinds)) / half
-    return levels, np.where(held >= LEAST_OF_SPREAD, spreads, np.nan), drifts
+    return levels, np.where(numbers >= LEAST_OF_SPREAD, spreads, np.nan), drifts
 
 
 def _recent(values: Array, window: int = WINDOW) -> tuple[Array, Array, Array]:
     """Return median and median absolute deviation of the window before each step, and the number of samples in it."""
     padded = np.concatenate([np.full((window, values.shape[1]), np.nan), values])
-    centers, deviations, held = (np.empty_like(values) for _ in range(3))
+    centers, deviations, numbers = (np.empty_like(values) for _ in range(3))
     width = max(1, BLOCK // (window * max(1, len(values))))
     for first in range(0, values.shape[1], width):
         rows = slice(first, first + width)
         windows = np.lib.stride_tricks.sliding_window_view(padded[:, rows], window, axis=0)[:-1]
         centers[:, rows] = medians(windows, 2)
         deviations[:, rows] = medians(np.abs(windows - centers[:, rows, None]), 2)
-        held[:, rows] = np.isfinite(windows).sum(axis=2)
-    return centers, deviations, held
+        numbers[:, rows] = np.isfinite(windows).sum(axis=2)
+    return centers, deviations, numbers
 
 
 def _common(moved: Array, kinds: Indices) -> Array:

@@ -79,17 +79,17 @@ class Search:
 
     def answer(self, names: Sequence[str], signals: Sequence[str], steps: Sequence[int]) -> Onset:
         """Return the answer in names of the rows and numbers of the sampled steps."""
-        found = self.standout()
-        if found is None:
+        standout = self.standout()
+        if standout is None:
             return Onset(self.looked)
         return Onset(
             self.looked,
-            where=names[found.row],
-            signal=signals[found.row],
-            step=int(steps[found.start]),
-            samples=len(self.table.logs) - found.start,
-            factor=found.factor,
-            chance=found.chance,
+            where=names[standout.row],
+            signal=signals[standout.row],
+            step=int(steps[standout.start]),
+            samples=len(self.table.logs) - standout.start,
+            factor=standout.factor,
+            chance=standout.chance,
         )
 
     def standout(self, end: int = -1) -> Standout | None:
@@ -112,7 +112,7 @@ class Search:
         chances = self._chances(strengths[rows], int(starts[rows].min()))
         if chances.min() > RARE:
             return None
-        row = int(min(rows[chances == chances.min()], key=lambda one: (starts[one], self.order[one])))
+        row = int(min(rows[chances == chances.min()], key=lambda n: (starts[n], self.order[n])))
         start = self._beginning(row, int(starts[row]), end, factors[row] > 0)
         return Standout(row, start, float(np.exp(factors[row])), float(chances.min()))
 
@@ -136,13 +136,13 @@ class Search:
         Args:
             until: first sampled step that belongs to the incident.
         """
-        own = self.usual[FIRST:until][self.healthy[FIRST:until]]
-        missing = max(0, CONTROLS - len(own))
+        healthy_steps = self.usual[FIRST:until][self.healthy[FIRST:until]]
+        missing = max(0, CONTROLS - len(healthy_steps))
         shipped = self.shipped(strengths, int(self.candidates.sum()))
-        number = (own[None, :] >= AS_MUCH * strengths[:, None]).sum(axis=1)
-        chances: Array = (1 + number + np.floor(missing * shipped)) / (1 + max(CONTROLS, len(own)))
+        number = (healthy_steps[None, :] >= AS_MUCH * strengths[:, None]).sum(axis=1)
+        chances: Array = (1 + number + np.floor(missing * shipped)) / (1 + max(CONTROLS, len(healthy_steps)))
         # healthy recordings do not outweigh what this run does again and again
-        return np.maximum(chances, number / len(own)) if len(own) >= ENOUGH else chances
+        return np.maximum(chances, number / len(healthy_steps)) if len(healthy_steps) >= ENOUGH else chances
 
     def _beginning(self, row: int, start: int, end: int, upwards: bool) -> int:
         """Return the step in which a row that is away from ``start`` on began to leave."""
@@ -154,7 +154,7 @@ class Search:
 
 def _rows_of(some: Sequence[Excursions]) -> Indices:
     """Return the rows of excursions, each once."""
-    return np.unique(np.concatenate([each.rows for each in some])) if some else np.empty(0, np.int64)
+    return np.unique(np.concatenate([excursion.rows for excursion in some])) if some else np.empty(0, np.int64)
 
 
 def _of_rows(lasting: Sequence[Excursions], number: int) -> tuple[Indices, Array, Array]:

@@ -81,15 +81,16 @@ def on_rank(onset: Onset | None, rank: int) -> Onset | None:
     return onset if onset is None or not onset.where or onset.ranks else onset._replace(ranks=(rank,))
 
 
-def rarer(one: Onset | None, other: Onset | None) -> Onset | None:
+def rarer(first: Onset | None, second: Onset | None) -> Onset | None:
     """Return the answer that names what more rarely stands out; of equal ones, the earlier. Ranks whose same row left
     in one step are joined."""
-    if one is None or other is None:
-        return one or other
-    if one.where and (one.where, one.signal, one.step) == (other.where, other.signal, other.step):
-        first = min(one, other, key=lambda each: each.chance)
-        return first._replace(ranks=tuple(sorted({*one.ranks, *other.ranks})))
-    return min(one, other, key=lambda each: (not each.where, each.chance, each.step, -each.looked))
+    if first is None or second is None:
+        return first or second
+    place, other_place = ((onset.where, onset.signal, onset.step) for onset in (first, second))
+    if first.where and place == other_place:
+        rarest = min(first, second, key=lambda onset: onset.chance)
+        return rarest._replace(ranks=tuple(sorted({*first.ranks, *second.ranks})))
+    return min(first, second, key=lambda onset: (not onset.where, onset.chance, onset.step, -onset.looked))
 
 
 def _on(ranks: tuple[int, ...]) -> str:

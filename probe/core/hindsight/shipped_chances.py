@@ -29,7 +29,7 @@ def chances_from(shares: Sequence[float], mean_rows: float) -> Callable[[Array, 
 
     def chances(strengths: Array, rows: int) -> Array:
         places = np.searchsorted(STRENGTHS, strengths, side="right") - 1
-        found = np.where(places < 0, 1.0, np.asarray(shares)[np.maximum(places, 0)])
-        return np.minimum(1.0, found * max(1.0, rows / mean_rows))
+        usual_shares = np.where(places < 0, 1.0, np.asarray(shares)[np.maximum(places, 0)])
+        return np.minimum(1.0, usual_shares * max(1.0, rows / mean_rows))
 
     return chances

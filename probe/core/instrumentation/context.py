@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from probe.core.backend.protocols import (
     ForwardKind,
     FrameworkAdapter,
+    Guard,
     Module,
     Optimizer,
     Parameter,
@@ -40,7 +40,7 @@ _log = logging.getLogger("probe")
 Each = TypeVar("Each")
 BeforeUpdate = Callable[[Optimizer, list[Watched], Tensor | None], None]
 AfterUpdate = Callable[[Optimizer, list[Watched]], None]
-GradientsNow = Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]
+GradientsNow = Callable[[Optimizer, list[Watched], Tensor | None, Recorder], None]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Listeners(Generic[Each]):
 
     def remove(self, listener: Each) -> None:
         """Stop calling ``listener``; does nothing if it is not there."""
-        self.all = [each for each in self.all if each != listener]
+        self.all = [present for present in self.all if present != listener]
 
     @contextmanager
     def added(self, listener: Each) -> Iterator[None]:
@@ -277,14 +277,14 @@ class Run:
         Args:
             where: the place of failures, with ``{}`` for the name of the parameter.
         """
-        found: list[tuple[Key, Each]] = []
+        values: list[tuple[Key, Each]] = []
         for parameter in owned:
             try:
                 if (value := read(parameter)) is not None:
-                    found.append((parameter.key, value))
+                    values.append((parameter.key, value))
             except Exception as error:  # noqa: BLE001 - training goes on after any error
                 count(self.faults, where.format(parameter.name), error)
-        return found
+        return values
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
         """True if another rank of a group writes this reduced gradient of ``parameter``.
@@ -301,12 +301,12 @@ class Run:
 
     def in_training_backward(self) -> bool:
         """Note the running backward, and return true if it leads to parameters."""
-        identity, known = self.framework.hooks.backward_id(), self._backward
-        if identity != known[0]:  # of another thread, perhaps
-            known = self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
-        if known[1] and self.clock.backward != identity:
+        identity, latest = self.framework.hooks.backward_id(), self._backward
+        if identity != latest[0]:  # of another thread, perhaps
+            latest = self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
+        if latest[1] and self.clock.backward != identity:
             self.clock.backward_began(identity)
-        return known[1]
+        return latest[1]
 
     def captured(self) -> bool:
         """Return true, and warn once, if a CUDA graph is captured: kernels are recorded, not run; no value is read."""
@@ -322,6 +322,14 @@ class Run:
     def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
         """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising."""
         return StepHook(self, where, function)
+
+    def guard_of(self, where: str) -> Guard:
+        """Return :meth:`guard` for hooks whose failures are counted under ``where``."""
+
+        def guard(function: Callable[..., None]) -> Callable[..., None]:
+            return StepHook(self, where, function)
+
+        return guard
 
     def on_forward(
         self,
@@ -358,9 +366,10 @@ class Run:
             else:
                 dropped()
 
-        clock, guard = self.clock, partial(self.guard, where)
+        clock = self.clock
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         leave = unheard if after is None else ended
+        guard = self.guard_of(where)
         return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from probe.core.backend.call_stack import callers, machinery
-
-State = TypeVar("State")
 
 
 class _Place(NamedTuple):
@@ -80,11 +78,6 @@ class Forwards:
         thread = self._threads.get(get_ident())
         return None if thread is None else thread.calls[0].micro_step
 
-    def number(self, listener: object) -> int:
-        """Return the number of calls on this thread of which ``listener`` keeps something."""
-        thread = self._threads.get(get_ident())
-        return 0 if thread is None else thread.number(listener)
-
     def begin(self, listener: object, module: object, micro_step: int, state: object, whole: bool) -> None:
         """Keep ``state`` for ``listener`` until the call of ``module`` that has just begun ends.
 
@@ -102,7 +95,8 @@ class Forwards:
         calls[-1].states[listener] = state
 
     def end(self, listener: object) -> object:
-        """Return the state of the latest call on this thread, which ends; None if there is none."""
+        """Return the state that ``listener`` keeps of its latest call on this thread, which ends; None if it has not
+        seen the beginning."""
         if (thread := self._threads.get(get_ident())) is None:
             return None
         state = thread.end(listener)
@@ -119,27 +113,5 @@ def _places(module: object) -> list[_Place]:
     """Return the places of the frames around the call of ``module`` that begins, the outermost first, and of its own:
     frames nearer to the hook may end before the call does."""
     code, frames = machinery(module), [*callers()]
-    own = next((number for number, frame in enumerate(frames) if frame.f_code is code), 0)
-    return [_Place(depth, id(frame)) for depth, frame in enumerate(reversed(frames[own:]))]
-
-
-class OpenCalls(Generic[State]):
-    """Stack of the calls of one module on this thread, each with the state that one listener keeps of it.
-
-    Args:
-        whole: whether it is a whole model.
-    """
-
-    def __init__(self, forwards: Forwards, module: object, whole: bool) -> None:
-        self._forwards, self._module, self._whole = forwards, module, whole
-
-    def __len__(self) -> int:
-        return self._forwards.number(self)
-
-    def begin(self, micro_step: int, state: State) -> None:
-        """Keep ``state`` of the call that has just begun."""
-        self._forwards.begin(self, self._module, micro_step, state, self._whole)
-
-    def end(self) -> State | None:
-        """Return the state of the call that ends; None if its beginning was not seen."""
-        return self._forwards.end(self)  # type: ignore[return-value]
+    of_call = next((number for number, frame in enumerate(frames) if frame.f_code is code), 0)
+    return [_Place(depth, id(frame)) for depth, frame in enumerate(reversed(frames[of_call:]))]

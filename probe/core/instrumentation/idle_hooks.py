@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from probe.core.backend.protocols import Hooks, PausableHook, Remove
+from probe.core.door import attempt
 from probe.core.faults import Faults
 
 FAILED = "hooks between sampled steps"
@@ -63,18 +64,16 @@ class IdleHooks:
         return time.perf_counter() - begun
 
     def rest(self) -> None:
-        """Take all hooks out."""
-        self._each(True)
+        """Take all hooks out, the last first: each knows the hooks before it, which are there both times."""
+        self.resting = True
+        for hook in reversed(self._movable()):
+            attempt(self._faults, FAILED, hook.rest)
 
     def wake(self) -> None:
         """Put all hooks back."""
-        self._each(False)
+        self.resting = False
+        for hook in self._movable():
+            attempt(self._faults, FAILED, hook.wake)
 
-    def _each(self, rests: bool) -> None:
-        self.resting = rests
-        hooks = [*self._hooks] if self._may_rest else []
-        for hook in reversed(hooks) if rests else hooks:  # each knows the hooks before it, which are there both times
-            try:
-                (hook.rest if rests else hook.wake)()
-            except Exception as error:  # noqa: BLE001 - the others can still be moved
-                self._faults.note(FAILED, error)
+    def _movable(self) -> list[PausableHook]:
+        return [*self._hooks] if self._may_rest else []

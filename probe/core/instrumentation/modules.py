@@ -39,21 +39,21 @@ class Modules:
         if not len(self._run.each_watched_module):
             return
         chunks = [(stage, model, [*self._run.framework.hooks.modules(model)]) for stage, model in self._run.chunks]
-        there = {(id(model), id(module), str(full)) for _, model, named in chunks for full, module in named}
-        gone = [self._attached.pop(key) for key in [*self._attached] if key not in there]
-        for module, hooks in gone:
+        present = {(id(model), id(module), str(full)) for _, model, named in chunks for full, module in named}
+        removed = [self._attached.pop(key) for key in [*self._attached] if key not in present]
+        for module, hooks in removed:
             self._names.release(module)
             hooks.close()
-        came: list[str] = []
+        added: list[str] = []
         for stage, model, named in chunks:
             self._names.expect(stage, (full for full, _ in named))
             for full, module in named:
                 if (id(model), id(module), str(full)) not in self._attached:
-                    came.append(self._attach(model, self._names.watch(stage, full, module)))
+                    added.append(self._attach(model, self._names.watch(stage, full, module)))
         if self._begun:
             names = {attached.module.name for attached in self._attached.values()}
-            _report_arrivals("modules", came)
-            report_ends(self._run, "modules", (module.name for module, _ in gone if module.name not in names))
+            _report_arrivals("modules", added)
+            report_ends(self._run, "modules", (module.name for module, _ in removed if module.name not in names))
         self._begun = True
 
     def _attach(self, model: Module, module: Watched) -> str:
@@ -63,7 +63,7 @@ class Modules:
             hooks.callback(attach(model, module))
         return module.name
 
-    def unhook(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks of all modules."""
         for _, hooks in self._attached.values():
             hooks.close()
@@ -77,10 +77,9 @@ def _report_arrivals(kind: str, names: Iterable[str]) -> None:
 
 def report_ends(run: Run, kind: str, names: Iterable[str]) -> None:
     """Log and count things that are no longer in a model."""
-    gone = [*names]
-    if gone:
-        _log.warning("%s are no longer in the model, and their rows end: %s", kind, _listed(gone))
-        run.faults.lost(ENDED, len(gone))
+    if removed := [*names]:
+        _log.warning("%s are no longer in the model, and their rows end: %s", kind, _listed(removed))
+        run.faults.lost(ENDED, len(removed))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from probe.core.instrumentation.schedule import Pace
 
 if TYPE_CHECKING:
     from probe.core.backend.protocols import DeviceClock
@@ -82,27 +84,34 @@ class Cost:
             return None
 
 
-@dataclass
-class StepTimes:
-    """Durations of all steps so far, in seconds."""
-
-    seconds: float = 0.0
-    own: float = 0.0
-    """The monitor's part of it on the training thread."""
-
-
 class Overhead:
     """The monitor's time as a part of training time.
 
     Args:
         clock: of the device; None if nothing is measured on it.
+        beside: returns the seconds of processor time spent so far on other threads than training.
     """
 
-    def __init__(self, clock: DeviceClock | None) -> None:
+    def __init__(self, clock: DeviceClock | None = None, beside: Callable[[], float] = float) -> None:
         self._clock, self._latest = clock, 0.0
-        self.times = StepTimes()
+        self.beside = beside
+        self.seconds = 0.0
+        """Duration of all steps so far."""
+        self.own = 0.0
+        """The monitor's part of it on the training thread."""
         self.on_device = 0.0
         """Seconds of all sampled steps on the device."""
+
+    @property
+    def total(self) -> float:
+        """Seconds that the monitor has taken so far, on all threads and on the device."""
+        return self.own + self.beside() + self.on_device
+
+    def part(self, beside: float) -> float:
+        """Return the monitor's time, with ``beside`` seconds on other threads, as a part of the time that training
+        would have taken without it; 0 before the end of the first step."""
+        plain = self.seconds - self.own
+        return (self.own + beside + self.on_device) / plain if plain > 0 else 0.0
 
     def add_device(self, spent: Spent) -> float:
         """Return the seconds of a sampled step on the device; if it was not measured, those of the last measured one.
@@ -112,9 +121,33 @@ class Overhead:
         self.on_device += self._latest
         return self._latest
 
-    def part(self, beside: float) -> float:
-        """The monitor's part, including ``beside`` seconds that it has taken on other threads; 0 before the end of the
-        first step."""
-        own = self.times.own
-        plain = self.times.seconds - own
-        return (own + beside + self.on_device) / plain if plain > 0 else 0.0
+
+class StepTimer:
+    """Measurement of steps, and of the monitor's part of each."""
+
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+        """Time at which the last step ended."""
+        self.own = 0.0
+        """Seconds of the monitor between the last step and the one in progress."""
+        self.rested = 0.0
+        """Seconds that it took to remove and place idle hooks since the last sampled step: its cost includes them."""
+        self._delivered = 0.0
+        """Seconds of the delivery thread up to the last sampled step."""
+        self._on_device = 0.0
+        """Seconds of the device up to the last sampled step."""
+
+    def ended(self, overhead: Overhead | None, pace: Pace | None, sampled: bool, hooks: float, handing: float) -> None:
+        """Count the time of the step that ends now and the monitor's part of it: ``hooks``, the time since ``handing``,
+        and the work before the step began."""
+        now = time.perf_counter()
+        took, own, self.at = now - self.at, self.own + hooks + now - handing, now
+        if overhead is not None:
+            overhead.seconds, overhead.own = overhead.seconds + took, overhead.own + own
+        if pace is not None:
+            pace.step(took, own, sampled)
+            if sampled and overhead is not None:
+                delivered, self._delivered = self._delivered, overhead.beside()
+                on_device, self._on_device = self._on_device, overhead.on_device
+                pace.sampled(own + self.rested + self._on_device - on_device, self._delivered - delivered)
+                self.rested = 0.0

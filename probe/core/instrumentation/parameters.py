@@ -64,9 +64,9 @@ class Parameters:
         """Return the number of each optimizer's parameters, with the identities of the first and the last."""
         return [_ends(self._hooks.owned(optimizer)) for optimizer in self._run.optimizers]
 
-    def unhook(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks of all parameters and modules."""
-        self._modules.unhook()
+        self._modules.remove_hooks()
         for attached in self._attached.values():
             attached.close()
         self._attached.clear()
@@ -77,7 +77,7 @@ class Parameters:
         trainable."""
         owned = [self._hooks.owned(optimizer) for optimizer in self._run.optimizers]
         self._before = [*map(_ends, owned)]
-        census = [id(parameter) for each in owned for parameter in each]
+        census = [id(parameter) for parameters in owned for parameter in parameters]
         structure = [self._hooks.structure(model) for _, model in self._run.chunks]
         changed = structure != self._structure
         if changed:
@@ -112,15 +112,15 @@ class Parameters:
 
     def _hook_trainable(self) -> None:
         """Place the hooks of waiting parameters that can have them."""
-        still: list[Watched] = []
+        untrainable: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
                 for attach in self._run.each_parameter:
                     remove = self._run.idle.keep(attach(parameter))
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
-                still.append(parameter)
-        self._waiting = still
+                untrainable.append(parameter)
+        self._waiting = untrainable
         self._note_hooked()
 
     def _note_hooked(self) -> None:
@@ -129,9 +129,9 @@ class Parameters:
         self._tokens = self._hooks.tokens(self._hooked_things())
 
     def _watch_new(self) -> None:
-        there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
-        self._forget_but({id(thing): (stage, full) for stage, named in there for full, thing in named})
-        for stage, named in there:
+        chunks = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
+        self._drop_removed({id(thing): (stage, full) for stage, named in chunks for full, thing in named})
+        for stage, named in chunks:
             self._names.expect(stage, (full for full, _ in named))
             for full, thing in named:
                 if id(thing) in self._known:
@@ -144,24 +144,24 @@ class Parameters:
                 self._known[id(thing)] = watched
         self._every = dict(self._known)
 
-    def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
-        """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced
-        them (``fully_shard`` and ``parallelize_module`` replace parameters)."""
-        names, owned, ended = set(found.values()), set(self._census), list[str]()
-        for identity, known in [*self._known.items()]:
-            replaced = (known.stage, known.full) in names
-            if identity in found or (identity in owned and not replaced):
+    def _drop_removed(self, present: dict[int, tuple[int, str]]) -> None:
+        """Drop parameters that are not among ``present``, those of the model, unless an optimizer updates them and no
+        others have replaced them (``fully_shard`` and ``parallelize_module`` replace parameters)."""
+        names, owned, ended = set(present.values()), set(self._census), list[str]()
+        for identity, parameter in [*self._known.items()]:
+            replaced = (parameter.stage, parameter.full) in names
+            if identity in present or (identity in owned and not replaced):
                 continue
             if identity in owned:
-                self._replaced[identity] = known.full
-                self._others = (*self._others, known.full)
+                self._replaced[identity] = parameter.full
+                self._others = (*self._others, parameter.full)
             if not replaced:
-                ended.append(known.name)
+                ended.append(parameter.name)
             self._names.release(self._known.pop(identity))
             self._attached.pop(identity, ExitStack()).close()
         report_ends(self._run, "parameters", ended)
-        self._watched = [each for each in self._watched if id(each.thing) in self._known]
-        self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
+        self._watched = [parameter for parameter in self._watched if id(parameter.thing) in self._known]
+        self._waiting = [parameter for parameter in self._waiting if id(parameter.thing) in self._known]
         self._note_hooked()
 
     @property
@@ -190,12 +190,12 @@ class Parameters:
 
     def _share_out(self) -> None:
         """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""
-        mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
+        owners = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
         first = id(self._run.optimizers[0])
-        self._run.note_trained(frozenset(mine))
+        self._run.note_trained(frozenset(owners))
         self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
         for parameter in self._watched:
-            self._owned[mine.get(id(parameter.thing), first)].append(parameter)
+            self._owned[owners.get(id(parameter.thing), first)].append(parameter)
 
     def updated_by(self, optimizer: Optimizer) -> list[Watched]:
         """:meth:`of` this optimizer, after another :meth:`look`, a failure of which is counted."""

@@ -6,35 +6,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
+from probe.core.backend.fused_reduce import Slab
 from probe.core.backend.protocols import Block, Described, HostPlace, Shard, Tensor, Tensors
 from probe.core.histogram import BINS, HISTOGRAM, shifted, width
-from probe.core.instrumentation.slab import Slab
 from probe.core.moments import nothing
 from probe.core.records import Array, Batch, Key
 
-Reference = int
-"""Number by which a row finds its values before they are on the host.
-
-- 0 and more: a row of the blocks;
-- ``-1 - i``: the i-th held tensor, which is reduced at the end of the step;
-- ``SLAB + i``: the i-th row of the slab;
-- ``NOTHING``: a tensor without elements; ``MISSING``: a tensor that could not be reduced.
-"""
-Row = tuple[Described, int, Reference, Reference]
+BLOCK, SLAB, HELD, NOTHING, MISSING = range(5)
+"""Kinds of references: a row of the blocks, a row of the slab, a held tensor that is reduced at the end of the step, a
+tensor without elements, and a tensor that could not be reduced, whose row is left out."""
+Reference = tuple[int, int]
+"""Kind and number by which a row finds its values before they are on the host."""
+Row = tuple[Described, int, Reference, Reference | None]
 """Description (shape, dtype, coverage), order, reference of the values, and reference of the factor in them (a gradient
-scaler's); -1 for none."""
-Known = dict[object, tuple[Callable[[], object], Block]]
-SLAB = 1 << 40
-"""The reference of the slab's first row."""
-NOTHING = 1 << 60
-"""The reference of a tensor without elements."""
-MISSING = NOTHING + 1
-"""The reference of a tensor that could not be reduced: its row is left out."""
+scaler's) if there is one."""
 ROW, NUMBER = 512, 8
 """Bytes of a row without its numbers, about, and of a number."""
 SHARED = 4096
-"""Elements up to which a tensor is read again instead of found again."""
+"""Elements up to which a tensor is read again instead of being looked up."""
+Reading = tuple[Described, Reference]
+"""Description of a tensor, and the reference of its values."""
 UNKNOWN: Described = ((), None, None)
 """Description of a tensor that could not be described."""
 Failed = Callable[[str, Exception], None]
@@ -48,21 +41,17 @@ class Readings:
     """The rows of one signal; a repeated key replaces its row."""
 
     micro_stepped: bool
-    keys: dict[Key, int] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    forgotten: set[int] = field(default_factory=set)
-    """Rows whose value is out of date, with no new one yet."""
+    rows: dict[Key, Row] = field(default_factory=dict)
+    forgotten: set[Key] = field(default_factory=set)
+    """Keys of rows whose value is out of date, with no new one yet."""
     computed: list[tuple[int, Finish]] = field(default_factory=list)
     """For rows that are not moments: the number of values each has in the blocks, and the function for its columns."""
 
     def put(self, key: Key, row: Row) -> None:
         """Add a row, or replace that of the same key."""
-        place = self.keys.setdefault(key, len(self.rows))
-        if place == len(self.rows):
-            self.rows.append(row)
-        else:
-            self.forgotten.discard(place)
-            self.rows[place] = row
+        self.rows[key] = row
+        if self.forgotten:
+            self.forgotten.discard(key)
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class Pending:
     columns: tuple[str, ...]
     wait: Callable[[], Array]
     block_rows: int
-    held: list[int]
+    held: list[Reference]
     """The rows of the held tensors."""
     slab: Array
     """The rows of the slab."""
@@ -98,25 +87,24 @@ class Pending:
         return [batch for batch in made if batch is not None]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
-        described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
+        described, order, references, factors = (
+            zip(*readings.rows.values(), strict=True) if readings.rows else ((),) * 4
+        )
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
-        at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
-        left_out = readings.forgotten.union(np.flatnonzero(at == MISSING).tolist())
-        # ``rows`` has those of the blocks, then those of the slab, last the one of a tensor without elements.
-        in_slab = (at >= SLAB) & (at < NOTHING)
-        at[in_slab] += self.block_rows - SLAB
-        at[at >= NOTHING] = len(rows) - 1
+        resolved = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
+        at = self._indices(resolved)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
             columns[HISTOGRAM] = rows[at, -BINS:]
-        scales = np.array(factors, dtype=np.int64)
-        if (scales >= 0).any():
-            columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
+        if scaled := [place for place, factor in enumerate(factors) if factor is not None]:
+            scale = np.ones(len(factors))
+            scale[scaled] = rows[self._indices([factors[place] for place in scaled]), 0]
+            columns = _unscaled(columns, scale)
         dtypes = {dtype: str(dtype) for dtype in set(kinds)}
         batch = Batch(
             signal=signal,
             step=step,
-            keys=tuple(readings.keys),
+            keys=tuple(readings.rows),
             shapes=shapes,
             dtypes=tuple(dtypes[dtype] for dtype in kinds),
             order=np.array(order, dtype=np.int64),
@@ -125,7 +113,20 @@ class Pending:
             coverage=coverage if any(coverage) else (),
             distribution=self.distribution,
         )
-        return _without(batch, left_out) if left_out else batch
+        remaining = [
+            row
+            for row, (key, (kind, _)) in enumerate(zip(readings.rows, resolved, strict=True))
+            if kind != MISSING and key not in readings.forgotten
+        ]
+        return batch if len(remaining) == len(resolved) else _only(batch, remaining)
+
+    def _indices(self, references: Iterable[Reference]) -> npt.NDArray[np.int64]:
+        """Return where the referenced values are among the rows of the blocks, those of the slab and, last, the one of
+        a tensor without elements."""
+        last = self.block_rows + len(self.slab)
+        first = {BLOCK: 0, SLAB: self.block_rows}
+        indices = [first[kind] + number if kind in first else last for kind, number in references]
+        return np.array(indices, dtype=np.int64)
 
 
 def _no_rows() -> Array:
@@ -136,8 +137,8 @@ def _no_rows() -> Array:
 def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch | None:
     """Return a batch of rows that are not moments; None if none of them has columns."""
     made: dict[Key, tuple[Row, Mapping[str, float]]] = {}
-    for key, row, (length, finish) in zip(readings.keys, readings.rows, readings.computed, strict=True):
-        start = row[2]
+    for (key, row), (length, finish) in zip(readings.rows.items(), readings.computed, strict=True):
+        _, start = row[2]
         if (columns := finish(rows[start : start + length, 0])) is not None:
             made[key] = row, columns
     if not made:
@@ -155,17 +156,16 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
     )
 
 
-def _without(batch: Batch, rows: set[int]) -> Batch:
-    """Return ``batch`` without ``rows``."""
-    kept = [row for row in range(len(batch)) if row not in rows]
+def _only(batch: Batch, remaining: Sequence[int]) -> Batch:
+    """Return ``batch`` with the rows ``remaining`` alone."""
     return replace(
         batch,
-        keys=tuple(batch.keys[row] for row in kept),
-        shapes=tuple(batch.shapes[row] for row in kept),
-        dtypes=tuple(batch.dtypes[row] for row in kept),
-        order=batch.order[kept],
-        columns={name: values[kept] for name, values in batch.columns.items()},
-        coverage=tuple(batch.coverage[row] for row in kept) if batch.coverage else (),
+        keys=tuple(batch.keys[row] for row in remaining),
+        shapes=tuple(batch.shapes[row] for row in remaining),
+        dtypes=tuple(batch.dtypes[row] for row in remaining),
+        order=batch.order[remaining],
+        columns={name: values[remaining] for name, values in batch.columns.items()},
+        coverage=tuple(batch.coverage[row] for row in remaining) if batch.coverage else (),
     )
 
 
@@ -199,23 +199,22 @@ class Recorder:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._failed, self._distribution = failed, distribution
         self._slab, self._nothing = Slab(self.columns, eps), nothing(self.columns)[np.newaxis]
-        self._known: Known = {}
         self.clear()
 
     def clear(self) -> None:
-        """Drop the step, except for the tensors that may be unchanged in the next one."""
+        """Drop the step."""
         self._slab.clear()
         self._begin()
 
     def _begin(self) -> None:
         """Begin another step."""
-        self._known_before, self._known = self._known, {}
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
-        self._rows = 0
+        self._block_rows = 0
         self._held: list[Tensor] = []
-        self._held_rows: list[int] = []
-        self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
+        self._held_rows: list[Reference] = []
+        self._seen: dict[object, tuple[Callable[[], object], Reading]] = {}
+        """Tensors that may be recorded again, each with a function that returns None once it is gone."""
         self._scales: dict[object, tuple[Tensor, Reference]] = {}
         self._calls = 0
 
@@ -235,7 +234,6 @@ class Recorder:
         micro_stepped: bool = False,
         scale: Tensor | None = None,
         shared: bool = False,
-        remember: bool = False,
     ) -> None:
         """Reduce a tensor that may be freed or changed immediately afterwards.
 
@@ -243,19 +241,12 @@ class Recorder:
             micro_stepped: whether rows of this signal are distinguished by their micro step.
             scale: a factor in the values, divided out on the host.
             shared: whether the same object may be recorded again in this step, and is then reduced only once.
-            remember: whether :meth:`record_all` may reuse the result if the tensor is unchanged.
         """
         try:
-            row = self._read(tensor, scale, shared)
-            if row is None:
-                tensor, described = self._describe(tensor)
-                reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
-                row = described, self._order, reference, self._scale(scale)
-                if remember and scale is None and 0 <= reference < NOTHING:
-                    self._remember(tensor, self._blocks[-1])
+            described, reference = self._read(tensor, scale, shared)
+            row = described, self._order, reference, None if scale is None else self._scale(scale)
         except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
-            self._leave_out(signal, key, error)
-            row = UNKNOWN, self._order, MISSING, -1
+            row = UNKNOWN, self._order, self._leave_out(signal, key, error), None
         self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
 
@@ -267,87 +258,87 @@ class Recorder:
         try:
             if type(tensor) is not Shard:
                 return self._tensors.host_place(tensor)
-            found = self._tensors.host_place(tensor.tensor)
-            return found and (*found[:3], (*found[3][:2], tensor.coverage))
+            place = self._tensors.host_place(tensor.tensor)
+            return place and (*place[:3], (*place[3][:2], tensor.coverage))
         except Exception:  # noqa: BLE001 - the general path reduces it, or reports the error
             return None
 
-    def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Row | None:
-        """Return the row of a tensor that is read where it lies: the short path from a hook to the compiled pass; None
-        for any other."""
-        if (place := self._host_place(tensor, scale)) is None:
-            return None
-        address, size, kind, described = place
-        if not shared or size <= SHARED:
-            if (number := self._slab.read(address, size, kind)) is None:
-                return None
-            return described, self._order, SLAB + number, -1 if scale is None else self._scale(scale)
+    def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Reading:
+        """Return the reading of one tensor; of one that was recorded in this step as it is, the same again."""
+        place = self._host_place(tensor, scale)
+        if not shared or (place is not None and place[1] <= SHARED):
+            return self._reduce(tensor, place, scale)
         identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
-        reference = self._seen_before(identity)
-        if reference is None:
-            if (number := self._slab.read(address, size, kind)) is None:
-                return None
-            reference = SLAB + number
-            self._seen[identity] = alive, reference
-        return described, self._order, reference, self._scale(scale)
-
-    def _seen_before(self, identity: object) -> Reference | None:
-        """Return the reference of a tensor that was recorded in this step as it is; None for any other."""
         seen = self._seen.get(identity)
-        return None if seen is None or seen[0]() is None else seen[1]
+        if seen is None or seen[0]() is None:
+            seen = self._seen[identity] = alive, self._reduce(tensor, place, scale)
+        return seen[1]
+
+    def _reduce(self, value: Tensor | Shard, place: HostPlace | None, scale: Tensor | None) -> Reading:
+        """Return the reading of a tensor: by the compiled pass where it lies (the short path from a hook), if that is
+        possible, else by the framework."""
+        if place is not None:
+            address, size, kind, described = place
+            if (number := self._slab.read(address, size, kind)) is not None:
+                return described, (SLAB, number)
+        tensor, described = self._describe(value)
+        if 0 in described[0]:
+            return described, (NOTHING, 0)
+        held = self._tensors.hold(tensor) if scale is None else None
+        if held is None:
+            return described, self._add(self._moments([tensor], scale), 1)
+        self._held.append(held)
+        return described, (HELD, len(self._held_rows) + len(self._held) - 1)
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
     ) -> None:
-        """Reduce a list of tensors in few kernel launches, except those already reduced and unchanged since."""
+        """Reduce a list of tensors in few kernel launches."""
         if not tensors:
             return
-        readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
-        found = self._read_all(tensors, scale)
-        if len(found) < len(tensors):
-            others = [i for i in range(len(tensors)) if i not in found]
-            rows = self._reduce_all(signal, [keys[i] for i in others], [tensors[i] for i in others], scale)
-            found.update(zip(others, rows, strict=True))
-        order = self._order
-        for i, key in enumerate(keys):
-            described, reference = found[i]
-            readings.put(key, (described, order + i, reference, factor))
+        readings, keys = self._put(signal, False), [*keys]
+        factor = None if scale is None else self._scale(scale)
+        rows = self._read_all(tensors, scale)
+        others = [place for place, row in enumerate(rows) if row is None]
+        reduced = iter(
+            self._reduce_all(signal, [keys[place] for place in others], [tensors[place] for place in others], scale)
+        )
+        for order, (key, row) in enumerate(zip(keys, rows, strict=True), self._order):
+            described, reference = next(reduced) if row is None else row
+            readings.put(key, (described, order, reference, factor))
         self._calls += len(keys)
 
-    def _read_all(
-        self, tensors: Sequence[Tensor | Shard], scale: Tensor | None
-    ) -> dict[int, tuple[Described, Reference]]:
-        """Return descriptions and references of the tensors that are read where they lie, by their indices."""
-        kinds: dict[str, list[tuple[int, HostPlace]]] = {}
-        for i, tensor in enumerate(tensors):
-            if (place := self._host_place(tensor, scale)) is not None:
-                kinds.setdefault(place[2], []).append((i, place))
-        found = {}
-        for kind, each in kinds.items():
-            numbers, valid = self._slab.read_each([x[0] for _, x in each], [x[1] for _, x in each], kind)
-            for (i, place), number, fits in zip(each, numbers, valid.tolist(), strict=True):
-                if fits:
-                    found[i] = place[3], SLAB + number
-        return found
+    def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
+        """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
+        places = [self._host_place(tensor, scale) for tensor in tensors]
+        here = [place for place in places if place is not None]
+        where = [place[0] for place in here], [place[1] for place in here], [place[2] for place in here]
+        numbers = iter(self._slab.read_each(*where) if here else ())
+        return [
+            None if place is None or (number := next(numbers)) is None else (place[3], (SLAB, number))
+            for place in places
+        ]
 
     def _reduce_all(
-        self, signal: str, keys: Sequence[Key], tensors: Sequence[Tensor | Shard], scale: Tensor | None
-    ) -> list[tuple[Described, Reference]]:
-        """Reduce tensors in few kernel launches, except those already reduced and unchanged since."""
-        known = [self._known_place(signal, key, each, scale) for key, each in zip(keys, tensors, strict=True)]
-        places = [place for _, _, place in known]
-        fresh = [i for i, place in enumerate(places) if place is None]
-        if fresh:
-            names = [keys[i] for i in fresh]
-            rows = self._reduced([known[i][0] for i in fresh], scale, lambda i, e: self._leave_out(signal, names[i], e))
-            for i, row in zip(fresh, rows, strict=True):
-                places[i] = row
-            if scale is None and isinstance(rows, range):
-                block = self._blocks[-1]
-                for row, i in enumerate(fresh):
-                    self._remember(known[i][0], block[row : row + 1])
-        found = zip(known, places, strict=True)
-        return [(described, NOTHING if place is None else place) for (_, described, _), place in found]
+        self, signal: str, keys: Sequence[Key], values: Sequence[Tensor | Shard], scale: Tensor | None
+    ) -> list[Reading]:
+        """Return the readings of tensors that the framework reduces together."""
+        rows: list[Reading] = []
+        full: list[tuple[int, Tensor]] = []
+        for place, value in enumerate(values):
+            try:
+                tensor, described = self._describe(value)
+                rows.append((described, (NOTHING, 0)))
+                if 0 not in described[0]:
+                    full.append((place, tensor))
+            except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
+                rows.append((UNKNOWN, self._leave_out(signal, keys[place], error)))
+        if full:
+            lost = lambda i, error: self._leave_out(signal, keys[full[i][0]], error)  # noqa: E731
+            references = self._reduced([tensor for _, tensor in full], scale, lost)
+            for (place, _), reference in zip(full, references, strict=True):
+                rows[place] = rows[place][0], reference
+        return rows
 
     def compute(
         self, signal: str, key: Key, tensor: Tensor, block: Block, finish: Finish, *, micro_stepped: bool = False
@@ -357,19 +348,9 @@ class Recorder:
         shape, dtype, _ = self._tensors.describe(tensor)
         readings = self._put(signal, micro_stepped)
         start = self._add(block, len(block))
-        readings.put(self.next_call(signal, key), ((shape, dtype, None), self._order, start, -1))
+        readings.put(self.next_call(signal, key), ((shape, dtype, None), self._order, start, None))
         readings.computed.append((len(block), finish))
         self._calls += 1
-
-    def _known_place(
-        self, signal: str, key: Key, value: Tensor | Shard, scale: Tensor | None
-    ) -> tuple[Tensor, Described, Reference | None]:
-        """Return the tensor, its description and the reference of its values; None if they must still be reduced."""
-        try:
-            tensor, about = self._describe(value)
-            return tensor, about, NOTHING if 0 in about[0] else self._find(tensor, scale)
-        except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
-            return value, UNKNOWN, self._leave_out(signal, key, error)
 
     def _describe(self, value: Tensor | Shard) -> tuple[Tensor, Described]:
         if type(value) is not Shard:
@@ -377,39 +358,16 @@ class Recorder:
         shape, dtype, _ = self._tensors.describe(value.tensor)
         return value.tensor, (shape, dtype, value.coverage)
 
-    def _remember(self, tensor: Tensor, block: Block) -> None:
-        if "sum" in self.columns:
-            identity, alive = self._tensors.identity(tensor)
-            self._known[identity] = (alive, block)
-
-    def _find(self, tensor: Tensor, scale: Tensor | None) -> Reference | None:
-        """Return the reference of ``tensor`` if it was reduced in this step or the last and has not changed, else None.
-
-        Object and version do not prove that: writes through ``.data``, and collectives, do not change the version. So
-        the sum must be equal, too, to the last bit.
-        """
-        if scale is not None or not (self._known or self._known_before):
-            return None
-        identity, _ = self._tensors.identity(tensor)
-        known = self._known.get(identity) or self._known_before.get(identity)
-        if known is None:
-            return None
-        alive, block = known
-        if alive() is None or not self._tensors.unchanged(tensor, block, self.columns.index("sum")):
-            return None
-        self._known[identity] = (alive, block)
-        return self._add(block, 1)
-
     def forget(self, signal: str, key: Key) -> None:
         """Leave out a row, whose value is out of date, until it is recorded again."""
         readings = self._readings.get(signal)
-        if readings is not None and key in readings.keys:
-            readings.forgotten.add(readings.keys[key])
+        if readings is not None and key in readings.rows:
+            readings.forgotten.add(key)
 
     def next_call(self, signal: str, key: Key) -> Key:
         """Return ``key`` or, if it was recorded before, its next repetition."""
         readings = self._readings.get(signal)
-        while readings is not None and key in readings.keys:
+        while readings is not None and key in readings.rows:
             key = key._replace(call=key.call + 1)
         return key
 
@@ -432,21 +390,21 @@ class Recorder:
             self._held = []
         wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
         held = list(self._held_rows)
-        return Pending(readings, self.columns, wait, self._rows, held, rows(), self._nothing, self._distribution)
+        return Pending(readings, self.columns, wait, self._block_rows, held, rows(), self._nothing, self._distribution)
 
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
     ) -> Sequence[Reference]:
-        """Return the references of the values. Reduce all together (a range) or, if that fails, in ever smaller parts,
-        and call ``lost`` with the number of each tensor that cannot be reduced, and the error."""
+        """Return the references of the values. Reduce all together or, if that fails, in ever smaller parts, and call
+        ``lost`` with the number of each tensor that cannot be reduced, and the error."""
         try:
-            start = self._add(self._moments(tensors, scale), len(tensors))
+            kind, start = self._add(self._moments(tensors, scale), len(tensors))
         except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
             if len(tensors) == 1:
                 lost(first, error)
-                return [MISSING]
+                return [(MISSING, 0)]
         else:
-            return range(start, start + len(tensors))
+            return [(kind, start + i) for i in range(len(tensors))]
         half = len(tensors) // 2
         before = self._reduced(tensors[:half], scale, lost, first)
         return [*before, *self._reduced(tensors[half:], scale, lost, first + half)]
@@ -454,13 +412,13 @@ class Recorder:
     def _leave_out(self, signal: str, key: Key, error: Exception) -> Reference:
         """Count a row whose tensor could not be reduced."""
         self._failed(f"{signal} of {'.'.join(filter(None, (key.name, key.part)))}", error)
-        return MISSING
+        return MISSING, 0
 
     def _leave_out_held(self, number: int, error: Exception) -> None:
         """Count every row of a held tensor that could not be reduced."""
         for signal, readings in self._readings.items():
-            for key, place in readings.keys.items():
-                if readings.rows[place][2] == -1 - number:
+            for key, row in readings.rows.items():
+                if row[2] == (HELD, number):
                     self._leave_out(signal, key, error)
 
     def _put(self, signal: str, micro_stepped: bool) -> Readings:
@@ -470,36 +428,18 @@ class Recorder:
         readings.micro_stepped |= micro_stepped
         return readings
 
-    def _scale(self, scale: Tensor | None) -> Reference:
+    def _scale(self, scale: Tensor) -> Reference:
         """Return the reference of a copy of ``scale``: a scaler changes it in place after the step."""
-        if scale is None:
-            return -1
         identity, _ = self._tensors.identity(scale)
         if identity not in self._scales:
             block = self._tensors.moments([scale], ("sum",) * width(self.columns), 0.0, None)
             self._scales[identity] = (scale, self._add(block, 1))
         return self._scales[identity][1]
 
-    def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
-        identity, alive = self._tensors.identity(tensor)
-        if (reference := self._seen_before(identity)) is None:
-            reference = self._reduce(tensor, shape, None)
-            self._seen[identity] = (alive, reference)
-        return reference
-
-    def _reduce(self, tensor: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> Reference:
-        if 0 in shape:
-            return NOTHING
-        held = self._tensors.hold(tensor) if scale is None else None
-        if held is None:
-            return self._add(self._moments([tensor], scale), 1)
-        self._held.append(held)
-        return -len(self._held_rows) - len(self._held)
-
     def _moments(self, tensors: Sequence[Tensor], scale: Tensor | None) -> Block:
         return self._tensors.moments(tensors, self.columns, self._eps, scale)
 
     def _add(self, block: Block, rows: int) -> Reference:
         self._blocks.append(block)
-        self._rows += rows
-        return self._rows - rows
+        self._block_rows += rows
+        return BLOCK, self._block_rows - rows

@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from math import nan
 from typing import NamedTuple, Protocol
 
 from probe.core.backend.protocols import Optimizer, Tensor, Tensors
 from probe.core.instrumentation.context import PendingRows, Run
-from probe.core.instrumentation.overhead import Spent, StepTimes
-from probe.core.instrumentation.schedule import Pace
+from probe.core.instrumentation.overhead import Overhead, Spent
 from probe.core.records import Outcome, TextFile, Update
 
+SEARCH = 3
+"""Evaluations of a closure in one update that show a search; SAM and its like make two, and then move."""
+LEAST = 3
+"""Operations in a graph from which on they are taken for a forward: a layer and its loss make as many, and a loss that
+is averaged or multiplied after the update fewer."""
+_WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
 
-class Turns:
+
+class UpdateReading(NamedTuple):
+    """Update of a step that has ended, some numbers of which may still be on their way to the host."""
+
+    update: Update = Update()
+    rate: Callable[[], float] | None = None
+    """Function that waits for the learning rate; None if it is known, or never will be."""
+    found: Callable[[], float] | None = None
+    """Function that waits for a number that is not 0 if the update was skipped; None if the outcome is known."""
+
+
+class Updates:
     """The updates of a step: one of each optimizer that takes part. Each step shows which optimizers take part: the
-    next one does not wait for an optimizer that made no update."""
+    next one does not wait for an optimizer that made no update. Nothing here waits for a device.
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    Args:
+        optimizers: those that are watched.
+    """
+
+    def __init__(self, tensors: Tensors, optimizers: Sequence[Optimizer]) -> None:
+        self._tensors = tensors
         self._expected = {id(optimizer) for optimizer in optimizers}
         self._first: int | None = None
         self.updated: set[int] = set()
         """Identities of the optimizers that have updated in this step; cleared when another begins."""
+        self._outcomes: set[Outcome] = set()
+        self._skips = 0
+        """Number of steps in a row whose update was skipped."""
+        self._begun = False
+        """True once an update was applied."""
+        self.rate: float | Callable[[], float] | None = None
+        """The learning rate with which the first update of the step in progress is made, or a function that waits for
+        it; None if it is unknown."""
+        self._found: Callable[[], float] | None = None
+        self._searching: set[int] = set()
+        """Identities of optimizers that search."""
+        self._evaluations = 1
+        """Evaluations of the closure in the update in progress."""
+        self.any_searched = False
+        """True once an update has evaluated its closure again."""
+
+    # The step that an update belongs to.
 
     def ends_by(self, optimizer: Optimizer) -> bool:
         """Return whether an update by ``optimizer``, which is about to begin, belongs to the next step.
@@ -52,34 +89,13 @@ class Turns:
         self._first = new if self._first == old else self._first
         self._expected, self.updated = ({new if x == old else x for x in y} for y in (self._expected, self.updated))
 
+    # Its outcome and learning rate.
 
-class UpdateReading(NamedTuple):
-    """Update of a step that has ended, some numbers of which may still be on their way to the host."""
-
-    update: Update = Update()
-    rate: Callable[[], float] | None = None
-    """Function that waits for the learning rate; None if it is known, or never will be."""
-    found: Callable[[], float] | None = None
-    """Function that waits for a number that is not 0 if the update was skipped; None if the outcome is known."""
-
-
-class Updates:
-    """The outcomes of the updates, step by step. Nothing here waits."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-        self._outcomes: set[Outcome] = set()
-        self._skips, self._begun = 0, False
-        self.rate: float | Callable[[], float] | None = None
-        """The learning rate with which the first update of the step in progress is made, or a function that waits for
-        it; None if it is unknown."""
-        self._found: Callable[[], float] | None = None
-
-    def updating(self, rate: object) -> None:
+    def note_rate(self, rate: object) -> None:
         """Keep the learning rate, a number or a tensor."""
         self.rate = self._reading(rate)
 
-    def take(self, outcome: Outcome, found: Tensor | None = None) -> None:
+    def note_outcome(self, outcome: Outcome, found: Tensor | None = None) -> None:
         """Note the outcome of one update of the step that was not simply applied.
 
         Args:
@@ -115,36 +131,20 @@ class Updates:
         wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
         return lambda: float(wait()[0, 0])
 
-
-SEARCH = 3
-"""Evaluations of a closure in one update that show a search; SAM and its like make two, and then move."""
-
-
-class Searches:
-    """Optimizers that search by evaluating a closure several times, such as LBFGS: how far they go is their decision.
-    A line search without success, or a tolerance, ends an update before anything has moved."""
-
-    def __init__(self) -> None:
-        self._optimizers = set[int]()
-        self._evaluations = 1
-        """Evaluations of the closure in the update in progress."""
-        self.any_seen = False
-        """True once an update has evaluated its closure again."""
+    # Optimizers that search by evaluating a closure several times, such as LBFGS. Their distance is their own decision:
+    # a line search without success, or a tolerance, ends an update before anything has moved.
 
     def evaluated(self) -> None:
         """Note that the update in progress evaluates its closure again."""
-        self.any_seen = True
+        self.any_searched = True
         self._evaluations += 1
 
-    def include(self, optimizer: Optimizer) -> bool:
+    def searches(self, optimizer: Optimizer) -> bool:
         """Note that an update has ended; return whether its optimizer searches."""
         if self._evaluations >= SEARCH:
-            self._optimizers.add(id(optimizer))
+            self._searching.add(id(optimizer))
         self._evaluations = 1
-        return id(optimizer) in self._optimizers
-
-
-_WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
+        return id(optimizer) in self._searching
 
 
 class UpdateReader:
@@ -162,11 +162,6 @@ class UpdateReader:
         skipped, begun = reading.found() != 0, self._begun
         self._skips, self._begun = self._skips + 1 if skipped else 0, begun or not skipped
         return update._replace(outcome="skipped" if skipped else "applied", skips=self._skips, begun=begun)
-
-
-LEAST = 3
-"""Operations in a graph from which on they are taken for a forward: a layer and its loss make as many, and a loss that
-is averaged or multiplied after the update fewer."""
 
 
 class ForwardMarks:
@@ -222,20 +217,12 @@ class StepConsumer(Protocol):
     """Receiver of the steps of a session."""
 
     @property
-    def times(self) -> StepTimes:
-        """Durations of the steps so far, to which the session adds each."""
+    def overhead(self) -> Overhead:
+        """The monitor's time so far, to which the session adds each step."""
 
     @property
     def waits_for_ranks(self) -> bool:
         """True if a submitted step may still wait for other ranks."""
-
-    @property
-    def beside(self) -> float:
-        """Seconds of processor time spent so far on other threads than training."""
-
-    @property
-    def on_device(self) -> float:
-        """Seconds spent so far on the device."""
 
     def submit(self, step: FinishedStep) -> None:
         """Process ``step`` on another thread."""
@@ -254,7 +241,7 @@ class UpdateListener(Protocol):
         """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
 
     def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool, /) -> None:
-        """Receive the outcome of its update, and whether it searches: see :class:`Searches`."""
+        """Receive the outcome of its update, and whether it searches: see :meth:`Updates.searches`."""
 
     def unseen(self, optimizer: Optimizer, /) -> None:
         """Receive an optimizer that has updated in compiled code, in which no hook runs."""
@@ -268,37 +255,3 @@ class RunListener(Protocol):
 
     def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
         """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
-
-
-class StepTimer:
-    """Measurement of steps, and of the monitor's part of each."""
-
-    def __init__(self) -> None:
-        self.at = time.perf_counter()
-        """Time at which the last step ended."""
-        self.own = 0.0
-        """Seconds of the monitor between the last step and the one in progress."""
-        self.rested = 0.0
-        """Seconds that it took to remove and place idle hooks since the last sampled step: its cost includes them."""
-        self._delivered = 0.0
-        """Seconds of the delivery thread up to the last sampled step."""
-        self._on_device = 0.0
-        """Seconds of the device up to the last sampled step."""
-
-    def ended(
-        self, output: StepConsumer | None, pace: Pace | None, sampled: bool, hooks: float, handing: float
-    ) -> None:
-        """Count the time of the step that ends now and the monitor's part of it: ``hooks``, the time since ``handing``,
-        and the work before the step began."""
-        now = time.perf_counter()
-        took, own, self.at = now - self.at, self.own + hooks + now - handing, now
-        if output is not None:
-            times = output.times
-            times.seconds, times.own = times.seconds + took, times.own + own
-        if pace is not None:
-            pace.step(took, own, sampled)
-            if sampled and output is not None:
-                delivered, self._delivered = self._delivered, output.beside
-                on_device, self._on_device = self._on_device, output.on_device
-                pace.sampled(own + self.rested + self._on_device - on_device, self._delivered - delivered)
-                self.rested = 0.0

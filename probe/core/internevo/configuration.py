@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from os import PathLike, fspath
+from os import PathLike
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationError
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ValidationError
 from probe.core.alerting.channels.address import Url
 from probe.core.config.dialect import Dialect, keys_of, not_here
 from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
-from probe.core.config.parse import read
+from probe.core.config.parse import path_of, read
 from probe.core.fields import Flag, Section, Text, not_blank
 from probe.core.language import message
 
@@ -85,7 +85,7 @@ def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> Moni
     if isinstance(source, Mapping):
         values = dict(source)
     else:
-        name = fspath(source)
+        name = path_of(source)
         values, found, lines = read(source)
         lead = lines.lead
     block = _block(values, found, lead)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from typing import Any, NamedTuple
 
 from probe.core.alerting.channels.feishu import Feishu, FeishuArgs
 from probe.core.alerting.channels.message import MOST_TEXT, MOST_TITLE, clipped
 from probe.core.alerting.redaction import describe_error, redact
-from probe.core.internevo.recipients import checked_webhook
+from probe.core.internevo.recipients import checked_webhook, signed
 from probe.core.messages import shortened, writable
 
 SECONDS = 10.0
 """Longest time in seconds of a call."""
 _log = logging.getLogger("probe.alerts")
-_channels: dict[str, Feishu] = {}
-"""Channels by their addresses: the limits of messages hold across calls."""
+_channels: dict[tuple[str, ...], Feishu] = {}
+"""Channels by their addresses and the source of their secret: the limits of messages hold across calls."""
 _lock = threading.Lock()
 
 
@@ -40,7 +41,8 @@ class FeishuResponse(NamedTuple):
 def send_feishu_msg_with_webhook(webhook: str | None, title: str, message: str) -> FeishuResponse | None:
     """Send a message to Feishu, and wait for the answer, 10 seconds at most. Nothing is raised.
 
-    Secrets in title and message are masked, and what exceeds Feishu's size is cut.
+    It is signed with the secret in the variable PROBE_FEISHU_SECRET, if that has one. Secrets in title and message are
+    masked, and what exceeds Feishu's size is cut.
 
     Args:
         webhook: address of the bot; empty or None: nothing is sent.
@@ -62,5 +64,6 @@ def send_feishu_msg_with_webhook(webhook: str | None, title: str, message: str) 
 
 def _channel(webhook: str) -> Feishu:
     address = checked_webhook(webhook, "webhook")
+    secret = signed(os.environ)
     with _lock:
-        return _channels.setdefault(address, Feishu(FeishuArgs(url=address)))
+        return _channels.setdefault((address, *secret.values()), Feishu(FeishuArgs(url=address, **secret)))

@@ -9,7 +9,8 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from probe.core.internevo.recipients import WORLDS, launched, recipients
+from probe.core.internevo.recipients import recipients
+from probe.core.launch import WORLDS, launched
 from probe.core.monitor.alarms import Cause, job_name
 from probe.core.monitor.process_exit import Endings
 from probe.core.run_state.budget import Budget, OwnBudget, promise_of
@@ -63,7 +64,7 @@ class LightMonitor:
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what waits within ``seconds``, and that no more follows; the rest is kept for the next run."""
-        self._endings.forget()
+        self._endings.remove()
         self._progress.close()
         self._heartbeats.close(seconds)
 

@@ -18,6 +18,7 @@ from probe.core.config import schema
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.internevo.losses import LossRatio
+from probe.core.launch import RANKS, launched
 from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
 from probe.core.monitor.process_exit import Endings
 from probe.core.records import Alert, Severity
@@ -30,14 +31,8 @@ GRACE_SECONDS = 5.0
 """Longest time in seconds that the end of a run waits for deliveries; the rest is on disk and sent by the next run."""
 LOSS_RATIO = 1.5
 """Default of ``loss_spike_limit``."""
-RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "RANK_ID")
-WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE")
-"""Environment variables of launchers."""
-
-
-def launched(environ: Mapping[str, str], names: Iterable[str], default: int) -> int:
-    """Return the first number among the variables ``names``."""
-    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
+BOT_VARIABLE = "PROBE_FEISHU_SECRET"
+"""Environment variable with the secret of the bots' signature verification."""
 
 
 def checked_webhook(address: str, argument: str) -> str:
@@ -60,6 +55,11 @@ def checked_webhook(address: str, argument: str) -> str:
     return found
 
 
+def signed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments by which messages to Feishu are signed; none without a secret."""
+    return {"secret_variable": BOT_VARIABLE} if environ.get(BOT_VARIABLE) else {}
+
+
 class Recipient:
     """Webhook and its alerts.
 
@@ -68,7 +68,7 @@ class Recipient:
     """
 
     def __init__(self, address: str, job: str, rank: int, faults: Faults) -> None:
-        channel = {"channel": "feishu", "severity": "info", "args": {"url": address}}
+        channel = {"channel": "feishu", "severity": "info", "args": {"url": address, **signed(os.environ)}}
         settings = schema.AlertSettings.model_validate({"channels": [channel], "group_seconds": GROUP_SECONDS})
         directory = output_root(os.environ).absolute()
         self._alerts = Alerts(settings, job=job, rank=rank, directory=directory, faults=faults)
@@ -192,7 +192,7 @@ class Recipients:
             if not self._known:
                 endings, self._endings = self._endings, None
         if endings is not None:
-            self.attempt(endings.forget)
+            self.attempt(endings.remove)
         self._each(left, Recipient.close, GRACE_SECONDS)
 
     def _each(self, those: Iterable[Recipient], work: Callable[[Recipient, float], None], seconds: float) -> None:

@@ -71,22 +71,22 @@ class Alarms:
         lines = [" ".join(text.splitlines()) for text in (explain(first), *(f.message for f in findings[:MOST_LINES]))]
         if (more := len(findings) - MOST_LINES) > 0:
             lines.append(f"and {more} more {plural(more, 'finding')} in this step")
-        about = {"step": str(step), "rule": first.rule, "signal": first.signal, "name": row_name(first.key)}
+        labels = {"step": str(step), "rule": first.rule, "signal": first.signal, "name": row_name(first.key)}
         finite = first.value - first.value == 0
         severity: Severity = "warning" if finite else "critical"
-        self._send(key, "finding", severity, title, "\n".join(lines), about, lasting=True)
+        self._send(key, "finding", severity, title, "\n".join(lines), labels, lasting=True)
         return key
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Send findings about numbers of the run."""
-        for each in findings:
-            key = f"run {each.rule} {each.name}"
-            if each.resolved:
-                self._resolve(key, each.message)
+        for finding in findings:
+            key = f"run {finding.rule} {finding.name}"
+            if finding.resolved:
+                self._resolve(key, finding.message)
             else:
-                about = {"step": str(each.step), "rule": each.rule, "name": each.name}
-                title = f"{each.name} at step {each.step}: {each.rule}"
-                self._send(key, "run", each.severity, title, each.message, about, lasting=True)
+                labels = {"step": str(finding.step), "rule": finding.rule, "name": finding.name}
+                title = f"{finding.name} at step {finding.step}: {finding.rule}"
+                self._send(key, "run", finding.severity, title, finding.message, labels, lasting=True)
 
     def ended(self, cause: Cause, step: int, error: BaseException | None = None) -> None:
         """Send the cause of the end."""
@@ -117,10 +117,10 @@ class Alarms:
         severity: Severity,
         title: str,
         text: str,
-        about: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None,
         lasting: bool = False,
     ) -> None:
         job = self._labels["job"]
-        labels = self._labels | dict(about or {})
+        labels = self._labels | dict(more or {})
         alert = Alert(f"{job} {key}", kind, severity, f"{job}: {title}", text, labels, time.time(), lasting=lasting)
         self._sender.send(alert)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.errors import nearest
-from probe.core.config.schema import EVERY_OP
+from probe.core.config.schema import EVERY_OP, Settings
+from probe.core.control.planner import Configuration
 from probe.core.faults import Faults
-from probe.core.monitor import attachment
+from probe.core.instrumentation.signals.collectives import Listening
+from probe.core.monitor.attachment import Attachment
+from probe.core.monitor.collector import Collector
 
 _log = logging.getLogger("probe")
 OPTIMIZER_TYPES = (
@@ -29,59 +33,69 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     """Return ``params_have_main_grad`` from the arguments of older scripts, and warn of these."""
     if opt_ty is not None:
         known = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
-        _deprecated(f"opt_ty has no effect: leave it out{known}", 4)
+        deprecated(f"opt_ty has no effect: leave it out{known}", 4)
     if param_have_main_grad is None:
         return params_have_main_grad
-    _deprecated("param_have_main_grad: write params_have_main_grad", 4)
+    deprecated("param_have_main_grad: write params_have_main_grad", 4)
     return param_have_main_grad
 
 
-class Legacy(ABC):
-    """The names of a monitor that older scripts use, mapped to the present ones."""
+class AssignedSettings:
+    """The configuration of a monitor, whose values a program may assign, and older names for that."""
 
-    _wrapped: Any = None
+    framework: FrameworkAdapter
 
-    @abstractmethod
-    def set_monitor(self, *args: Any, **kwargs: Any) -> None:
-        """Attach to a model and its optimizer."""
+    def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        self._configuration = Configuration(source)
+        self._faults = Faults()
+        """Faults before the first attachment."""
+        self._listening = Listening(self.settings, self.framework, self._faults)
+        self._collector: Collector | None = None
+        """The latest attachment, while plans change it."""
 
     @property
-    @abstractmethod
+    def settings(self) -> Settings:
+        """The configuration in effect."""
+        return self._configuration.settings
+
+    @property
+    def monitoring(self) -> bool:
+        """True if further rows will be collected."""
+        return self._collector is not None and self._collector.collecting
+
+    @property
+    def _attachment(self) -> Attachment | None:
+        """The latest attachment; None before the first."""
+        return None if self._collector is None else self._collector.attachment
+
+    @property
     def _attached(self) -> bool:
         """True if a model is watched."""
+        return self._attachment is not None and self._attachment.session is not None
 
     @property
-    @abstractmethod
     def _noted(self) -> Faults:
         """The faults of the run."""
+        return self._attachment.faults if self._attachment is not None else self._faults
 
-    @abstractmethod
     def _value(self, key: str) -> Any:
         """Return the value that ``key`` has, or will have from the next step on."""
+        return self._configuration.asked.get(key, getattr(self.settings, key))
 
-    @abstractmethod
     def _assign(self, key: str, value: Any) -> None:
         """Set ``key`` to ``value``: while rows are collected, from the next forward or the next step on.
 
         Raises:
             ConfigError: if ``value`` is not valid for ``key``.
         """
-
-    def set_wrapped_optimizer(self, optimizer: Any) -> None:
-        """Set the optimizer for calls of :meth:`monitor_gnorm_with_ad` without one. Deprecated: pass it to
-        ``set_monitor``."""
-        _deprecated("set_wrapped_optimizer: pass the optimizer to set_monitor", 3)
-        self._wrapped = optimizer
-
-    def monitor_gnorm_with_ad(self, *args: Any, **kwargs: Any) -> None:
-        """Attach as ``set_monitor`` does, in either order of arguments; the optimizer may be missing or None after
-        :meth:`set_wrapped_optimizer`. Deprecated: call ``set_monitor``.
-
-        Raises:
-            TypeError: if there is no optimizer.
-        """
-        _deprecated("monitor_gnorm_with_ad: call set_monitor", 3)
-        self.set_monitor(**attachment.read_wrapped(self._wrapped, *args, **kwargs)._asdict())
+        value = self._configuration.assign(key, value)
+        if self.monitoring and self._collector is not None:
+            self._configuration.asked[key] = value
+            self._collector.obey_program()
+            return
+        self._configuration.settings = self.settings.model_copy(update={key: value})
+        if not self._attached and key == "ops":
+            self._listening.stop()  # attaching begins again, with these
 
     def reload_xy(self, xy_distribution: bool = False) -> None:
         """Set whether module inputs and outputs and their gradients are collected, from the next step on, as with
@@ -90,7 +104,7 @@ class Legacy(ABC):
         Raises:
             ConfigError: if the value is neither true nor false before ``set_monitor``; later, a warning is logged.
         """
-        _deprecated("reload_xy: DYNAMIC_MONITOR switches xy_distribution, and every other key, while training runs", 3)
+        deprecated("reload_xy: DYNAMIC_MONITOR switches xy_distribution, and every other key, while training runs", 3)
         if not self._attached or isinstance(xy_distribution, bool):
             self._assign("xy_distribution", xy_distribution)
         else:
@@ -133,5 +147,6 @@ def _known_ops(ops: Iterable[object]) -> Iterator[str]:
             _log.warning("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
 
 
-def _deprecated(text: str, level: int) -> None:
+def deprecated(text: str, level: int) -> None:
+    """Warn of a name or an argument of older scripts; ``level`` leads to the script, as in :func:`warnings.warn`."""
     warnings.warn(text, DeprecationWarning, stacklevel=level)

@@ -14,17 +14,28 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.monitor.alarms import Cause
 
 Handler = Any
+Result = TypeVar("Result")
+
+
+def while_alive(method: Callable[..., Result]) -> Callable[..., Result | None]:
+    """Return a function that calls ``method`` as long as its object is alive, which it does not keep alive: after that
+    it returns None."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Result | None:
+        return None if (bound := reference()) is None else bound(*args)
+
+    return call
 
 
 class Endings:
-    """Listener to the end of the process until :meth:`forget`. A forked child is another process and does not react.
+    """Listener to the end of the process until :meth:`remove`. A forked child is another process and does not react.
     The objects of the two methods are not kept alive.
 
     Args:
@@ -34,7 +45,7 @@ class Endings:
     """
 
     def __init__(self, ended: Callable[[Cause, BaseException | None], None], flush: Callable[[], object]) -> None:
-        self._ended_ref, self._flush_ref = weakref.WeakMethod(ended), weakref.WeakMethod(flush)
+        self._end, self._flush = while_alive(ended), while_alive(flush)
         self._process, self._over = os.getpid(), False
         atexit.register(self._exit)
         self._leave = _live.listen(self)
@@ -51,7 +62,7 @@ class Endings:
             atexit.unregister(self._exit)
             atexit.register(self._exit)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the handlers; a signal handler that was set after ours stays. A further call does nothing."""
         self._over = True
         atexit.unregister(self._exit)
@@ -62,9 +73,9 @@ class Endings:
         if os.getpid() != self._process:
             return
         if dies:
-            self._end("sigterm")
-        elif (flush := self._flush_ref()) is not None:
-            flush()
+            self._end("sigterm", None)
+        else:
+            self._flush()
 
     def _exit(self) -> None:
         self._over = True
@@ -72,12 +83,8 @@ class Endings:
             error = getattr(sys, "last_value", None)
             self._end("exit" if error is None else "exception", error)
 
-    def _end(self, cause: Cause, error: BaseException | None = None) -> None:
-        if (ended := self._ended_ref()) is not None:
-            ended(cause, error)
 
-
-def put_back() -> None:
+def restore_handler() -> None:
     """Restore the previous signal handler, if no monitor is left and this is the main thread."""
     _live.settle()
 
@@ -92,20 +99,20 @@ def _install() -> Iterator[Undo]:
     if _in_charge() and before is not None:  # None: set by C code, could not be restored
         ours = _handler(before)
         signal.signal(signal.SIGTERM, ours)
-        yield partial(_restore, ours, before)
 
+        def restore() -> bool:
+            if _in_charge() and signal.getsignal(signal.SIGTERM) is ours:
+                signal.signal(signal.SIGTERM, before)
+            return _in_charge()
 
-def _restore(ours: Handler, before: Handler) -> bool:
-    if _in_charge() and signal.getsignal(signal.SIGTERM) is ours:
-        signal.signal(signal.SIGTERM, before)
-    return _in_charge()
+        yield restore
 
 
 def _handler(before: Handler) -> Handler:
     """Return a handler that flushes, then acts as ``before`` would."""
 
     def terminate(number: int, frame: Any) -> None:
-        put_back()
+        restore_handler()
         for endings in _live:
             endings.terminated(dies=before == signal.SIG_DFL)
         if callable(before):

@@ -7,43 +7,43 @@ from collections.abc import Sequence
 from probe.core.histogram import HISTOGRAM
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.session import Session
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.naming import tag
 from probe.core.records import Batch
 
 Metrics = dict[str, dict[str, float]]
 
 
-def values_of(run: Run, session: Session, signal: str) -> Metrics:
+def values_of(run: Run, steps: TrainingSteps, signal: str) -> Metrics:
     """Return ``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
     if len(run.recorder):
         ops, batches = run.settings.statistics, run.recorder.peek([signal]).batches(run.clock.step)
-    elif session.last is not None:  # its ops may differ from the present ones
-        step, pending, ops = session.last
+    elif steps.last is not None:  # its ops may differ from the present ones
+        step, pending, ops = steps.last
         batches = [batch for batch in pending.batches(step) if batch.signal == signal]
     else:
         return {}
     return {name: values for batch in batches for name, values in _by_tag(run, batch, ops).items()}
 
 
-def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
+def gradients_of(run: Run, steps: TrainingSteps) -> tuple[Metrics, Metrics]:
     """Return reduced and unreduced weight gradients."""
-    unreduced = values_of(run, session, "grad_unreduced")
-    reduced = values_of(run, session, "grad_reduced")
+    unreduced = values_of(run, steps, "grad_unreduced")
+    reduced = values_of(run, steps, "grad_reduced")
     if len(run.recorder):
-        reduced |= values_before_update(run, session)
+        reduced |= values_before_update(run, steps)
     return reduced, unreduced
 
 
-def activations_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
+def activations_of(run: Run, steps: TrainingSteps) -> tuple[Metrics, Metrics]:
     """Return activations and their gradients."""
-    return values_of(run, session, "actv"), values_of(run, session, "actv_grad")
+    return values_of(run, steps, "actv"), values_of(run, steps, "actv_grad")
 
 
-def values_before_update(run: Run, session: Session) -> Metrics:
+def values_before_update(run: Run, steps: TrainingSteps) -> Metrics:
     """Return the present gradients of the optimizers that have not updated in this step."""
     now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps, run.faults.note)
-    session.gradients_now(now)
+    steps.gradients_now(now)
     batches = now.drain().batches(run.clock.step)
     ops = run.settings.statistics
     return {name: values for batch in batches for name, values in _by_tag(run, batch, ops).items()}

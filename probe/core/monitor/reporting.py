@@ -1,12 +1,12 @@
-"""Messages of a run to people and to other processes: alerts, heartbeats, metrics, and the progress that a watcher
-reads."""
+"""Messages of a run to people and to other processes: alerts, heartbeats, metrics, the progress that a watcher reads.
+At the end, a summary for the parent process of the node or, without one, a line."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from probe.core.backend.protocols import Groups
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.messages import complain
 from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
 from probe.core.output.sinks import is_live
@@ -24,18 +25,26 @@ from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
+from probe.core.sentinel.board import Board
+from probe.core.sentinel.run_account import RunAccount
+from probe.core.sentinel.watch_summary import WatchSummary, report_of
 from probe.core.storage.run_directory import output_root
 from probe.core.worker import LAST_SECONDS
 
 WHERE = "reports of the run"
 """Place of failures."""
+SUMMARY = "summary of the run"
+"""Place of failures of the summary."""
+RENEW_SECONDS = 1.0
+"""Least time between two summaries of a run that goes on."""
+State = Callable[[], tuple[int, str | None] | None]
 
 
 class Reporting:
-    """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured.
+    """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured, and its summary.
 
     Args:
-        first: number of the first step.
+        state: returns the number of the step in progress, and the directory of the files; None if the run is gone.
         number: number of the run among those that live side by side in a program without a launcher; it takes the
             place of the rank.
 
@@ -44,15 +53,31 @@ class Reporting:
         OSError: if the folder of the progress cannot be used.
     """
 
-    def __init__(self, settings: Settings, groups: Groups, first: int, faults: Faults, number: int = 0) -> None:
-        self._settings, self._faults = settings, faults
-        self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
+    def __init__(
+        self,
+        settings: Settings,
+        groups: Groups,
+        account: RunAccount,
+        state: State,
+        faults: Faults,
+        number: int = 0,
+    ) -> None:
+        self._settings, self._faults, self._state, first = settings, faults, state, account.first
+        self.account = account
+        self.board = Board.of(os.environ)
+        """The board of the parent process; None without one."""
+        self._summary_written = 0.0
+        """Time of the monotonic clock at which a summary was written last."""
+        self._summary_closed = False
+        self._process = os.getpid()
+        self._job = job_name(settings.run.job)
+        self._root = output_root(os.environ, settings.output_dir).absolute()
         self._rank, self._launched = groups.rank() + number, groups.world_size()
         self._ranks = max(self._launched, self._rank + 1)
         self._watcher: WatcherProcess | None = None
         rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
         name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
-        self.metrics = MetricsHub(name, self._folder, rules, faults)
+        self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
         """Ways out for metrics of this rank, which its sinks share."""
         with ExitStack() as undo:
             self._feed = self._new_feed(first)
@@ -83,9 +108,12 @@ class Reporting:
             numbers.on_findings(self._alarms.run_found)
 
     def begun(self) -> None:
-        """Report that the run has begun."""
+        """Report that the run has begun; from now on, write to the board, if there is one, what is found."""
         if self._alarms is not None:
             attempt(self._faults, WHERE, self._alarms.begun)
+        if self.board is not None:
+            self.account.changed = self._renew_summary
+            attempt(self._faults, SUMMARY, self._write_summary)
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
         """Report the findings of a sampled step; called with every such step from the first finding on, on the delivery
@@ -103,10 +131,50 @@ class Reporting:
             attempt(self._faults, WHERE, self._feed.failed, error)
 
     def close(self, deadline: float) -> None:
-        """Send what is pending before ``deadline``, of the monotonic clock."""
+        """Send what is pending before ``deadline``, of the monotonic clock. Trackers end beside the last alerts."""
+        attempt(self._faults, WHERE, self.metrics.ending)
         for sender in (self._alarms, self._feed, self.metrics):
             if sender is not None:
                 attempt(self._faults, WHERE, sender.close, max(LAST_SECONDS, deadline - time.monotonic()))
+
+    # The summary.
+
+    def close_summary(self) -> None:
+        """Write the summary, or the line; a further call does nothing."""
+        if self._summary_closed or os.getpid() != self._process:  # a forked child: the run is its parent's
+            return
+        self._summary_closed = True
+        summary = self._summary(True)
+        if summary is None:
+            return
+        if self.board is not None and self.board.is_read:
+            attempt(self._faults, SUMMARY, self.board.summary, summary)
+        elif not summary.steps:
+            return
+        elif self.account.is_grave or os.environ.get("LOCAL_RANK", str(summary.rank)) == "0":
+            report = report_of([summary])
+            complain(report.line(), "warning" if report.verdict.kind else "info")
+
+    def _renew_summary(self, at_once: bool) -> None:
+        """Write the summary of a run that goes on, which may be killed."""
+        if (
+            not self._summary_closed
+            and os.getpid() == self._process
+            and (at_once or time.monotonic() - self._summary_written > RENEW_SECONDS)
+        ):
+            attempt(self._faults, SUMMARY, self._write_summary)
+
+    def _write_summary(self) -> None:
+        self._summary_written = time.monotonic()
+        summary = self._summary(False)
+        if self.board is not None and summary is not None:
+            self.board.summary(summary)
+
+    def _summary(self, ended: bool) -> WatchSummary | None:
+        state = self._state()
+        return None if state is None else self.account.summary(*state, self._faults.counts, ended)
+
+    # Parts.
 
     def _new_feed(self, first: int) -> HeartbeatFeed | None:
         run = self._settings.run

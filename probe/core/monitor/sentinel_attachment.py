@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,8 @@ from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import SPLIT, Run
 from probe.core.instrumentation.session import Session
-from probe.core.monitor.run_closing import RunClosing
+from probe.core.monitor.process_exit import while_alive
+from probe.core.monitor.reporting import Reporting
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.board import Board
 from probe.core.sentinel.own_gradients import OwnGradients, own_gradients
@@ -31,46 +31,34 @@ def attached(
     settings: Settings,
     numbers: RunNumbers,
     directory: Callable[[], Path | None],
-    closing: RunClosing,
+    reporting: Reporting,
     faults: Faults,
 ) -> tuple[UpdateJudge | None, ArmedCollection | None]:
     """Attach a sentinel to ``session`` until its end; return the judge of its updates and the collection around what it
     finds, None without a sentinel.
 
     Args:
-        directory: a method that returns the directory of this rank's files; the thread of ``numbers``, which calls it,
-            does not keep its object alive.
+        directory: returns the directory of this rank's files, on the thread of ``numbers``; None if there is none.
     """
-    loop = session.run.framework.loop
+    loop = session.steps.run.framework.loop
     if not settings.sentinel.enable or loop is None or not numbers.active:
         return None, None
-    method = weakref.WeakMethod(directory)
-
-    def folder() -> Path | None:
-        return None if (call := method()) is None else call()
-
     lines, own = None, None
-    if closing.board is not None:
-        roles = _roles(session.run)
-        lines = partial(_lines, closing.board, roles)
-        own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.run)
-    judge = UpdateJudge(numbers, folder, closing.account, lines, faults)
-    sentinel = Sentinel(session, loop, judge.receive if own is None else partial(_with_own, judge, own))
+    if reporting.board is not None:
+        roles = _roles(session.steps.run)
+        lines = partial(_lines, reporting.board, roles)
+        own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.steps.run)
+    judge = UpdateJudge(numbers, directory, reporting.account, lines, faults)
+    sentinel = Sentinel(session.steps, loop, judge.receive if own is None else partial(_with_own, judge, own))
     if own is not None:
         session.remove_at_end(own.remove)
     session.remove_at_end(sentinel.attach())
-    session.show_updates(sentinel)
+    session.steps.update_listener = sentinel
     armed = ArmedCollection()
-    armed.wake = partial(_wake, weakref.ref(session))  # the thread of numbers does not keep the model alive
+    armed.wake = while_alive(session.steps.unsettle)  # the thread of numbers does not keep the model alive
     judge.tripped, sentinel.roots.suspect = armed.receive, armed.suspect
-    closing.account.stretches = armed.stretches
+    reporting.account.stretches = armed.stretches
     return judge, armed
-
-
-def _wake(session: weakref.ref[Session]) -> None:
-    """Have the session ask for plans at the next boundary between two steps."""
-    if (running := session()) is not None:
-        running.settled = False
 
 
 def _with_own(judge: UpdateJudge, own: OwnGradients, update: ReadUpdate) -> None:
@@ -94,7 +82,7 @@ class _Roles(NamedTuple):
 def _roles(run: Run) -> _Roles:
     groups, parallel = run.framework.groups, run.framework.parallel
     models = [model for _, model in run.chunks]
-    parameters = [(name, each) for model in models for name, each in run.framework.hooks.parameters(model)]
+    parameters = [named for model in models for named in run.framework.hooks.parameters(model)]
     loop = run.framework.loop
     apart = loop is not None and loop.part_ways(models)
     sharded = apart or any(_is_part(run, parameter) for _, parameter in parameters)

@@ -26,7 +26,7 @@ from probe.core.instrumentation.signals.features.source import unknown
 from probe.core.instrumentation.signals.sources import chosen
 from probe.core.instrumentation.signals.structure import prepare
 from probe.core.moments import columns_for
-from probe.core.monitor.attachment import Attachment
+from probe.core.monitor.arguments import Arguments
 
 _log = logging.getLogger("probe")
 MOST_CHILDREN = 8
@@ -35,46 +35,56 @@ MOST_CHILDREN = 8
 
 @dataclass(frozen=True)
 class Subject:
-    """The arguments of ``set_monitor``, seen through a framework."""
+    """The subject of a monitor, seen through a framework."""
 
     framework: FrameworkAdapter
-    attachment: Attachment
+    model: Any
+    """The model, a list of them, or a mapping of names to models."""
+    optimizer: Any
+    """The optimizer, or a list of them."""
+    dp_group: Any
+    """The data-parallel group; None if none was passed."""
+    tp_group: Any
+    """The tensor-parallel group; None if none was passed."""
+    first: int
+    """Number of the first step."""
     main_grad: bool
     faults: Faults
 
     @classmethod
-    def of(cls, framework: FrameworkAdapter, attachment: Attachment, main_grad: bool) -> Subject:
-        """Return the subject of an attachment; several models with names have these before the names of their parts."""
-        if isinstance(attachment.model, Mapping):
-            hooks: Any = NamedModels(framework.hooks, attachment.model)
+    def of(cls, framework: FrameworkAdapter, arguments: Arguments, main_grad: bool) -> Subject:
+        """Return the subject of ``set_monitor``; names of models precede those of their parts."""
+        model, optimizer = arguments["model"], arguments["optimizer"]
+        if isinstance(model, Mapping):
+            hooks: Any = NamedModels(framework.hooks, model)
             framework = framework._replace(hooks=hooks)
-        return cls(framework, attachment, main_grad, Faults())
+        dp_group, tp_group, first = arguments["dp_group"], arguments["tp_group"], arguments["start_iteration"]
+        return cls(framework, model, optimizer, dp_group, tp_group, first, main_grad, Faults())
 
     @property
     def is_named(self) -> bool:
         """True if models were passed with names."""
-        return isinstance(self.attachment.model, Mapping)
+        return isinstance(self.model, Mapping)
 
     @property
     def models(self) -> Sequence[Any]:
         """The models, in their order."""
-        return [*self.attachment.model.values()] if self.is_named else _each(self.attachment.model)
+        return [*self.model.values()] if self.is_named else _listed(self.model)
 
     @property
     def optimizers(self) -> Sequence[Any]:
         """The optimizers that take the steps of those that were passed."""
-        return [self.framework.parallel.acting(optimizer) for optimizer in _each(self.attachment.optimizer)]
+        return [self.framework.parallel.acting(optimizer) for optimizer in _listed(self.optimizer)]
 
     def narrowed(self, models: Sequence[Any], optimizers: Sequence[Any]) -> Subject:
         """Return the subject without all other models and optimizers."""
-        kept = {id(model) for model in models}
-        passed = self.attachment.model
+        remaining = {id(model) for model in models}
         model = (
-            {name: each for name, each in passed.items() if id(each) in kept}
-            if isinstance(passed, Mapping)
-            else [each for each in self.models if id(each) in kept]
+            {name: model for name, model in self.model.items() if id(model) in remaining}
+            if self.is_named
+            else [model for model in self.models if id(model) in remaining]
         )
-        return replace(self, attachment=self.attachment._replace(model=model, optimizer=[*optimizers]))
+        return replace(self, model=model, optimizer=[*optimizers])
 
     def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
         """Return the run that ``plan`` watches from ``step`` on.
@@ -82,7 +92,7 @@ class Subject:
         Raises:
             ValueError: if the model, an optimizer or a group cannot be watched.
         """
-        settings, passed, hooks = plan.settings, self.attachment, self.framework.hooks
+        settings, hooks = plan.settings, self.framework.hooks
         chunks = [(0, model) for model in self.models] if self.is_named else list(enumerate(self.models))
         optimizers = [*self.optimizers]
         hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
@@ -106,10 +116,10 @@ class Subject:
             main_grad=self.main_grad,
             clock=Clock(step),
             cost=Cost(self.framework.clock),
-            repeats=self._repeats("dp_group", passed.dp_group),
-            tensor_repeats=self._repeats("tp_group", passed.tp_group),
+            repeats=self._repeats("dp_group", self.dp_group),
+            tensor_repeats=self._repeats("tp_group", self.tp_group),
             directory=directory,
-            replicas=self._replicas(chunks, passed.dp_group),
+            replicas=self._replicas(chunks, self.dp_group),
             asked=plan.origin != "sentinel",
         )
 
@@ -124,7 +134,7 @@ class Subject:
             armed: Settings = deeper(plan.settings)
             self.run(Plan(armed, plan.schedule), run.clock.step)
         if plan.takes_part and plan.settings.print_struct:
-            prepare(self.framework.groups.rank())
+            prepare(plan.settings, self.framework.groups.rank())
         elif plan.takes_part:
             self._check_targets(run, lead)
 
@@ -179,7 +189,7 @@ def ranks_of(framework: FrameworkAdapter, name: str, group: Any) -> list[int]:
         raise ValueError(f"{name}: {error}; pass the group itself, or None") from None
 
 
-def _each(one_or_several: Any) -> Sequence[Any]:
+def _listed(one_or_several: Any) -> Sequence[Any]:
     return list(one_or_several) if isinstance(one_or_several, (list, tuple)) else [one_or_several]
 
 

@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
-from probe.core.config.schema import Settings
 from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration
 from probe.core.door import attempt
-from probe.core.faults import Faults
-from probe.core.instrumentation.context import Listeners
-from probe.core.monitor import attachment
-from probe.core.monitor.collector import CollectiveWatch, Collector
-from probe.core.monitor.legacy import Legacy, main_grad_of
+from probe.core.instrumentation.context import Listeners, Run
+from probe.core.instrumentation.training_steps import TrainingSteps
+from probe.core.monitor import arguments
+from probe.core.monitor.attachment import Attachment
+from probe.core.monitor.collector import Collector
+from probe.core.monitor.legacy import AssignedSettings, deprecated, main_grad_of
 from probe.core.monitor.machine import machine_failed
-from probe.core.monitor.process_exit import put_back
+from probe.core.monitor.process_exit import restore_handler
 from probe.core.monitor.readback import Metrics, activations_of, gradients_of
 from probe.core.monitor.subject import Subject, ranks_of
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.run_output import FLUSH_SECONDS
+from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
@@ -35,11 +35,11 @@ REPLACED = (
 )
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
-_RUNS: weakref.WeakKeyDictionary[Collector, Configuration] = weakref.WeakKeyDictionary()
-"""Collectors that a program has started itself, with their configurations."""
+_RUNS: weakref.WeakKeyDictionary[Attachment, Configuration] = weakref.WeakKeyDictionary()
+"""Attachments that a program has made itself, with their configurations."""
 
 
-class Monitor(Legacy):
+class Monitor(AssignedSettings):
     """Monitor of a training run.
 
     Args:
@@ -54,6 +54,8 @@ class Monitor(Legacy):
     """
 
     framework: FrameworkAdapter
+    _wrapped: Any = None
+    """Optimizer that was wrapped, in older scripts."""
 
     def __init__(
         self,
@@ -65,14 +67,11 @@ class Monitor(Legacy):
         param_have_main_grad: bool | None = None,
     ) -> None:
         self._main_grad = main_grad_of(opt_ty, param_have_main_grad, params_have_main_grad)
-        self._configuration = Configuration(config_file_path)
+        super().__init__(config_file_path)
         self._process_group = process_group
         ranks_of(self.framework, "process_group", process_group)
-        self._faults = Faults()
-        """Faults before the first attachment."""
-        self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
-        self._collector: Collector | None = None
-        """The latest attachment."""
+        self._listening.start()  # there are collectives before there is a model
+        weakref.finalize(self, self._listening.stop_unattached)
         self._unwatched = False
         """True if the machine failed when the monitor was to be attached: its methods have no effect."""
         self._listeners: Listeners[SnapshotListener] = Listeners()
@@ -102,7 +101,7 @@ class Monitor(Legacy):
         start_iteration: int = 0,
     ) -> None: ...
 
-    @attachment.documented
+    @arguments.documented
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attach to a model and its optimizer.
 
@@ -133,14 +132,14 @@ class Monitor(Legacy):
         """
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
-        if self._collector is not None and self._collector.ending:
-            self._collector.end()
-        subject = Subject.of(self.framework, attachment.read(*args, **kwargs), self._main_grad)
+        if (attachment := self._attachment) is not None and attachment.ending:
+            attachment.end()
+        subject = Subject.of(self.framework, arguments.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
             self._replace_others(subject)
         try:
             self._collector = Collector(
-                self._configuration, subject, self._collectives, self._process_group, self._listeners
+                self._configuration, subject, self._listening, self._process_group, self._listeners
             )
         except Exception as error:
             if not machine_failed(error, os.environ):
@@ -152,43 +151,39 @@ class Monitor(Legacy):
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
         if not self.automatic:
-            _RUNS[self._collector] = self._configuration
-
-    def _narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
-        if self._collector is not None and models and optimizers:
-            self._collector.narrow(models, optimizers)
-            self._models = [weakref.ref(model) for model in models]
+            _RUNS[self._collector.attachment] = self._configuration
 
     def _watches_any(self, models: Sequence[Any]) -> bool:
         if not self._attached:
             return False
-        mine = [model for each in self._models if (model := each()) is not None]
-        return bool(self._parts(mine) & self._parts(models))
+        watched = [model for reference in self._models if (model := reference()) is not None]
+        return bool(self._parts(watched) & self._parts(models))
 
     def _replace_others(self, subject: Subject) -> None:
         """End the automatic runs on the same models, and runs of the same configuration on the same models and
         parameters, as when a cell of a notebook runs again. Hooks keep these alive, even where no reference to their
         monitors is left."""
-        for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
-            other.stop()
-        for collector, configuration in [*_RUNS.items()]:
-            run = collector.run
+        for monitor in [*_ATTACHED]:
+            if monitor.automatic and monitor._watches_any(subject.models):
+                monitor.stop()
+        for attachment, configuration in [*_RUNS.items()]:
+            run = attachment.run
             is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
-            if collector.session is None or not is_alike:
+            if attachment.session is None or not is_alike:
                 continue
             if self._roots(run.chunks) == self._roots(enumerate(subject.models)) and not (
                 self._owned(run.optimizers).isdisjoint(self._owned(subject.optimizers))
             ):
-                directory = collector.output.directory if collector.output is not None else None
+                directory = attachment.output.directory if attachment.output is not None else None
                 _log.warning(REPLACED, directory or "no directory")
-                collector.end()
+                attachment.end()
 
     def _roots(self, chunks: Iterable[tuple[int, Any]]) -> list[int]:
         """Return the identities of models without what wraps them."""
         return [id(next(iter(self.framework.hooks.modules(model)), ("", model))[1]) for _, model in chunks]
 
     def _owned(self, optimizers: Iterable[Any]) -> set[int]:
-        return {id(parameter) for each in optimizers for parameter in self.framework.hooks.owned(each)}
+        return {id(parameter) for optimizer in optimizers for parameter in self.framework.hooks.owned(optimizer)}
 
     def _parts(self, models: Sequence[Any]) -> set[int]:
         """Return the identities of models and of all modules in them, whatever wraps them."""
@@ -221,9 +216,9 @@ class Monitor(Legacy):
         """
         if self._unwatched:
             return
-        if self._collector is None:
+        if self._attachment is None:
             _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
-        elif (numbers := self._collector.listening_numbers()) is not None:
+        elif (numbers := self._attachment.listening_numbers()) is not None:
             numbers.log(values, step)
 
     def log_ended(self, **values: Any) -> None:
@@ -236,13 +231,13 @@ class Monitor(Legacy):
 
         While it lasts, a run counts as busy with that phase, not as one that stands still in a step.
         """
-        numbers = self._collector.listening_numbers() if self._collector is not None else None
+        numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         return numbers.phase(name) if numbers is not None else nullcontext()
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
-        if self._collector is not None:
-            self._collector.numbers.promise(seconds)
+        if self._attachment is not None:
+            self._attachment.numbers.promise(seconds)
 
     def commands(self, *accepts: type[Command]) -> list[Command]:
         """Return the commands from outside that take effect now, before a step: call it once in each step, on all
@@ -266,19 +261,19 @@ class Monitor(Legacy):
         """
         if self._unwatched:
             return lambda: None
-        numbers = self._collector.listening_numbers() if self._collector is not None else None
+        numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         if numbers is None:
             raise RuntimeError("on_run_step: no model is watched; call set_monitor first")
         return numbers.listen(listener)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what rules about the run remember, to be saved with a checkpoint: values that JSON can hold."""
-        return self._collector.numbers.state_dict() if self._collector is not None else {}
+        return self._attachment.numbers.state_dict() if self._attachment is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
-        if self._collector is not None:
-            self._collector.numbers.load_state_dict(state)
+        if self._attachment is not None:
+            self._attachment.numbers.load_state_dict(state)
 
     # The end.
 
@@ -295,11 +290,11 @@ class Monitor(Legacy):
     close = stop
 
     def _end(self, error: BaseException | None = None) -> None:
-        if self._collector is not None:
-            self._collector.end("exit" if error is None else "exception", error)
+        if self._attachment is not None:
+            self._attachment.end("exit" if error is None else "exception", error)
         else:
-            self._collectives.stop()
-            put_back()
+            self._listening.stop()
+            restore_handler()
 
     def __enter__(self) -> Monitor:
         return self
@@ -310,37 +305,24 @@ class Monitor(Legacy):
     # State while it runs.
 
     @property
-    def settings(self) -> Settings:
-        """The configuration in effect."""
-        return self._configuration.settings
-
-    @property
-    def monitoring(self) -> bool:
-        """True if further rows will be collected."""
-        return self._collector is not None and self._collector.collecting
-
-    @property
     def step(self) -> int:
         """Number of the training step in progress."""
-        return self._collector.step if self._collector is not None else 0
+        return self._attachment.step if self._attachment is not None else 0
 
     @property
     def output_directory(self) -> str | None:
         """The directory of this run's files; None before ``set_monitor`` and if nothing is written."""
-        output = self._collector.output if self._collector is not None else None
-        return str(output.directory) if output is not None and output.directory else None
+        return str(self._output.directory) if self._output is not None and self._output.directory else None
 
     @property
     def findings(self) -> list[Finding]:
         """The first findings of the run (at most a thousand) in the steps that the delivery thread has processed."""
-        output = self._collector.output if self._collector is not None else None
-        return output.findings if output is not None else []
+        return self._output.findings if self._output is not None else []
 
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that probe itself spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
-        output = self._collector.output if self._collector is not None else None
-        return output.cost if output is not None else {}
+        return self._output.cost if self._output is not None else {}
 
     @property
     def faults(self) -> dict[str, int]:
@@ -349,7 +331,7 @@ class Monitor(Legacy):
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self._collector.flush(timeout) if self._collector is not None else True
+        return self._attachment.flush(timeout) if self._attachment is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Return the weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
@@ -357,43 +339,43 @@ class Monitor(Legacy):
         Wait for the device. Between the end of a step and the first forward of the next, return those of the step that
         ended; before the update, read the present reduced gradients. After a step that is not sampled, return nothing.
         """
-        if (collector := self._collector) is None or collector.session is None:
-            return {}, {}
-        return attempt(self._noted, "read", gradients_of, collector.run, collector.session) or ({}, {})
+        return self._read(gradients_of)
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
-        if (collector := self._collector) is None or collector.session is None:
+        return self._read(activations_of)
+
+    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]]) -> tuple[Metrics, Metrics]:
+        if (attachment := self._attachment) is None or attachment.session is None:
             return {}, {}
-        return attempt(self._noted, "read", activations_of, collector.run, collector.session) or ({}, {})
+        return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})
+
+    @property
+    def _output(self) -> Output | None:
+        return self._attachment.output if self._attachment is not None else None
 
     @property
     def _first(self) -> int:
         """Number of the first step."""
-        return self._collector.first if self._collector is not None else 0
+        return self._attachment.first if self._attachment is not None else 0
 
-    # Access of the older interface to the configuration.
+    # Names of older scripts.
 
-    @property
-    def _attached(self) -> bool:
-        return self._collector is not None and self._collector.session is not None
+    def set_wrapped_optimizer(self, optimizer: Any) -> None:
+        """Set the optimizer for calls of :meth:`monitor_gnorm_with_ad` without one. Deprecated: pass it to
+        ``set_monitor``."""
+        deprecated("set_wrapped_optimizer: pass the optimizer to set_monitor", 3)
+        self._wrapped = optimizer
 
-    @property
-    def _noted(self) -> Faults:
-        return self._collector.faults if self._collector is not None else self._faults
+    def monitor_gnorm_with_ad(self, *args: Any, **kwargs: Any) -> None:
+        """Attach as ``set_monitor`` does, in either order of arguments; the optimizer may be missing or None after
+        :meth:`set_wrapped_optimizer`. Deprecated: call ``set_monitor``.
 
-    def _value(self, key: str) -> Any:
-        return self._configuration.asked.get(key, getattr(self.settings, key))
-
-    def _assign(self, key: str, value: Any) -> None:
-        value = self._configuration.assign(key, value)
-        if self.monitoring and self._collector is not None:
-            self._configuration.asked[key] = value
-            self._collector.obey_program()
-            return
-        self._configuration.settings = self.settings.model_copy(update={key: value})
-        if not self._attached and key == "ops":
-            self._collectives.stop()  # attaching begins again, with these
+        Raises:
+            TypeError: if there is no optimizer.
+        """
+        deprecated("monitor_gnorm_with_ad: call set_monitor", 3)
+        self.set_monitor(**arguments.read_wrapped(self._wrapped, *args, **kwargs))
 
 
 def watcher_of(models: Sequence[Any]) -> Monitor | None:
@@ -403,15 +385,17 @@ def watcher_of(models: Sequence[Any]) -> Monitor | None:
 
 def narrow(monitor: Monitor, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
     """Watch these alone of the models and optimizers that were passed to ``monitor``, from the next step on."""
-    monitor._narrow(models, optimizers)
+    if monitor._collector is not None and models and optimizers:
+        monitor._collector.narrow(models, optimizers)
+        monitor._models = [weakref.ref(model) for model in models]
 
 
 def close_report(monitor: Monitor) -> None:
     """Write the summary of a run, or its line, before the process ends without an end of the run."""
-    if monitor._collector is not None:
-        monitor._collector.closing.close()
+    if (attachment := monitor._attachment) is not None:
+        attachment.reporting.close_summary()
 
 
 def preflight_of(monitor: Monitor) -> str:
     """Return the line about the checks of the loop; an empty text if there are none."""
-    return "" if monitor._collector is None else monitor._collector.closing.account.preflight()
+    return "" if (attachment := monitor._attachment) is None else attachment.account.preflight()

@@ -38,7 +38,7 @@ class _Packed(NamedTuple):
         return self.own + sum(map(len, self.numbers))
 
 
-class Past:
+class HistoryBuffer:
     """Ring buffer of snapshots: a finding releases it and as many later steps as it holds.
 
     Args:

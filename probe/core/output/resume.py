@@ -28,7 +28,7 @@ from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.event_file import is_event_file
-from probe.core.storage.files import replacing
+from probe.core.storage.files import moved, replacing
 from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
 from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import SUFFIX
@@ -169,14 +169,13 @@ class Resumed:
         import duckdb
 
         self._keep_copy(path)
-        hidden = path.with_name(f".{path.name}.tmp")
         rows = f"FROM read_parquet(?) WHERE {STEP} < ?"
         with closing(duckdb.connect(config={"threads": 1})) as connection:
             about = [pattern_of(path), self.first]
             (count,) = connection.execute(f"SELECT count(*) {rows}", about).fetchone() or (0,)
             if count:
-                connection.execute(f"COPY (SELECT * {rows}) TO {literal(str(hidden))} (FORMAT parquet)", about)
-                hidden.replace(path)
+                with moved(path) as hidden:
+                    connection.execute(f"COPY (SELECT * {rows}) TO {literal(str(hidden))} (FORMAT parquet)", about)
             else:
                 path.unlink()
 

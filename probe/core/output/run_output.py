@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,19 +15,16 @@ from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
-from probe.core.instrumentation.overhead import Overhead, StepTimes
+from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
 from probe.core.output.folder import OutputFolder
-from probe.core.output.global_exchange import GlobalExchange
-from probe.core.output.history_buffer import Past
-from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.metrics.hub import MetricsHub
-from probe.core.output.pipeline import Judged, SnapshotListener, Stages, Writer
+from probe.core.output.pipeline import Judged, SnapshotListener, Writer
 from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
-from probe.core.output.sinks.context import SinkContext
+from probe.core.output.write_order import WriteOrder, exchange_of
 from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.files import replace_text
@@ -59,8 +56,8 @@ class Output:
     """The output of a run on one rank. It is opened at construction; if that fails, no file stays behind.
 
     Args:
-        attached: the constant facts about the attachment.
-        folder: the directory, made here if anything is written.
+        folder: the directory, made here if anything is written, and its manifest.
+        first: number of the first step here.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
         judged: receives the findings of every sampled step from the first finding on, on the delivery thread.
@@ -71,8 +68,8 @@ class Output:
     def __init__(
         self,
         run: Run,
-        attached: Attached,
         folder: OutputFolder,
+        first: int,
         pace: Pace | None,
         follows: Path | None,
         judged: Judged | None = None,
@@ -80,30 +77,30 @@ class Output:
         metrics: MetricsHub | None = None,
     ) -> None:
         self._run, self._pace, self._metrics = run, pace, metrics
-        self._attached, self._folder, self._resumed = attached, folder, folder.resumed
+        self._folder, self._first, self._resumed = folder, first, folder.resumed
         writes, self._began = set(run.settings.formats) - {KEPT}, folder.path is None
         self.directory = folder.make() if writes else None
         """Directory of this run and rank; None if nothing is written."""
         run.write_to(self.directory)
-        self._held_back: tuple[int, Past | None] = 0, None
-        self._stages = Stages(attached.rank, self._resumed)
+        self._writer = Writer(folder.rank, self._resumed, run.faults, judged, listeners)
         with ExitStack() as undo:
             undo.callback(self._remove)
-            self._stages.choose(run.settings, self._context(run))
+            self._choose(run)
             self._remember()
-            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
             undo.callback(self._writer.close)
             self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
             undo.pop_all()
         self._updates = UpdateReader()
-        self._overhead = Overhead(run.framework.clock)
-        self.times = self._overhead.times
-        """Durations of the steps so far, to which the session adds each."""
-        self._finishing, self._finished = threading.RLock(), False
-        """Held by the thread that closes the files, reentrant for a signal handler; true once they are closed."""
-        self._exchange = GlobalExchange(run, attached.number, self._delivery)
-        self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
+        self.overhead = Overhead(run.framework.clock, self._beside)
+        """The monitor's time so far, to which the session adds each step."""
+        self._finishing = threading.RLock()
+        """Held by the thread that closes the files; reentrant for a signal handler."""
+        self._finished = False
+        """True once the files are closed."""
+        self._order = WriteOrder(run.faults, self._delivery)
+        self._order.begin(exchange_of(run, folder.number, self._order))
+        folder.begin(run, first, follows)
         self._write_manifest()
 
     # Plans.
@@ -134,23 +131,26 @@ class Output:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
                 self.directory = self._folder.make()
             run.write_to(self.directory)
-            self._stages.choose(run.settings, self._context(run))
+            change = self._choose(run)
         except BaseException:
             self._run = before
             raise
-        rules, sinks, past = self._stages.rules, self._stages.sinks, self._past()
-        change = self._exchange.change(run, lambda: self._writer.change(rules, sinks, past))
-        self._delivery.submit(change, must=True)
-        self._manifest.configured(run, plan)
+        exchange = exchange_of(run, self._folder.number, self._order)
+        self._delivery.submit(partial(self._order.change, exchange, change), must=True)
+        self._folder.configured(run, plan)
         self._write_manifest()
+
+    def _choose(self, run: Run) -> Callable[[], None]:
+        context = self._folder.context(self.directory, run.settings, self._first, self._metrics)
+        return self._writer.choose(run.settings, context)
 
     def succeed(self, run: Run) -> None:
         """Note that an optimizer has replaced another."""
-        self._manifest.succeeded(run)
+        self._folder.succeeded(run)
         self._write_manifest()
 
     def _note(self, change: dict[str, object]) -> None:
-        self._manifest.note(change)
+        self._folder.note(change)
         self._write_manifest()
 
     # Steps.
@@ -166,8 +166,8 @@ class Output:
     def _deliver(self, step: FinishedStep) -> None:
         """Write ``step``, once all steps before it are written. Call on the delivery thread."""
         snapshot = self._snapshot(step)
-        if self._exchange.begun:
-            self._exchange.write(snapshot, self._writer.write)
+        if self._order.begun:
+            self._order.write(snapshot, self._writer.write)
         else:
             self._writer.write(snapshot)
 
@@ -177,15 +177,15 @@ class Output:
         waits = reading.rate is not None or reading.found is not None or reading.update.outcome == "unknown"
         update = self._updates.read(reading) if waits else reading.update
         batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
-        device = self._overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
+        device = self.overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
             step.number,
-            self._attached.rank,
+            self._folder.rank,
             step.time,
             batches,
             step.ops,
-            scalars={"probe/overhead": self.overhead},
+            scalars={"probe/overhead": self.overhead.part(self._beside())},
             cost=cost,
             outcome=step.outcome,
             update=update,
@@ -196,7 +196,7 @@ class Output:
         deadline = time.monotonic() + timeout
         if not self._delivery.flush(timeout):
             return False
-        while self._delivery.here and self._exchange.pending:
+        while self._delivery.here and self._order.pending:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
@@ -207,34 +207,24 @@ class Output:
     @property
     def waits_for_ranks(self) -> bool:
         """True if a submitted step may still wait for other ranks."""
-        return self._exchange.active and not self.flush(0.0)
+        return self._order.active and not self.flush(0.0)
 
     @property
     def delivers(self) -> bool:
         """True if the delivery thread is in this process: a forked child has none."""
         return self._delivery.here
 
-    @property
-    def beside(self) -> float:
-        """Seconds of processor time that the monitor has spent on other threads than training."""
-        return self._delivery.seconds + self._exchange.seconds
-
-    @property
-    def on_device(self) -> float:
-        """Seconds that the device has spent on the monitor's work."""
-        return self._overhead.on_device
-
-    @property
-    def overhead(self) -> float:
-        """The monitor's time so far on the training thread, on other threads and on the device, as a part of the time
-        that training would have taken without it; 0 before the end of the first step."""
-        return self._overhead.part(self.beside)
+    def _beside(self) -> float:
+        """Return the seconds of processor time that the monitor has spent on other threads than training."""
+        return self._delivery.seconds + self._order.seconds
 
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that the monitor has spent, the number of collected steps, and the overhead as a part of training
         time."""
-        spent = {"delivery": self.beside, "steps": float(self._writer.steps), "overhead": self.overhead}
+        beside = self._beside()
+        overhead = self.overhead.part(beside)
+        spent = {"delivery": beside, "steps": float(self._writer.steps), "overhead": overhead}
         return self._writer.cost | spent
 
     @property
@@ -266,33 +256,33 @@ class Output:
             return
         deadline, last = time.monotonic() + seconds, self._last(incident)
         self.flush(seconds)
-        self._exchange.end()
+        self._order.end()
         left = max(LAST_SECONDS, deadline - time.monotonic())
         self._delivery.close(left, lambda: self._finish_here(last))
         self._wait_or_finish(last)
 
-    def let_go(self) -> None:
+    def close_unattended(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
         last = self._last(False)
         del self._run
-        self._exchange.end()
+        self._order.end()
         self._delivery.end(lambda: self._finish_here(last), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + seconds
         self.flush(seconds)
-        self._exchange.end()
-        self._delivery.submit(self._exchange.advance, must=True)
+        self._order.end()
+        self._delivery.submit(self._order.advance, must=True)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
-        self._exchange.close(LAST_SECONDS)
+        self._order.close(LAST_SECONDS)
 
     def _last(self, incident: bool) -> _Last:
         return _Last(self._run.faults, self._run.clock.step - 1, incident)
 
     def _finish_here(self, last: _Last) -> None:
         """Finish on the delivery thread, unless that is done."""
-        self._exchange.advance()
+        self._order.advance()
         self._finish_once(last)
 
     def _wait_or_finish(self, last: _Last) -> None:
@@ -310,7 +300,7 @@ class Output:
             return False
         try:
             if not self._finished:
-                self._exchange.close(LAST_SECONDS)
+                self._order.close(LAST_SECONDS)
                 self._finish(last)
                 self._finished = True
         finally:
@@ -320,12 +310,12 @@ class Output:
     def _finish(self, last: _Last) -> None:
         self._writer.close(last.incident)
         faults, more = last.faults.counts, dict[str, object]()
-        if last.step >= self._attached.first:
+        if last.step >= self._first:
             more["last_step"] = last.step
         if self._pace is not None:
             more["pace"] = {"interval": self._pace.interval, "skipped": self._pace.skipped}
-        if (past := self._held_back[1]) is not None:
-            more["history"] = {"unwritten": past.unwritten}
+        if (unwritten := self._writer.unwritten) is not None:
+            more["history"] = {"unwritten": unwritten}
         more |= {
             "end_time": run_directory.time_text(time.localtime()),
             "cost_seconds": self.cost,
@@ -337,45 +327,17 @@ class Output:
 
     # The files.
 
-    def _context(self, run: Run) -> SinkContext:
-        settings, attached = run.settings, self._attached
-        return SinkContext(
-            directory=self.directory or self._folder.root,
-            root=self._folder.root,
-            rank=attached.rank,
-            ndigits=settings.ndigits,
-            steps_per_file=settings.step_count_per_record,
-            pp_stage=attached.pp_stage,
-            group_mates=attached.mates,
-            dump=settings.alert.dump,
-            is_summed_up=settings.sentinel.enable,
-            run=self._folder.name,
-            start=attached.start,
-            first_step=attached.first,
-            resumed_at=self._resumed.first if self._resumed else None,
-            options=settings.sink_options,
-            metrics=self._metrics,
-        )
-
     def _remember(self) -> None:
         """Let the rules judge the steps before the first one, so that they remember them."""
         if self.directory is None:
             return
-        attached, faults = self._attached, self._run.faults
+        folder, faults = self._folder, self._run.faults
         try:
             if self._resumed is None:
-                own = identity(attached.rank, attached.number, attached.first)
-                run_directory.write_manifest(self.directory, own)
-            remember(self._stages.rules, self.directory, attached.first, faults, own=self._resumed is not None)
+                run_directory.write_manifest(self.directory, identity(folder.rank, folder.number, self._first))
+            remember(self._writer.rules, self.directory, self._first, faults, own=self._resumed is not None)
         except (OSError, ValueError) as error:
             faults.note("memory of rules", error)
-
-    def _past(self) -> Past | None:
-        """Return the buffer of steps held back; keep the present one if the number of steps has not changed."""
-        steps = self._run.settings.history
-        if steps != self._held_back[0]:
-            self._held_back = steps, Past(steps) if steps else None
-        return self._held_back[1]
 
     def _remove(self) -> None:
         if self.directory is not None and self._resumed is None and self._began:
@@ -385,7 +347,7 @@ class Output:
         if self.directory is None:
             return
         try:
-            self._manifest.write(self.directory, more or {})
+            self._folder.write(more or {})
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             (faults or self._run.faults).note("manifest", error)
 
@@ -412,10 +374,9 @@ class StructureOutput:
     """
 
     waits_for_ranks = False
-    beside = on_device = 0.0
 
     def __init__(self, faults: Faults) -> None:
-        self._faults, self.times = faults, StepTimes()
+        self._faults, self.overhead = faults, Overhead()
 
     def submit(self, step: FinishedStep) -> None:
         """Do nothing: the step has no rows."""

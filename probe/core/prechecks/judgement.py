@@ -18,10 +18,10 @@ def judged(trial: Trial, faults: Faults) -> list[CheckFinding]:
     """Return the findings of one rank. Never raises."""
     findings: list[CheckFinding] = []
     for name, kind in PRECHECKS.items():
-        found = attempt(faults, f"precheck {name}", _findings, kind(), trial)
-        if found is None:
+        new_findings = attempt(faults, f"precheck {name}", _findings, kind(), trial)
+        if new_findings is None:
             trial.unseen[name] = FAILED
-        findings += found or []
+        findings += new_findings or []
     return findings
 
 

@@ -13,7 +13,7 @@ APPLIES = (
     ("binary_cross_entropy_with_logits", "sigmoid", "sigmoid"),
     ("binary_cross_entropy_with_logits", "probabilities", "softmax"),
 )
-"""Loss functions, each with a form of scores that it must not get, and the function that has made it so."""
+"""Loss functions, each with a form of scores that it must not get, and the function that makes scores of that form."""
 LEAST_ROWS = 2
 
 

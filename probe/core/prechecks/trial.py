@@ -207,7 +207,7 @@ class Trial:
         """
         rows = {name: [_parsed(kind, row) for row in values[name]] for name, kind in ROWS.items()}
         causality = None if values["causality"] is None else Causality(**values["causality"])
-        plain = {one.name: values[one.name] for one in fields(cls)}
+        plain = {field.name: values[field.name] for field in fields(cls)}
         return cls(**{**plain, **rows, "causality": causality})
 
 
@@ -228,7 +228,7 @@ def _parsed(kind: Any, row: Mapping[str, Any]) -> Any:
     """Return a row, whose sequences are tuples again."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     if kind is ModelCall:
-        values["inputs"] = tuple(InputFacts(*each) for each in values["inputs"])
+        values["inputs"] = tuple(InputFacts(*facts) for facts in values["inputs"])
     return kind(**values)
 
 

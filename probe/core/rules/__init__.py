@@ -57,13 +57,13 @@ RULES: dict[str, type[About]] = {
 
 
 def about(name: str) -> type[About]:
-    """Statements of the rule called ``name``; the defaults for a rule of another package."""
-    found: object = RULES.get(name)
-    return found if isinstance(found, type) and issubclass(found, About) else About
+    """Return the statements of the rule called ``name``; the defaults for a rule of another package."""
+    rule: object = RULES.get(name)
+    return rule if isinstance(rule, type) and issubclass(rule, About) else About
 
 
 def factory(name: str) -> Factory:
-    """Factory of the rule called ``name``; other packages are searched only if it is not built in.
+    """Return the factory of the rule called ``name``; other packages are searched only if it is not built in.
 
     Raises:
         ValueError: if there is no such rule.
@@ -71,10 +71,10 @@ def factory(name: str) -> Factory:
     if name in RULES:
         built_in: Factory = RULES[name]  # type: ignore[assignment]  # each class takes what a factory takes
         return built_in
-    for found in entry_points(group=GROUP, name=name):
-        offered: Factory = found.load()
+    for entry_point in entry_points(group=GROUP, name=name):
+        offered: Factory = entry_point.load()
         return offered
-    offers = sorted({*RULES, *(found.name for found in entry_points(group=GROUP))})
+    offers = sorted({*RULES, *(entry_point.name for entry_point in entry_points(group=GROUP))})
     near = get_close_matches(name, offers, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"there is no rule {name!r}; there are {', '.join(offers)}{hint}")

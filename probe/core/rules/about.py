@@ -45,8 +45,8 @@ class About:
     collects: ClassVar[frozenset[str]] = frozenset()
     """Data that are collected for it in addition to the configuration: ``collective inputs``, ``replicas``."""
     judge_step: ClassVar[Callable[[Any, Sequence[Batch]], Iterable[Finding]] | None] = None
-    """Method that judges the batches of one step, each of another signal, in one pass, with the findings that ``judge``
-    has for one after the other; None if there is none."""
+    """Method that judges the batches of one step, each of another signal, in one pass; its findings are those of
+    ``judge`` for each batch in turn. None if a rule has no such method."""
 
 
 def has_op(settings: Any, *ops: str) -> bool:

@@ -59,5 +59,5 @@ class AnomalyCommNan(About):
 
     def _findings(self, batch: Batch, at: npt.NDArray[np.int64], bad: npt.NDArray[np.float64]) -> Iterator[Finding]:
         at = at[np.argsort(batch.order[at], kind="stable")]
-        for found in self._reporter.findings(batch, OP, at, bad[at], np.zeros(len(at))):
-            yield found._replace(message=f"{found.message} It came from rank {found.rank}.")
+        for finding in self._reporter.findings(batch, OP, at, bad[at], np.zeros(len(at))):
+            yield finding._replace(message=f"{finding.message} It came from rank {finding.rank}.")

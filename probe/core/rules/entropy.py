@@ -74,19 +74,19 @@ class AnomalyEntropy(About):
         streak = self.history.of("streak")
         streak[slots] = np.where(low, streak[slots] + 1, 0)
         self._hold(slots[~low], values[~low])
-        found = low & (streak[slots] == self._args.steps)
-        yield from self._reporter.findings(batch, OP, at[found], values[found], medians[found])
+        collapsed = low & (streak[slots] == self._args.steps)
+        yield from self._reporter.findings(batch, OP, at[collapsed], values[collapsed], medians[collapsed])
 
     def _begin_anew(self, slots: Indices, shapes: Indices) -> None:
         """Forget the history of rows whose shape has changed."""
-        window, held = self.history.of("window"), self.history.of("held")
+        window, counts = self.history.of("window"), self.history.of("held")
         streak, shape = self.history.of("streak"), self.history.of("shape")
         others = slots[shape[slots] != shapes]
-        window[others], held[others], streak[others] = np.nan, 0, 0
+        window[others], counts[others], streak[others] = np.nan, 0, 0
         shape[slots] = shapes
 
     def _medians(self, slots: Indices) -> Array:
-        """Medians of the rows that have been seen often enough, NaN of others."""
+        """Return the medians of the rows that have been seen often enough, NaN of others."""
         medians = np.full(len(slots), np.nan)
         ready = self.history.of("held")[slots] >= self._args.warm_up
         if ready.any():
@@ -94,6 +94,6 @@ class AnomalyEntropy(About):
         return medians
 
     def _hold(self, slots: Indices, values: Array) -> None:
-        window, held = self.history.of("window"), self.history.of("held")
-        window[slots, held[slots] % self._args.window] = values
-        held[slots] += 1
+        window, counts = self.history.of("window"), self.history.of("held")
+        window[slots, counts[slots] % self._args.window] = values
+        counts[slots] += 1

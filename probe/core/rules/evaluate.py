@@ -16,7 +16,7 @@ from probe.core.rules.skipped import is_evidence
 def find(
     rules: Sequence[Rule], batches: Iterable[Batch], failed: Callable[[Rule, Exception], None] | None = None
 ) -> list[Finding]:
-    """Findings of ``rules`` in one step, in causal order.
+    """Return the findings of ``rules`` in one step, in causal order.
 
     Every rule judges every batch that is evidence (see :mod:`probe.core.rules.skipped`); if several match one
     (signal, key, op), the first in ``rules`` is reported.
@@ -36,7 +36,7 @@ Failed = Callable[[Rule, Exception], None]
 
 
 def _judge(rule: Rule, batches: Sequence[Batch], failed: Failed | None) -> list[list[Finding]]:
-    """Findings of one rule: a list, or one for each batch."""
+    """Return the findings of one rule: a list, or one for each batch."""
     together = getattr(rule, "judge_step", None)
     if together is None or len({batch.signal for batch in batches}) < len(batches):
         return [_findings_of(rule, partial(rule.judge, batch), failed) for batch in batches]
@@ -53,9 +53,9 @@ def _findings_of(rule: Rule, judge: Callable[[], Iterable[Finding]], failed: Fai
         return []
 
 
-def _in_order_of_batches(batches: Sequence[Batch], found: Iterable[Iterable[Iterable[Finding]]]) -> list[Finding]:
-    """Findings in the order of their batches, those of one batch in the order of the rules."""
-    flat = [finding for of_rule in found for some in of_rule for finding in some]
+def _in_order_of_batches(batches: Sequence[Batch], findings: Iterable[Iterable[Iterable[Finding]]]) -> list[Finding]:
+    """Return the findings in the order of their batches, those of one batch in the order of the rules."""
+    flat = [finding for of_rule in findings for some in of_rule for finding in some]
     if len(flat) < 2:
         return flat
     place = {batch.signal: n for n, batch in reversed([*enumerate(batches)])}
@@ -74,19 +74,19 @@ def module_of(finding: Finding) -> str:
 
 
 def explain(finding: Finding) -> str:
-    """Sentence about a finding, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
-    what = word(finding.rule, finding.op, finding.value)
+    """Return a sentence about a finding: ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
+    rule_word = word(finding.rule, finding.op, finding.value)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
     module = f"module {module_of(finding)}" if module_of(finding) else "the root module"
     meaning = signal_of(finding.signal).meaning
     return (
-        f"{what} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
+        f"{rule_word} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
         f"in {module} is {finding.value:.6g}{_against(finding)}."
     )
 
 
 def word(rule: str, op: str, value: float | None) -> str:
-    """Name of an anomaly in a word or two: ``NaN``, ``Inf``, ``Spike``, ...
+    """Return the name of an anomaly in a word or two: ``NaN``, ``Inf``, ``Spike``, ...
 
     Args:
         rule: name of the rule that found it; empty if none did.

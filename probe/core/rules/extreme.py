@@ -88,30 +88,30 @@ class AnomalyExtreme(About):
         at = np.flatnonzero(judged & (squares > 0) & (top > 0))
         ratios = np.log(top[at]) + np.log(counts[at] / squares[at]) / 2
         peaks, highest = self._peaks(rows[at], ratios, counts[at])
-        found = at[peaks]
-        if len(found):
-            rest = np.sqrt(np.maximum(squares[found] - top[found] ** 2, 0) / (counts[found] - 1))
-            yield from self._findings(batch, found, np.exp(highest[peaks]) * rest)
+        extremes = at[peaks]
+        if len(extremes):
+            rest = np.sqrt(np.maximum(squares[extremes] - top[extremes] ** 2, 0) / (counts[extremes] - 1))
+            yield from self._findings(batch, extremes, np.exp(highest[peaks]) * rest)
 
-    def _findings(self, batch: Batch, found: Indices, usual: Array) -> Iterator[Finding]:
-        low, high = batch.columns["min"][found], batch.columns["max"][found]
-        for op, values, chosen in (("max", high, high >= -low), ("min", low, high < -low)):
+    def _findings(self, batch: Batch, extremes: Indices, usual: Array) -> Iterator[Finding]:
+        low, high = batch.columns["min"][extremes], batch.columns["max"][extremes]
+        for op, values, side in (("max", high, high >= -low), ("min", low, high < -low)):
             expected = np.copysign(usual, values)
-            yield from self._reporter.findings(batch, op, found[chosen], values[chosen], expected[chosen])
+            yield from self._reporter.findings(batch, op, extremes[side], values[side], expected[side])
 
     def _peaks(self, slots: Indices, ratios: Array, counts: Array) -> tuple[Mask, Array]:
         """Update the history; return which rows to report, and the largest ratio of each window."""
-        window, held = self.history.of("window"), self.history.of("held")
+        window, lengths = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
         highest = np.fmax.reduce(window[slots], axis=1, initial=-np.inf).astype(np.float64)
         spread = highest < np.log(np.sqrt(counts) / SPREAD)
-        peaks = (held[slots] >= self._args.warm_up) & spread & (ratios > highest + self._least)
+        peaks = (lengths[slots] >= self._args.warm_up) & spread & (ratios > highest + self._least)
         reported: Mask = peaks & (silent[slots] == 0)
         silent[slots] = np.where(reported, self._args.cool_down, np.maximum(silent[slots] - 1, 0))
         streak[slots] = np.where(peaks, streak[slots] + 1, 0)
         settled = streak[slots] >= self._args.cool_down
-        window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
-        kept = ~peaks | settled
-        window[slots[kept], held[slots[kept]] % self._args.window] = ratios[kept]
-        held[slots[kept]] += 1
+        window[slots[settled]], lengths[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
+        normal = ~peaks | settled
+        window[slots[normal], lengths[slots[normal]] % self._args.window] = ratios[normal]
+        lengths[slots[normal]] += 1
         return reported, highest

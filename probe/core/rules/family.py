@@ -145,8 +145,10 @@ class Family:
         }
         self.history = History(("norm",), fields, self._limit)
         self._held, self._step, self._rate = 0, -1, np.nan
-        self._offset, self._narrowest = 0.0, 0.0
-        """Largest offset and smallest spread of any row."""
+        self._offset = 0.0
+        """Largest offset of any row."""
+        self._narrowest = 0.0
+        """Smallest spread of any row."""
         self._odd_steps: frozenset[int] = frozenset()
         """Latest steps, in a row, of another size."""
 
@@ -226,8 +228,8 @@ class Family:
         """Return whether most rows are of other sizes than all that are held; hold them if not."""
         smallest, largest = self.history.of("smallest"), self.history.of("largest")
         is_held = largest[rows] > 0
-        other = (elements > CHANGED_SIZE * largest[rows]) | (CHANGED_SIZE * elements < smallest[rows])
-        if self._held >= LEAST and 2 * int((other & is_held).sum()) > int(is_held.sum()):
+        resized = (elements > CHANGED_SIZE * largest[rows]) | (CHANGED_SIZE * elements < smallest[rows])
+        if self._held >= LEAST and 2 * int((resized & is_held).sum()) > int(is_held.sum()):
             return True
         smallest[rows], largest[rows] = np.minimum(smallest[rows], elements), np.maximum(largest[rows], elements)
         return False

@@ -33,9 +33,10 @@ DRIVING = 1e-5
 """Size of a gradient, as a part of the median of all parameters' in the step, below which it does not drive: where
 gradients cancel (biases of attention's keys, or before a normalisation), only their rounding is left, which is 1e-7 of
 the terms in float32."""
-FADED, FORGETTING = 1e-3, 0.99
-"""Part of its own largest size below which a gradient does not drive either, as in a part that has converged; and what
-a sampled step leaves of that size."""
+FADED = 1e-3
+"""Part of its own largest size below which a gradient does not drive its parameter either: that part has converged."""
+FORGETTING = 0.99
+"""Factor by which the largest size decays in each sampled step."""
 
 
 class FrozenArgs(Section):
@@ -143,28 +144,28 @@ class AnomalyFrozen(About):
         return np.stack([batch.columns.get(name, nothing) for name in self._moments], axis=1)
 
     def _lacking(self, batch: Batch) -> Mask:
-        """Mask of the collected moments that a row of a file lacks: ``len(batch)`` x moments."""
+        """Return the mask of the collected moments that a row of a file lacks: ``len(batch)`` x moments."""
         if not batch.absent and {*self._moments} <= {*batch.columns}:  # mostly, and quicker
             return np.zeros((len(batch), len(self._moments)), np.bool_)
         columns = [batch.absent.get(name, name not in batch.columns) for name in self._moments]
         return np.stack([np.broadcast_to(column, len(batch)) for column in columns], axis=1)
 
     def _aligned(self, signal: str, batch: Batch, others: Batch, cells: Array | Mask | None = None) -> Array:
-        """Moments of ``batch``, or other cells, in the order of ``others``; NaN, which equals nothing, where it has no
-        row."""
+        """Return the moments of ``batch``, or other cells, in the order of ``others``; NaN, which equals nothing, where
+        it has no row."""
         at = self._places[signal].of(others.keys, batch.keys)
         numbers = self._numbers(batch) if cells is None else cells
         return np.where((at >= 0)[:, None], numbers[at], np.nan)
 
     def _gradients(self, after: Batch) -> list[Array]:
-        """Sizes of the gradients of each parameter, by signal; NaN where there is none or it is not finite."""
-        found = []
+        """Return the sizes of the gradients of each parameter, by signal; NaN where there is none, or no finite one."""
+        gradients = []
         for signal in GRADIENTS:
             gradient = self._latest.get(signal)
             if gradient is not None and gradient.step == after.step and len(gradient):
                 at = self._places[signal].of(after.keys, gradient.keys)
-                found.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
-        return found
+                gradients.append(np.where(at >= 0, _sizes(gradient)[at], np.nan))
+        return gradients
 
 
 def _sizes(batch: Batch) -> Array:
@@ -180,14 +181,14 @@ def _sizes(batch: Batch) -> Array:
 
 
 def _peaks(batch: Batch) -> Array:
-    """Largest magnitude that is known of each row."""
-    known = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
-    peaks: Array = np.fmax.reduce(known) if known else np.full(len(batch), np.nan)
+    """Return the largest magnitude that is known of each row."""
+    magnitudes = [np.abs(batch.columns[name]) for name in EXTREMES if name in batch.columns]
+    peaks: Array = np.fmax.reduce(magnitudes) if magnitudes else np.full(len(batch), np.nan)
     return peaks
 
 
 def _driven(gradients: Sequence[Array]) -> Mask:
-    """Mask of the parameters with a gradient that is finite, not 0 and no mere rounding."""
+    """Return the mask of the parameters with a gradient that is finite, not 0 and no mere rounding."""
     masks = []
     for sizes in gradients:
         some = sizes[sizes > 0]
@@ -197,7 +198,7 @@ def _driven(gradients: Sequence[Array]) -> Mask:
 
 
 def _should_move(driven: Mask, after: Batch, gradients: Sequence[Array]) -> Mask:
-    """Mask of the driven parameters that the update must have changed visibly; none if they are fewer than half."""
+    """Return the mask of the driven parameters that the update must have changed visibly; none if fewer than half."""
     if after.update.outcome != "applied" or not after.update.rate > 0:
         return np.zeros(len(after), dtype=bool)
     with np.errstate(invalid="ignore"):
@@ -207,7 +208,7 @@ def _should_move(driven: Mask, after: Batch, gradients: Sequence[Array]) -> Mask
 
 
 def _pace(before: Array, after: Array) -> Array:
-    """Largest relative change in any moment of a row; 0 where it does not move, NaN where it is not finite."""
+    """Return the largest relative change of any moment of a row; 0 where it does not move, NaN if not finite."""
     with np.errstate(invalid="ignore", divide="ignore"):
         changes: Array = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
     largest: Array = np.where(changes > 0, changes, 0.0).max(axis=1)

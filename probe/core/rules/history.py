@@ -59,8 +59,10 @@ class History:
         self._ops = tuple(ops)
         self._fields = dict(fields)
         self._arrays = {name: _rows(field, 0, len(self._ops)) for name, field in fields.items()}
-        self._last_step, self._shape = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        """For each row the last step, and the hash of the shape; 0 where none was seen."""
+        self._last_step = np.empty(0, dtype=np.int64)
+        """Last step of each row."""
+        self._shape = np.empty(0, dtype=np.int64)
+        """Hash of the shape of each row; 0 where no shape was seen."""
         self._shapes: dict[str, Sequence[tuple[int, ...]]] = {}
         self._limit = limit // max(len(self._ops), 1)
         self._index: dict[str, dict[Key, int]] = {}
@@ -74,7 +76,7 @@ class History:
         return self._arrays[name].reshape(-1, *self._fields[name].shape)
 
     def index(self, signal: str) -> Mapping[Key, int]:
-        """Rows of the keys of a signal that are held."""
+        """Return the rows of the keys of a signal that are held."""
         return self._index.get(signal, {})
 
     def read(self, batch: Batch) -> HistoryReadings:
@@ -93,7 +95,7 @@ class History:
         return HistoryReadings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 
     def rows(self, batch: Batch) -> Indices:
-        """Row of each key, which is its slot if there is one op; -1 if there is no room."""
+        """Return the row of each key, which is its slot if there is one op; -1 if there is no room."""
         keys, rows = self._latest.get(batch.signal, ((), None))
         newest = self._newest.get(batch.signal, batch.step)
         if rows is None or keys != batch.keys:
@@ -101,9 +103,9 @@ class History:
         elif newest <= batch.step:  # mostly, and quicker: each key has a row, and none was seen at a later step
             self._last_step[rows] = self._newest[batch.signal] = batch.step
             return self._of_the_same_shape(batch, rows)
-        held = rows[rows >= 0]
-        self._wipe(held[self._last_step[held] > batch.step])
-        self._last_step[held] = batch.step
+        used_rows = rows[rows >= 0]
+        self._wipe(used_rows[self._last_step[used_rows] > batch.step])
+        self._last_step[used_rows] = batch.step
         self._newest[batch.signal] = max(newest, batch.step)
         return self._of_the_same_shape(batch, rows)
 
@@ -113,9 +115,9 @@ class History:
             self._shapes[batch.signal] = batch.shapes
             shapes = np.fromiter(map(hash, batch.shapes), dtype=np.int64, count=len(batch))
             at = np.flatnonzero(rows >= 0)
-            held, shapes = rows[at], shapes[at]
-            self._wipe(held[(self._shape[held] != 0) & (self._shape[held] != shapes)])
-            self._shape[held] = shapes
+            used_rows, shapes = rows[at], shapes[at]
+            self._wipe(used_rows[(self._shape[used_rows] != 0) & (self._shape[used_rows] != shapes)])
+            self._shape[used_rows] = shapes
         return rows
 
     def _look_up(self, batch: Batch) -> Indices:
@@ -137,10 +139,10 @@ class History:
         for key in keys[: len(self._free)]:
             index[key] = self._free.pop()
 
-    def _grow(self, wanted: int) -> None:
-        """Make room for ``wanted`` rows or more, by doubling, up to the limit."""
+    def _grow(self, number: int) -> None:
+        """Make room for ``number`` rows or more, by doubling, up to the limit."""
         old = len(self._last_step)
-        added = min(max(wanted, 2 * old, 64), self._limit) - old
+        added = min(max(number, 2 * old, 64), self._limit) - old
         self._last_step = np.append(self._last_step, np.full(added, NEVER))
         self._shape = np.append(self._shape, np.zeros(added, dtype=np.int64))
         for name, field in self._fields.items():
@@ -199,5 +201,5 @@ class Alignment:
 
 @lru_cache(maxsize=64)
 def measures(dtypes: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """Mask of the dtypes of measurements, in any framework's spelling: ids and masks have no typical size."""
+    """Return the mask of measurements by dtype, in any framework's spelling: ids and masks have no typical size."""
     return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

@@ -75,7 +75,7 @@ class AnomalyNan(About):
         return suspect
 
     def _judged(self, batch: Batch, op: str) -> Array | None:
-        """Numbers of ``op`` that are compared with the threshold, if there is one, else those of its moment."""
+        """Return the numbers of ``op`` that are compared with the threshold, if there is one, else its moment."""
         column = _column(batch, op)
         if column is None or self._threshold is None or op in COUNTS or op in FINITE:
             return column
@@ -104,7 +104,7 @@ class AnomalyNan(About):
                 yield from self._reporter.findings(batch, op, at, values, expected)
 
     def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
-        """Rows to examine further."""
+        """Return the rows to examine further."""
         if op in COUNTS:
             return np.flatnonzero(~(column == 0) & batch.has(op))
         bad = ~np.isfinite(column) & batch.has(op)
@@ -113,26 +113,26 @@ class AnomalyNan(About):
         return np.flatnonzero(bad)
 
     def _counted(self, batch: Batch, histograms: Array, masks: Container[int]) -> Iterator[Finding]:
-        """Findings from the bins of elements that are not finite."""
+        """Yield the findings from the bins of elements that are not finite."""
         infinite = histograms[:, [ZERO - INFINITE, ZERO + INFINITE]].sum(axis=1)
-        for op, found in (("nans", histograms[:, NAN]), ("infs", infinite)):
-            at = np.array([row for row in np.flatnonzero(found) if row not in masks], dtype=int)
-            yield from self._reporter.findings(batch, op, at, found[at], np.full(len(at), np.nan))
+        for op, bin_counts in (("nans", histograms[:, NAN]), ("infs", infinite)):
+            at = np.array([row for row in np.flatnonzero(bin_counts) if row not in masks], dtype=int)
+            yield from self._reporter.findings(batch, op, at, bin_counts[at], np.full(len(at), np.nan))
 
 
 def _column(batch: Batch, op: str) -> Array | None:
-    """Column that is finite exactly where ``op`` is: its moment, which needs no division by shapes, unless that is a
-    histogram. None if it was not collected, or is one itself."""
-    known = OPS.get(op)
-    name = known.moment if known is not None and known.moment in batch.columns else op
+    """Return the column that is finite exactly where ``op`` is: its moment, which needs no division by shapes, unless
+    that is a histogram. None if it was not collected, or is one itself."""
+    definition = OPS.get(op)
+    name = definition.moment if definition is not None and definition.moment in batch.columns else op
     column = batch.columns.get(name)
     if column is None or column.ndim == 1:
         return column
-    return None if known is None else batch.op(op)
+    return None if definition is None else batch.op(op)
 
 
 def _masks(batch: Batch) -> frozenset[int]:
-    """Rows of additive masks: forward inputs between -Inf and exactly 0."""
+    """Return the rows of additive masks: forward inputs between -Inf and exactly 0."""
     low, high, counts = (batch.columns.get(name) for name in ("min", "max", HISTOGRAM))
     if batch.signal != "actv":
         return frozenset()

@@ -75,7 +75,7 @@ def odd_ones(rows: Mapping[int, Mapping[str, float]], tolerance: float = 0.0) ->
     versions: list[tuple[tuple[float, ...], list[int]]] = []
     for rank in sorted(rows):
         numbers = tuple(float(rows[rank][name]) for name in names)
-        same = (held for version, held in versions if _alike(version, numbers, tolerance))
+        same = (ranks for version, ranks in versions if _alike(version, numbers, tolerance))
         (next(same, None) or _begun(versions, numbers)).append(rank)
     if len(versions) < 2:
         return None
@@ -83,7 +83,7 @@ def odd_ones(rows: Mapping[int, Mapping[str, float]], tolerance: float = 0.0) ->
     has_majority = 2 * len(holders) > len(rows)
     odd = [rank for rank in sorted(rows) if not (has_majority and rank in holders)]
     against = usual if has_majority else versions[0][0]
-    others = [version for version, held in versions if held is not (holders if has_majority else versions[0][1])]
+    others = [version for version, ranks in versions if ranks is not (holders if has_majority else versions[0][1])]
     place = next(n for n in range(len(names)) if not _alike(others[0][n : n + 1], against[n : n + 1], tolerance))
     values = tuple(float(rows[rank][names[place]]) for rank in odd)
     majority = tuple(holders) if has_majority else ()
@@ -95,11 +95,11 @@ def _begun(versions: list[tuple[tuple[float, ...], list[int]]], numbers: tuple[f
     return versions[-1][1]
 
 
-def _alike(one: Sequence[float], other: Sequence[float], tolerance: float) -> bool:
+def _alike(first: Sequence[float], second: Sequence[float], tolerance: float) -> bool:
     """Return whether all numbers are equal up to the tolerance, or both NaN."""
     return all(
         a == b or (a != a and b != b) or abs(a - b) <= tolerance * max(abs(a), abs(b)) < np.inf  # noqa: PLR0124 - NaN
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -147,29 +147,29 @@ class AnomalyReplica(About):
         at = self._begun(batch)
         op, values = self._number(batch)
         expected = np.full(len(at), np.nan)
-        found = self._reporter.findings(batch, f"replica_{op}", at, values[at], expected)
-        for finding, row in zip(found, at.tolist(), strict=True):
-            copies, same, other = (int(batch.columns[name][row]) for name in (COPIES, AGREEING, OTHER))
+        findings = self._reporter.findings(batch, f"replica_{op}", at, values[at], expected)
+        for finding, row in zip(findings, at.tolist(), strict=True):
+            copies, same, other_rank = (int(batch.columns[name][row]) for name in (COPIES, AGREEING, OTHER))
             yield finding._replace(
-                message=f"{finding.message} Rank {finding.rank} differs from rank {other}; of {copies} replicas "
+                message=f"{finding.message} Rank {finding.rank} differs from rank {other_rank}; of {copies} replicas "
                 f"{same} {'has' if same == 1 else 'have'} these numbers."
             )
 
     def _begun(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Rows in which this rank has left the majority since they came last. A row without a received copy (there was
-        no room for it) is not judged."""
+        """Return the rows in which this rank has left the majority since they came last. A row without a received copy
+        (there was no room for it) is not judged."""
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
         named = np.isfinite(batch.columns[OTHER])  # a file of another writer may lack it in some rows
         odd = {
             batch.keys[row]: row for row in np.flatnonzero(named & (2 * agreeing <= copies) & (copies >= 2)).tolist()
         }
-        step, known = self._known.get(batch.signal, (-1, frozenset()))
+        step, odd_before = self._known.get(batch.signal, (-1, frozenset()))
         self._known[batch.signal] = batch.step, frozenset(odd)
-        fresh = [row for key, row in odd.items() if key not in known or step > batch.step]
+        fresh = [row for key, row in odd.items() if key not in odd_before or step > batch.step]
         return np.array(fresh, dtype=np.int64)
 
     def _number(self, batch: Batch) -> tuple[str, Array]:
-        """Number to report for each row: the first op that is collected."""
+        """Return the number to report for each row: the first op that is collected."""
         for op in self._ops:
             if op in OPS and OPS[op].moment in batch.columns:
                 return op, batch.op(op)

@@ -29,8 +29,8 @@ class Reporter(NamedTuple):
             values: values found, one for each of ``at``.
             expected: values that they were compared with; NaN if none.
         """
-        for row, value, wanted in zip(at.tolist(), values.tolist(), expected.tolist(), strict=True):
-            against = f", {self.compared} {wanted}" if wanted == wanted else ""  # noqa: PLR0124 - NaN is not itself
+        for row, value, reference in zip(at.tolist(), values.tolist(), expected.tolist(), strict=True):
+            against = f", {self.compared} {reference}" if reference == reference else ""  # noqa: PLR0124 - NaN is not itself
             where = tag(batch.signal, batch.keys[row], self.rank, batch.micro_stepped)
             yield Finding(
                 rule=self.rule,
@@ -38,7 +38,7 @@ class Reporter(NamedTuple):
                 key=batch.keys[row],
                 op=op,
                 value=value,
-                expected=wanted,
+                expected=reference,
                 step=batch.step,
                 rank=self.rank,
                 order=int(batch.order[row]),

@@ -91,7 +91,7 @@ class AnomalyRouter(About):
         yield from self._reporter.findings(batch, "load_min", at[idle], least[idle], np.full(int(idle.sum()), np.nan))
 
     def _lasting(self, name: str, slots: Indices, bad: Mask) -> Mask:
-        """Count the samples in a row that are bad; return which are so for the number of them that is reported."""
+        """Count the bad samples in a row; return the mask of the rows that have just reached ``steps`` of them."""
         streak = self.history.of(name)
         streak[slots] = np.where(bad, streak[slots] + 1, 0)
         lasting: Mask = streak[slots] == self._args.steps

@@ -117,7 +117,7 @@ class AnomalySpike(About):
         self._joint = JointJudge(args.window, args.warnings_per_10000_steps or WARNINGS) if together else None
 
     def _distances(self) -> Indices:
-        """Distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
+        """Return the distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
         distances = np.zeros(len(self._ops), dtype=np.int64)
         if set(EXTREMES) <= set(self._ops):
             low, high = (self._ops.index(op) for op in EXTREMES)
@@ -131,9 +131,9 @@ class AnomalySpike(About):
         """Judge all batches of a step, each of another signal, in one pass."""
         if not batches:
             return
-        each = [self._readings(batch) for batch in batches]
-        readings = HistoryReadings(*map(np.concatenate, zip(*each, strict=True)))
-        lengths = [len(own.values) for own in each]
+        batch_readings = [self._readings(batch) for batch in batches]
+        readings = HistoryReadings(*map(np.concatenate, zip(*batch_readings, strict=True)))
+        lengths = [len(part.values) for part in batch_readings]
         batch_of = np.repeat(np.arange(len(batches)), lengths)
         power = np.repeat([2 if batch.signal in SQUARES else 1 for batch in batches], lengths)
         leaping = np.repeat([batch.signal in LEAPING for batch in batches], lengths)
@@ -141,13 +141,15 @@ class AnomalySpike(About):
         least = np.where(leaping, self._least_of_gradients[readings.op], self._least[readings.op])
         spikes, medians = self._spikes(batches, batch_of, readings, sizes, least)
         reported = np.flatnonzero(self._remember(readings.slots, sizes, spikes, self._is_large(readings)))
-        found, of = readings.where(reported), batch_of[reported]
+        reported_rows, of = readings.where(reported), batch_of[reported]
         if len(reported):
-            yield from self._report(batches, of, found, np.exp(power[reported] * medians[reported]))
+            yield from self._report(batches, of, reported_rows, np.exp(power[reported] * medians[reported]))
         if self._joint is not None:
-            norms = found.op == self._ops.index("norm")
+            norms = reported_rows.op == self._ops.index("norm")
             for n, batch in enumerate(batches):
-                yield from self._judge_together(self._joint, batch, found.at[(of == n) & norms] if len(of) else of)
+                yield from self._judge_together(
+                    self._joint, batch, reported_rows.at[(of == n) & norms] if len(of) else of
+                )
 
     def _judge_together(self, joint: JointJudge, batch: Batch, reported: Indices) -> Iterator[Finding]:
         """Yield findings about norms that leap against those of the other rows, but for those that are reported."""
@@ -157,19 +159,20 @@ class AnomalySpike(About):
             yield from self._reporter.findings(batch, "norm", leap.at, leap.values, leap.expected)
 
     def _readings(self, batch: Batch) -> HistoryReadings:
-        """Values of ``batch`` that can be judged and held."""
+        """Return the values of ``batch`` that can be judged and held."""
         readings = self.history.read(batch)
         measured: Mask = np.isfinite(readings.values) & (readings.values != 0) & measures(batch.dtypes)[readings.at]
         return readings if measured.all() else readings.where(measured)
 
     def _report(
-        self, batches: Sequence[Batch], batch_of: Indices, found: HistoryReadings, expected: Array
+        self, batches: Sequence[Batch], batch_of: Indices, reported_rows: HistoryReadings, expected: Array
     ) -> Iterator[Finding]:
-        for place in np.unique(batch_of * len(self._ops) + found.op).tolist():
-            n, op = divmod(place, len(self._ops))
-            own = (batch_of == n) & (found.op == op)
+        """Yield the findings of each batch and op, in their order."""
+        pairs = np.unique(np.stack([batch_of, reported_rows.op], axis=1), axis=0)
+        for number, op in pairs.tolist():
+            rows = (batch_of == number) & (reported_rows.op == op)
             yield from self._reporter.findings(
-                batches[n], self._ops[op], found.at[own], found.values[own], expected[own]
+                batches[number], self._ops[op], reported_rows.at[rows], reported_rows.values[rows], expected[rows]
             )
 
     def _spikes(
@@ -180,15 +183,15 @@ class AnomalySpike(About):
         sizes: Array,
         least: Array,
     ) -> tuple[Mask, Array]:
-        """Mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
+        """Return the mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
         likely = self._candidates(readings, sizes, least)
         if not len(likely):
             return spikes, medians
         windows = self.history.of("window")[readings.slots[likely]]
-        own = medians_of(windows)
-        spread = medians_of(np.abs(windows - own[:, None]))
-        medians[likely] = np.fmax(own, self._across(readings.slots[likely], readings.op[likely]))
+        window_medians = medians_of(windows)
+        spread = medians_of(np.abs(windows - window_medians[:, None]))
+        medians[likely] = np.fmax(window_medians, self._across(readings.slots[likely], readings.op[likely]))
         above = sizes[likely] - medians[likely]
         limit = np.maximum(least[likely], self._args.threshold * MAD_TO_SIGMA * spread)
         for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
@@ -198,15 +201,15 @@ class AnomalySpike(About):
         return spikes, medians
 
     def _across(self, slots: Indices, op: Indices) -> Array:
-        """Medians on the other side of 0; NaN where nothing is held there."""
+        """Return the medians on the other side of 0; NaN where nothing is held there."""
         windows = self.history.of("window")[slots + self._others[op]]
-        held = ~np.isnan(windows[:, 0])
+        present = ~np.isnan(windows[:, 0])
         medians = np.full(len(windows), np.nan)
-        medians[held] = medians_of(windows[held])
+        medians[present] = medians_of(windows[present])
         return medians
 
     def _candidates(self, readings: HistoryReadings, sizes: Array, least: Array) -> Indices:
-        """Indices of values that could spike, by cheaper bounds than a median, which lies between them."""
+        """Return the indices of values that could spike, by cheaper bounds than a median, which lies between them."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - self.history.of("lower")[readings.slots]
         below = np.where(self._two_sided[readings.op], self.history.of("upper")[readings.slots] - sizes, -np.inf)
@@ -218,7 +221,7 @@ class AnomalySpike(About):
         return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
 
     def _is_large(self, readings: HistoryReadings) -> Mask:
-        """Mask of the values that may be of the largest magnitude in their tensor."""
+        """Return the mask of the values that may be of the largest magnitude in their tensor."""
         side = np.array([{"min": -1, "max": 1}.get(op, 0) for op in self._ops])[readings.op]
         mask: Mask = side * readings.values >= 0
         return mask
@@ -228,25 +231,25 @@ class AnomalySpike(About):
         if not self._silent and not spikes.any():  # mostly, and quicker
             self._hold(slots[large], sizes[large])
             return spikes
-        window, held = self.history.of("window"), self.history.of("held")
+        window, counts = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
         reported: Mask = spikes & (silent[slots] == 0)
         silent[slots] = np.where(reported, self._args.cool_down, np.maximum(silent[slots] - 1, 0))
         streak[slots] = np.where(spikes, streak[slots] + 1, 0)
         settled = streak[slots] >= max(self._args.cool_down, 1)
-        window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
-        kept = (~spikes | settled) & large
-        self._hold(slots[kept], sizes[kept])
+        window[slots[settled]], counts[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
+        normal = (~spikes | settled) & large
+        self._hold(slots[normal], sizes[normal])
         self._silent = bool(silent.any() or streak.any())
         return reported
 
     def _hold(self, slots: Indices, sizes: Array) -> None:
         """Put values into their windows, and widen the bounds of these; set them anew where a window begins again."""
-        window, held = self.history.of("window"), self.history.of("held")
+        window, counts = self.history.of("window"), self.history.of("held")
         lower, upper = self.history.of("lower"), self.history.of("upper")
-        places = held[slots] % self._args.window
+        places = counts[slots] % self._args.window
         window[slots, places] = sizes
-        held[slots] += 1
+        counts[slots] += 1
         lower[slots] = np.minimum(lower[slots], sizes)
         upper[slots] = np.maximum(upper[slots], sizes)
         again = slots[places == 0]

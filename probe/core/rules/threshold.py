@@ -98,10 +98,12 @@ class AnomalyThreshold(About):
         yield from self._limits[side].findings(batch, op, at, values[at], np.full(len(at), limit))
 
     def _named(self, batch: Batch) -> Mask:
-        """Mask of the rows whose names are judged."""
+        """Return the mask of the rows whose names are judged."""
         keys, mask = self._latest.get(batch.signal, ((), None))
         if mask is None or keys != batch.keys:
             names = map(row_name, batch.keys)
-            mask = np.array([any(fnmatchcase(name, each) for each in self._patterns) for name in names], dtype=bool)
+            mask = np.array(
+                [any(fnmatchcase(name, pattern) for pattern in self._patterns) for name in names], dtype=bool
+            )
             self._latest[batch.signal] = (batch.keys, mask)
         return mask

@@ -63,12 +63,14 @@ class AnomalyTurbulence(About):
         learned = np.isfinite(sizes) & ~(np.isnan(before) & (sizes == 0))
         after = np.where(np.isnan(before), sizes, DECAY * before + (1 - DECAY) * sizes)
         means[readings.slots[learned]] = after[learned]
-        found, expected = readings.where(strays), before[strays]
-        for n in np.unique(found.op).tolist():
-            own = found.op == n
-            yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
+        stray_readings, expected = readings.where(strays), before[strays]
+        for n in np.unique(stray_readings.op).tolist():
+            of_op = stray_readings.op == n
+            yield from self._reporter.findings(
+                batch, self._ops[n], stray_readings.at[of_op], stray_readings.values[of_op], expected[of_op]
+            )
 
     def _strays(self, sizes: Array, means: Array) -> npt.NDArray[np.bool_]:
-        """Mask of the values far from their means; false for a mean that has not begun (NaN)."""
+        """Return the mask of the values far from their means; false for a mean that has not begun (NaN)."""
         strays: npt.NDArray[np.bool_] = sizes > means * (1 + self._threshold)
         return strays | (sizes < means * (1 - self._threshold)) if self._both_sides else strays

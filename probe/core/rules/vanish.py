@@ -90,14 +90,14 @@ class AnomalyVanish(About):
             sizes = np.maximum(np.log(readings.values), NOTHING)
         low, medians = self._low(readings, sizes)
         streak = self._remember(readings.slots, sizes, low)
-        found = streak == self._args.steps
-        if found.any():
-            found &= ~self._faded(readings.slots, sizes, medians)
-        vanished = readings.where(found)
-        yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[found]))
+        vanishing = streak == self._args.steps
+        if vanishing.any():
+            vanishing &= ~self._faded(readings.slots, sizes, medians)
+        vanished = readings.where(vanishing)
+        yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[vanishing]))
 
     def _low(self, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
-        """Mask of the gradients that are vanishingly small, and the medians before, where needed (NaN elsewhere)."""
+        """Return the mask of vanishingly small gradients, and the medians before, where needed (NaN elsewhere)."""
         windows = self.history.of("window")[readings.slots]
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         medians = np.full(len(sizes), np.nan)
@@ -105,12 +105,12 @@ class AnomalyVanish(About):
         if not low.any():  # the median lies below the largest: usually no row is low
             return low, medians
         medians[ready] = medians_of(windows[ready])
-        kept = sizes - medians
-        least_fallen = min(np.nanmax(kept), 0.0)
-        return low & (medians > NOTHING / 2) & (kept < least_fallen - self._least), medians
+        changes = sizes - medians
+        least_fallen = min(np.nanmax(changes), 0.0)
+        return low & (medians > NOTHING / 2) & (changes < least_fallen - self._least), medians
 
     def _faded(self, slots: Indices, sizes: Array, medians: Array) -> Mask:
-        """Mask of the gradients that are 0 and were on their way to it before."""
+        """Return the mask of the gradients that are 0 and were on their way to it before."""
         if self._args.steps >= self._args.window:
             return np.zeros(len(slots), dtype=np.bool_)
         places = (self.history.of("held")[slots] - self._args.steps - 1) % self._args.window
@@ -120,11 +120,11 @@ class AnomalyVanish(About):
 
     def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
         """Update the history; return for how many samples each gradient has been vanishingly small."""
-        window, held, streak = self.history.of("window"), self.history.of("held"), self.history.of("streak")
-        begun = (held[slots] > 0) | (sizes > NOTHING)  # a gradient that was always 0 has no history
+        window, counts, streak = self.history.of("window"), self.history.of("held"), self.history.of("streak")
+        begun = (counts[slots] > 0) | (sizes > NOTHING)  # a gradient that was always 0 has no history
         streak[slots] = np.where(low, streak[slots] + 1, 0)
         places = slots[begun]
-        window[places, held[places] % self._args.window] = sizes[begun]
-        held[places] += 1
+        window[places, counts[places] % self._args.window] = sizes[begun]
+        counts[places] += 1
         since: Indices = streak[slots]
         return since

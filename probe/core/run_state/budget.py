@@ -1,15 +1,17 @@
 """Budgets: the longest times without progress that are no reason for an alert, by phase.
 
-A stretch is the time from one sign of progress to the next. The budget of a phase comes from its stretches so far:
+A stretch is the time from one sign of progress to the next. The budget of a phase follows from its stretches so far.
+Before the first step, and in a phase without a stretch, it is ``startup_seconds``: first times are slow (compilation,
+caches, the first evaluation). Afterwards it is the largest of
 
-- none yet, or before the first step: ``startup_seconds``. Nothing is known, and first times are slow: compilation,
-  caches, the first evaluation.
-- else the largest of: ``floor_seconds``; 3 times the longest stretch, 10 times as long as there are fewer than 20;
-  10 times the median; and the median times the fourth power of the ratio of the ninth decile to it. For log-normal
-  durations, however wide, the last is five standard deviations above the median, which one stretch in four million
-  exceeds; it is at most 10 times the longest stretch. Together they are at most ``startup_seconds``, or 3 times the
-  longest stretch if that is more.
-- 1.5 times the longest pause after an alert that went by: such a pause was no standstill, and its like may come again.
+- ``3 * longest``; ``10 * longest`` while there are fewer than 20 stretches;
+- ``10 * median``;
+- ``median * (p90 / median) ** 4``, but at most ``10 * longest``. Durations are log-normal, more or less: then ``p90``,
+  the ninth decile, is 1.28 standard deviations (of the logarithm) above the median, and this bound 5.1, which one
+  stretch in four million exceeds, however wide the distribution is;
+
+but at most ``startup_seconds``, or ``3 * longest`` if that is more. It is at least ``floor_seconds``, and at least 1.5
+times the longest pause that led to an alert and then ended: it was no standstill, and may come again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from probe.core.run_state.progress_file import PHASES, PROGRESS_SINCE, START, ProgressRow, longest_in
@@ -38,13 +41,14 @@ class Stretches(NamedTuple):
 def stretches(counts: Sequence[int]) -> Stretches:
     """Summarize a histogram; a value is the upper end of its bucket, at most a quarter too long."""
     number = sum(counts)
-    found, seen, marks = [], 0, [number * 0.5, number * 0.9, number]
-    for bucket, count in enumerate(counts):
-        seen += count
-        while count > 0 and marks and seen >= marks[0]:
-            found.append(longest_in(bucket))
-            marks.pop(0)
-    return Stretches(number, *found) if len(found) == 3 else Stretches(0, 0.0, 0.0, 0.0)
+    if number <= 0:
+        return Stretches(0, 0.0, 0.0, 0.0)
+    return Stretches(number, *(longest_in(_bucket_at(counts, share * number)) for share in (0.5, 0.9, 1.0)))
+
+
+def _bucket_at(counts: Sequence[int], least: float) -> int:
+    """Return the first bucket that holds, with those below it, ``least`` stretches or more."""
+    return next(bucket for bucket, total in enumerate(accumulate(counts)) if total >= least)
 
 
 class Budget:
@@ -87,9 +91,9 @@ class Budget:
         return 1.5 * self._survived.get(phase, 0.0)
 
 
-def promise_of(left: float) -> float:
+def promise_of(seconds: float) -> float:
     """Return the rest of a budget as a promise in whole seconds; 0 if it is over."""
-    return float(math.ceil(max(left, 0.0)))
+    return float(math.ceil(max(seconds, 0.0)))
 
 
 class ProgressSource(Protocol):
@@ -168,8 +172,8 @@ class OwnBudget:
         if self._still is not None and row.time != self._still.time:
             self._rank.go_on(self._still.phase, (row.time - self._still.time) / 1e9)
             self._still = None
-        left = self._rank.left(row, now)
-        if left < 0 and self._still is None:
+        seconds_left = self._rank.left(row, now)
+        if seconds_left < 0 and self._still is None:
             self._still = row
             self._rank.stand_still(row.phase)
-        return row, left
+        return row, seconds_left

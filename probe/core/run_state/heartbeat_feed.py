@@ -19,8 +19,8 @@ TOKEN = "PROBE_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of the server's token."""
 LOOK_SECONDS = 1.0
 """Time that a phase lasts before it is sent: shorter ones end within the promise of the step before."""
-WAY_SECONDS = 2.0
-"""Time that is added to each promise: until the next look, and for the request."""
+NETWORK_SECONDS = 2.0
+"""Network allowance, added to each promise: time until the next look, and for the request."""
 MOST_FINDINGS = 5
 """Findings of one step that are sent."""
 
@@ -59,8 +59,8 @@ class HeartbeatFeed:
         """Send the numbers of a step."""
         promise = None
         if self._budget is not None:
-            row, left = self._budget.look(monotonic_ns())
-            promise, self._sent = promise_of(left) + WAY_SECONDS, (row.phase, row.until)
+            row, seconds_left = self._budget.look(monotonic_ns())
+            promise, self._sent = promise_of(seconds_left) + NETWORK_SECONDS, (row.phase, row.until)
         self._sender.send("train_metrics", {"step": step.step, **step.values}, promise=promise)
 
     def look(self) -> None:
@@ -68,30 +68,31 @@ class HeartbeatFeed:
         if self._budget is None:
             return
         now = monotonic_ns()
-        row, left = self._budget.look(now)
-        if (row.phase, row.until) != self._sent and now - row.time >= LOOK_SECONDS * 1e9 and left > 0:
+        row, seconds_left = self._budget.look(now)
+        if (row.phase, row.until) != self._sent and now - row.time >= LOOK_SECONDS * 1e9 and seconds_left > 0:
             self._sent = row.phase, row.until
             self._sender.send(
-                "progress", {"step": row.step, "phase": row.phase}, promise=promise_of(left) + WAY_SECONDS
+                "progress", {"step": row.step, "phase": row.phase}, promise=promise_of(seconds_left) + NETWORK_SECONDS
             )
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Send findings about numbers of the run."""
-        for each in findings:
-            about = {"rule": each.rule, "name": each.name, "step": each.step, "text": each.message}
-            self._sender.send("finding", about | {"severity": each.severity, "resolved": each.resolved})
+        for finding in findings:
+            values = {"rule": finding.rule, "name": finding.name, "step": finding.step, "text": finding.message}
+            self._sender.send("finding", values | {"severity": finding.severity, "resolved": finding.resolved})
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
         """Send the first findings of a sampled step."""
-        for each in findings[:MOST_FINDINGS]:
-            about = {"rule": each.rule, "name": f"{each.signal} {each.key.name}", "step": step, "text": each.message}
-            self._sender.send("finding", about | {"severity": "warning", "resolved": False})
+        for finding in findings[:MOST_FINDINGS]:
+            name = f"{finding.signal} {finding.key.name}"
+            values = {"rule": finding.rule, "name": name, "step": step, "text": finding.message}
+            self._sender.send("finding", values | {"severity": "warning", "resolved": False})
 
     def failed(self, error: BaseException) -> None:
         """Send the exception that ends training."""
         text = "".join(traceback.format_exception(error))
-        about = {"type": type(error).__name__, "text": text, "host": socket.gethostname()}
-        self._sender.send("exception", about)
+        values = {"type": type(error).__name__, "text": text, "host": socket.gethostname()}
+        self._sender.send("exception", values)
 
     def close(self, seconds: float) -> None:
         """Send the last message within ``seconds``: an ended rank is not silent."""

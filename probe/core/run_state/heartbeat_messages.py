@@ -98,14 +98,14 @@ class MalformedBatchError(ValueError):
 def flattened(message: Mapping[str, object]) -> tuple[dict[str, Value], int]:
     """Return the values of ``message`` in one level, and the number of those left out: neither numbers nor texts, or
     too many."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     lost = 0
     for name, value in _leaves("", message, 0):
-        if len(found) >= MOST_VALUES or not _is_value(value):
+        if len(values) >= MOST_VALUES or not _is_value(value):
             lost += 1
         else:
-            found[writable(name)[:LONGEST_NAME]] = _plain(value)
-    return found, lost
+            values[writable(name)[:LONGEST_NAME]] = _plain(value)
+    return values, lost
 
 
 def _leaves(prefix: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
@@ -193,8 +193,10 @@ def parsed(data: bytes, path: str) -> HeartbeatBatch:
     if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
         raise _wrong("messages", f"a list of 1 to {MOST_MESSAGES} messages", messages)
     kinds = tuple(kind for kind, place in KINDS.items() if place == path)
-    found = tuple(_message(each, f"messages[{place}]", kinds) for place, each in enumerate(messages))
-    return HeartbeatBatch(origin, found, fields.get("late") is True)
+    batch_messages = tuple(
+        _message(fields_of_message, f"messages[{place}]", kinds) for place, fields_of_message in enumerate(messages)
+    )
+    return HeartbeatBatch(origin, batch_messages, fields.get("late") is True)
 
 
 def dated(batch: HeartbeatBatch, now: float) -> tuple[HeartbeatBatch, int]:
@@ -284,7 +286,7 @@ def _clean(value: object, where: str) -> Value:
 
 
 def _wrong(where: str, expected: str, value: object) -> MalformedBatchError:
-    """Error that names the kind of the value that came; the value itself may be a megabyte."""
+    """Return the error that names the kind of the value that came; the value itself may be a megabyte."""
     came = "nothing" if value is None else value if isinstance(value, int) else type(value).__name__
     return MalformedBatchError(f"{where}: expected {expected}, got {str(came)[:40]}")
 

@@ -55,8 +55,8 @@ class HeartbeatSpool:
         for file in files[:-MOST_FILES]:
             self.remove(file)
             self._faults.lost(f"{WHERE}: removed, more than {MOST_FILES}", 1)
-        found = [self._read(file) for file in files[-MOST_FILES:]]
-        return [each for each in found if each is not None and each.origin.job == self._job]
+        contents = [self._read(file) for file in files[-MOST_FILES:]]
+        return [batch for batch in contents if batch is not None and batch.origin.job == self._job]
 
     def remove(self, file: Path) -> None:
         """Remove a file whose messages were sent."""

@@ -177,7 +177,7 @@ class Heartbeats:
         if self._late is None:
             self._late = deque()
             if self._spool is not None:
-                self._late.extend(parcel for kept in self._spool.waiting() for parcel in _parcels(kept))
+                self._late.extend(parcel for batch in self._spool.waiting() for parcel in _parcels(batch))
         if not succeeds(self._faults, WHERE, self._send_next):
             self._pause(self._backoff())
         return self._patience()
@@ -198,11 +198,11 @@ class Heartbeats:
             if not self._ready():
                 return None
             late = self._late[0] if self._late and self._nothing_waits() else None
-            chosen = self._flying if late is not None else self._next()
+            batch = self._flying if late is not None else self._next()
         if late is not None:
             return late
-        messages = tuple(encoded(each.message) for each in chosen)  # without the lock: training may want to send
-        return _Parcel(KINDS[chosen[0].message.kind], messages, self._origin)
+        messages = tuple(encoded(item.message) for item in batch)  # without the lock: training may want to send
+        return _Parcel(KINDS[batch[0].message.kind], messages, self._origin)
 
     def _nothing_waits(self) -> bool:
         return not (self._flying or self._buffer)
@@ -228,27 +228,27 @@ class Heartbeats:
     def _next(self) -> tuple[_Waiting, ...]:
         """Return the messages to send now: those of the attempt before, else the oldest that wait."""
         if not self._flying:
-            path, size, chosen = KINDS[self._buffer[0].message.kind], 0, list[_Waiting]()
+            path, size, batch = KINDS[self._buffer[0].message.kind], 0, list[_Waiting]()
             most = 1 if self._singly else MOST_MESSAGES
-            while self._buffer and len(chosen) < most and KINDS[self._buffer[0].message.kind] == path:
+            while self._buffer and len(batch) < most and KINDS[self._buffer[0].message.kind] == path:
                 size += self._buffer[0].size
-                if chosen and size > BATCH_BYTES:
+                if batch and size > BATCH_BYTES:
                     break
-                chosen.append(self._buffer.popleft())
-                self._size -= chosen[-1].size
-            self._flying = tuple(chosen)
+                batch.append(self._buffer.popleft())
+                self._size -= batch[-1].size
+            self._flying = tuple(batch)
             self._singly = max(self._singly - 1, 0)
         return self._flying
 
     def _deliver(self, parcel: _Parcel) -> None:
         """Make one attempt and act on its outcome."""
         content = body(parcel.origin, parcel.messages, late=parcel.file is not None)
-        url, left = f"{self._address}{parcel.path}", ATTEMPT_SECONDS
+        url, seconds = f"{self._address}{parcel.path}", ATTEMPT_SECONDS
         if self._deadline is not None:
-            left = max(min(left, self._deadline - time.monotonic()), 0.01)
+            seconds = max(min(seconds, self._deadline - time.monotonic()), 0.01)
         try:
             answer = self._client.request(
-                "POST", url, connect_seconds=CONNECT_SECONDS, seconds=left, headers=self._headers, body=content
+                "POST", url, connect_seconds=CONNECT_SECONDS, seconds=seconds, headers=self._headers, body=content
             )
         except Unanswered as error:
             self._failed(str(error), self._backoff())
@@ -281,7 +281,7 @@ class Heartbeats:
             if parcel.file is None and len(self._flying) > 1:
                 self._singly = len(self._flying)
                 self._buffer.extendleft(reversed(self._flying))
-                self._size += sum(each.size for each in self._flying)
+                self._size += sum(item.size for item in self._flying)
                 self._flying = ()
                 return
         self._faults.lost(f"{WHERE}: messages that the server refused with status {status}", len(parcel.messages))
@@ -303,11 +303,11 @@ class Heartbeats:
     def _leave(self) -> None:
         """Keep or count the messages that were not sent."""
         with self._lock:
-            left = [encoded(each.message) for each in (*self._flying, *self._buffer)]
+            unsent = [encoded(item.message) for item in (*self._flying, *self._buffer)]
             self._flying = ()
             self._buffer.clear()
-        if left and not (self._spool is not None and self._spool.keep(self._origin, left)):
-            self._faults.lost(f"{WHERE}: messages that were not sent before the end", len(left))
+        if unsent and not (self._spool is not None and self._spool.keep(self._origin, unsent)):
+            self._faults.lost(f"{WHERE}: messages that were not sent before the end", len(unsent))
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -324,10 +324,10 @@ def _size(values: Mapping[str, Value]) -> int:
     return 160 + sum(6 * len(name) + 6 for name in values) + sum(texts)
 
 
-def _parcels(kept: KeptMessages) -> Sequence[_Parcel]:
+def _parcels(batch: KeptMessages) -> Sequence[_Parcel]:
     groups: list[tuple[str, list[bytes]]] = []
     size = 0
-    for path, message in kept.messages:
+    for path, message in batch.messages:
         size += len(message)
         if not groups or groups[-1][0] != path or len(groups[-1][1]) >= MOST_MESSAGES or size > BATCH_BYTES:
             groups.append((path, []))
@@ -335,7 +335,7 @@ def _parcels(kept: KeptMessages) -> Sequence[_Parcel]:
         groups[-1][1].append(message)
     last = len(groups) - 1
     return [
-        _Parcel(path, tuple(messages), kept.origin, kept.file, place == last)
+        _Parcel(path, tuple(messages), batch.origin, batch.file, place == last)
         for place, (path, messages) in enumerate(groups)
     ]
 
@@ -343,7 +343,7 @@ def _parcels(kept: KeptMessages) -> Sequence[_Parcel]:
 def _confirmed(answer: Answer, number: int) -> bool:
     """Return whether the server has confirmed ``number`` messages: any page can have status 200."""
     try:
-        found = json.loads(answer.body)
-        return bool(found["stored"] + found["known"] == number)
+        counts = json.loads(answer.body)
+        return bool(counts["stored"] + counts["known"] == number)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False

@@ -16,8 +16,8 @@ from probe.core.run_state.rules.threshold import NAME, RunThreshold, limits_of
 def rule_makers(settings: Settings) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of the run: of those in ``run.rules``, and of limits in
     ``alert.rules``."""
-    chosen: list[Callable[[], RunRule]] = [partial(RUN_RULES[one.rule_name], one.args) for one in settings.run.rules]
-    return chosen + [partial(RunThreshold, args) for args in limits_of(settings.alert.rules)]
+    makers: list[Callable[[], RunRule]] = [partial(RUN_RULES[rule.rule_name], rule.args) for rule in settings.run.rules]
+    return makers + [partial(RunThreshold, args) for args in limits_of(settings.alert.rules)]
 
 
 class RunJudges:
@@ -26,7 +26,7 @@ class RunJudges:
     def __init__(self, settings: Settings, faults: Faults) -> None:
         self._faults = faults
         self._chosen: list[tuple[str, RunRule]] = [
-            (chosen.rule_name, RUN_RULES[chosen.rule_name](chosen.args)) for chosen in settings.run.rules
+            (rule.rule_name, RUN_RULES[rule.rule_name](rule.args)) for rule in settings.run.rules
         ]
         self._limits: dict[ThresholdArgs, RunThreshold] = {}
         self.limit(settings.alert)
@@ -43,20 +43,20 @@ class RunJudges:
 
     def judge(self, step: RunStep) -> list[RunFinding]:
         """Return the findings in ``step``, after all receivers have got them."""
-        found: list[RunFinding] = []
+        findings: list[RunFinding] = []
         for name, rule in self._rules:
             try:
-                found.extend(rule.judge(step))
+                findings.extend(rule.judge(step))
             except Exception as error:  # noqa: BLE001 - the other rules judge all the same
                 self._faults.note(f"rule {name}", error)
-        self.pass_on(found)
-        return found
+        self.pass_on(findings)
+        return findings
 
-    def pass_on(self, found: Sequence[RunFinding]) -> None:
+    def pass_on(self, findings: Sequence[RunFinding]) -> None:
         """Pass findings to every receiver."""
-        for receive in self.receivers if found else ():
+        for receive in self.receivers if findings else ():
             try:
-                receive(found)
+                receive(findings)
             except Exception as error:  # noqa: BLE001 - the other receivers get them all the same
                 self._faults.note("findings of the run", error)
 
@@ -67,6 +67,6 @@ class RunJudges:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the memory of the rules that ``state`` has; ignore the rest."""
         for place, (name, rule) in enumerate(self._rules):
-            held = state.get(f"{place}:{name}") if isinstance(state, Mapping) else None
-            if isinstance(held, Mapping):
-                rule.load_state_dict(held)
+            memory = state.get(f"{place}:{name}") if isinstance(state, Mapping) else None
+            if isinstance(memory, Mapping):
+                rule.load_state_dict(memory)

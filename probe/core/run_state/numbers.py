@@ -20,14 +20,14 @@ _COLUMNS = ("sum",)
 class LoggedNumbers(NamedTuple):
     """Numbers of a step that has ended, some of which may still be on their way to the host."""
 
-    known: Mapping[str, float]
+    on_host: Mapping[str, float]
     moved: tuple[str, ...]
     wait: Callable[[], Any] | None
     """Function that waits for the copy of the tensors called ``moved``; None if there is none."""
 
     def values(self) -> dict[str, float]:
         """Return every number; wait for the device."""
-        values = dict(self.known)
+        values = dict(self.on_host)
         if self.wait is not None:
             values |= zip(self.moved, self.wait()[:, 0].tolist(), strict=True)
         return values
@@ -69,13 +69,13 @@ class NumberLog:
 
     def _written(self, name: str) -> str | None:
         """Return ``name`` as it is written; None if there are too many names."""
-        known = self._names.get(name)
-        if known is None:
+        written_name = self._names.get(name)
+        if written_name is None:
             if len(self._names) >= MOST_NAMES:
                 self._faults.lost(f"log: numbers of more than {MOST_NAMES} names", 1)
                 return None
-            known = self._names[name] = writable(name)
-        return known
+            written_name = self._names[name] = writable(name)
+        return written_name
 
     def _put(self, name: str, value: Any) -> None:
         if isinstance(value, (float, int)):
@@ -84,7 +84,7 @@ class NumberLog:
         elif self._tensors.is_tensor(value):
             self._put_tensor(name, value)
         else:
-            number = float(value.item() if isinstance(value, (np.ndarray, np.generic)) else value)
+            number = _number(value)
             self._drop(name)
             self._known[name] = number
 
@@ -106,7 +106,19 @@ class NumberLog:
 
     def take(self) -> LoggedNumbers:
         """Return the numbers of the step and begin another; start one copy of those on a device."""
-        known, blocks = self._known, self._blocks
+        numbers, blocks = self._known, self._blocks
         self._clear()
         wait = self._tensors.to_host([*blocks.values()]) if blocks else None
-        return LoggedNumbers(known, tuple(blocks), wait)
+        return LoggedNumbers(numbers, tuple(blocks), wait)
+
+
+def _number(value: Any) -> float:
+    """Return a value as a number.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    try:
+        return float(value.item() if isinstance(value, (np.ndarray, np.generic)) else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"expected a number or a tensor of one element, got {value!r:.80}") from None

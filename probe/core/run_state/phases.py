@@ -35,7 +35,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Context whose time counts for the phase ``name``."""
+        """Return a context whose time counts for the phase ``name``."""
         self._turn()
         self._open.append(name)
         if self._marks is not None:

@@ -79,10 +79,10 @@ def node_folder(names: Sequence[str], environ: Mapping[str, str] = os.environ) -
         OSError: if it cannot be made, or if it belongs to another user.
     """
     name = digest(names)
-    chosen = environ.get(FOLDER)
-    if chosen:
-        Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return private(Path(chosen).resolve() / name, REMEDY)
+    folder = environ.get(FOLDER)
+    if folder:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private(Path(folder).resolve() / name, REMEDY)
     return private(shared_folder(REMEDY) / name, REMEDY)
 
 

@@ -73,13 +73,13 @@ class ProgressRow(NamedTuple):
 
 
 def check(step: int, time: int, until: int, state: int) -> int:
-    """Sum by which a reader notices a row of which only a part is new: processors may show the stores of another in
-    any order. The multipliers differ, so that no two changed values cancel each other."""
+    """Return the sum by which a reader notices a row of which only a part is new: processors may show the stores of
+    another in any order. The multipliers differ, so that no two changed values cancel each other."""
     return (time * 3 + step * 5 + state * 7 + until * 11) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def bucket_of(units: int) -> int:
-    """Number of the bucket of a duration: four to each doubling."""
+    """Return the number of the bucket of a duration: four to each doubling."""
     if units < 4:
         return units
     bits = units.bit_length()
@@ -87,7 +87,7 @@ def bucket_of(units: int) -> int:
 
 
 def longest_in(bucket: int) -> float:
-    """Upper end of a bucket in seconds."""
+    """Return the upper end of a bucket in seconds."""
     group, part = divmod(bucket, 4)
     return ((bucket + 1) if group == 0 else (5 + part) << (group - 1)) * (1 << UNIT_BITS) / 1e9
 
@@ -133,7 +133,7 @@ class ProgressReader:
 
     def counts(self, phase: str) -> Sequence[int]:
         """Return the histogram of the stretches of a phase."""
-        number = next((each for each in range(MOST_PHASES) if self.name(each) == phase), OTHER)
+        number = next((place for place in range(MOST_PHASES) if self.name(place) == phase), OTHER)
         at = HISTOGRAMS_AT + number * BUCKETS * 4
         return struct.unpack(f"<{BUCKETS}I", self._file.read(at, BUCKETS * 4).ljust(BUCKETS * 4, b"\0"))
 

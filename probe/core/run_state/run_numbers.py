@@ -33,8 +33,7 @@ from probe.core.naming import (
     THROUGHPUT,
     TOKENS_PER_SECOND,
 )
-from probe.core.output.sinks import Sink, shows_numbers
-from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks import shows_numbers
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
 from probe.core.run_state.log_places import LogPlaces
@@ -42,7 +41,7 @@ from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.rules.threshold import limits_of
-from probe.core.run_state.writer import RunWriter
+from probe.core.run_state.writer import Files, RunWriter
 from probe.core.worker import Worker
 
 RATES = {THROUGHPUT: BATCH_SIZE, TOKENS_PER_SECOND: BATCH_TOKENS}
@@ -52,9 +51,11 @@ MOST_WAITING = 10_000
 """Steps that may wait for the thread; later ones are dropped and counted."""
 LOOK_SECONDS = 1.0
 """Time between two looks around."""
-REST_STEPS, REST_SECONDS = 4, 0.05
-"""Steps for which the thread rests after its work, and the longest rest: short steps are processed several at a time,
-since the first of them takes several times as long as the others."""
+REST_STEPS = 4
+"""Steps for which the thread rests after its work: short steps are processed several at a time, since the first of them
+takes several times as long as the others."""
+REST_SECONDS = 0.05
+"""Longest rest in seconds."""
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
@@ -82,7 +83,7 @@ class EndedStep(NamedTuple):
     """True if more numbers of this step may be logged after its end."""
     seen: tuple[Callable[[], Mapping[str, float]], ...] = ()
     """Functions that return numbers which the monitor itself has seen in the step, and may wait for a device."""
-    found: Mapping[str, float] = {}
+    measured: Mapping[str, float] = {}
     """The numbers that they have returned."""
 
 
@@ -104,7 +105,7 @@ class RunNumbers:
 
     Args:
         files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
-            on the thread. None if nothing is written.
+            on the thread; it returns None if the run is gone. None if nothing is written.
         marks: receives the progress; None if no process reads it.
         forwards: shows whether the step in progress has begun; None if nothing does.
     """
@@ -114,7 +115,7 @@ class RunNumbers:
         settings: Settings,
         framework: FrameworkAdapter,
         faults: Faults,
-        files: Callable[[], tuple[SinkContext, Sequence[Sink]]] | None,
+        files: Files | None,
         marks: ProgressMarks | None = None,
         forwards: ForwardMarks | None = None,
     ) -> None:
@@ -122,8 +123,10 @@ class RunNumbers:
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
         self._places, self._forwards = LogPlaces(), forwards
-        self._late, self._has_late = self._log.beside(), True
-        """Numbers of the step that ended last, and whether there may be any: in the first step, and once there were."""
+        self._late = self._log.beside()
+        """Numbers of the step that ended last."""
+        self._has_late = True
+        """True if there may be such numbers: in the first step, and from then on if there were any."""
         self._had_late = False
         """True once there were numbers of a step that had ended."""
         self._last: int | None = None
@@ -147,10 +150,10 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        shown = settings.run.enable is not False and (
+        is_written = settings.run.enable is not False and (
             shows_numbers(settings.formats) or bool(limits_of(settings.alert.rules))
         )
-        if settings.run.enable or settings.sentinel.enable or marks is not None or shown:
+        if settings.run.enable or settings.sentinel.enable or marks is not None or is_written:
             self.begin()
 
     @property
@@ -183,8 +186,8 @@ class RunNumbers:
     # Called by the program, on the training thread.
 
     def log(self, values: Mapping[str, object], step: int | None = None) -> None:
-        """Record ``values`` for ``step``, the one in progress or that ended last; without it, each for the one of these
-        that :class:`LogPlaces` names. Never wait for a device, and never raise."""
+        """Record ``values`` for ``step``: the step in progress, or the one that ended last. Without it,
+        :class:`LogPlaces` decides between these two for each value. Never wait for a device, and never raise."""
         self.begin()
         if self._worker is None or os.getpid() != self._process:
             return
@@ -239,7 +242,7 @@ class RunNumbers:
         self.listeners = [*self.listeners, listener]
 
         def remove() -> None:
-            self.listeners = [each for each in self.listeners if each != listener]
+            self.listeners = [present for present in self.listeners if present != listener]
 
         return remove
 
@@ -284,7 +287,7 @@ class RunNumbers:
         seen: dict[str, float] = {}
         for numbers in ended.seen:
             seen = {**(attempt(self._faults, "sentinel", numbers) or {}), **seen}
-        ended = ended._replace(found=seen)
+        ended = ended._replace(measured=seen)
         if ended.waits:
             self._waiting = ended
         else:
@@ -302,10 +305,10 @@ class RunNumbers:
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        logged = {**ended.found, **ended.logged.values()}
+        logged = {**ended.measured, **ended.logged.values()}
         # after the update, a scheduler or a scaler may have changed what the optimizer was read to have
-        kept = ended.read & logged.keys()
-        values = {**logged, **{name: value for name, value in late.items() if name not in kept}}
+        rates = ended.read & logged.keys()
+        values = {**logged, **{name: value for name, value in late.items() if name not in rates}}
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
         self._late_outcome = "skipped" if ended.outcome == "skipped" else "unknown"
         self._judges.judge(step)
@@ -368,7 +371,7 @@ class RunNumbers:
         """Return work for the thread that processes a waiting step."""
         return partial(self._complete, self._late.take(), -1 if self._last is None else self._last)
 
-    def let_go(self) -> None:
+    def close_unattended(self) -> None:
         """End the thread after the finished steps without waiting for it."""
         worker, self._worker, self._closed = self._worker, None, True
         if worker is not None:

@@ -64,10 +64,10 @@ def handles(pid: int, number: int) -> bool:
 def _free_signal() -> int:
     real_time = range(signal.SIGRTMAX - FIRST_TRIED, signal.SIGRTMIN, -1)
     pid = os.getpid()
-    return next(
-        (each for each in real_time if not any(_listed(pid, field, each) for field in ("SigCgt", "SigIgn", "SigBlk"))),
-        0,
-    )
+    for number in real_time:
+        if not any(_listed(pid, field, number) for field in ("SigCgt", "SigIgn", "SigBlk")):
+            return number
+    return 0
 
 
 def _listed(pid: int, field: str, number: int) -> bool:

@@ -179,7 +179,7 @@ def watcher_pid(folder: Path) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Environment with one thread for NumPy."""
+    """Return the environment with one thread for NumPy."""
     return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
 
 

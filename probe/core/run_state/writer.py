@@ -16,7 +16,7 @@ from probe.core.records import Batch, Key, Snapshot
 from probe.core.run_state.rules import RunStep
 
 DTYPE = "float64"
-Files = Callable[[], tuple[SinkContext, Sequence[Sink]]]
+Files = Callable[[], tuple[SinkContext, Sequence[Sink]] | None]
 
 
 class RunWriter:
@@ -48,7 +48,10 @@ class RunWriter:
     def _open(self) -> None:
         if self._files is None or not set(self._settings.formats) - {KEPT}:
             return
-        context, sinks = self._files()
+        files = self._files()
+        if files is None:
+            raise RuntimeError("the run has ended")
+        context, sinks = files
         self._rank = context.rank
         opened = list(sinks)
         for name in self._settings.formats:

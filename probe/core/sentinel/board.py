@@ -96,8 +96,8 @@ class Board:
         """Return the summaries that there are, by run and rank; those that cannot be read are left out."""
         from probe.core.sentinel.watch_summary import WatchSummary
 
-        found = []
+        summaries = []
         for path in self.folder.glob(SUMMARIES):
             with suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(WatchSummary.of(json_of(path)))
-        return sorted(found, key=lambda each: (each.began, each.rank))
+                summaries.append(WatchSummary.of(json_of(path)))
+        return sorted(summaries, key=lambda summary: (summary.began, summary.rank))

@@ -10,7 +10,7 @@ from probe.core.checks.update_facts import Array
 Factor = float | Callable[[], float]
 """Factor by which a clip multiplies gradients, or a function that waits for it."""
 COLUMNS = ("sum", "sumsq")
-"""Moments of each number: those that are taken of the gradients, so that one copy brings both to the host."""
+"""Moments of each number, the same as of the gradients: one copy brings both to the host."""
 
 
 class DeviceNumbers:

@@ -30,71 +30,79 @@ class GradientNorms:
         wait = self._tensors.to_host([self._loop.moments(gradients, NORMS)])
         return lambda: bool((wait() != 0).any())
 
-    def take_returned(self, watched: OptimizerMemory) -> None:
+    def take_returned(self, memory: OptimizerMemory) -> None:
         """Take the norms of the gradients that a backward returns: the program may drop them, so that no update shows
         them."""
-        held = self._loop.held(watched.parameters)
-        positions = [n for n, one in enumerate(held) if one is not None]
+        all_gradients = self._loop.held(memory.parameters)
+        positions = [n for n, gradient in enumerate(all_gradients) if gradient is not None]
         if not positions:
             return
-        gradients = [held[n] for n in positions]
+        gradients = [all_gradients[n] for n in positions]
         block = self._loop.moments(gradients, NORMS)
-        watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], None, block, returned=True))
-        watched.returned.append((tuple(watched.names[n] for n in positions), block))
+        memory.measured.append(MeasuredGradients(positions, [*map(id, gradients)], None, block, returned=True))
+        memory.returned.append((tuple(memory.names[n] for n in positions), block))
 
     def measure(
-        self, watched: OptimizerMemory, optimizer: Optimizer, held: Sequence[Tensor | None], positions: Sequence[int]
+        self,
+        memory: OptimizerMemory,
+        optimizer: Optimizer,
+        all_gradients: Sequence[Tensor | None],
+        positions: Sequence[int],
     ) -> None:
         """Take the norms of those gradients that are about to be clipped, and have not been taken."""
-        watched.late = not watched.backwards and watched.holds_applied(held)
-        if watched.late:
+        memory.late = not memory.backwards and memory.holds_applied(all_gradients)
+        if memory.late:
             return
         scale = self._hooks.held_scale(optimizer)
         # a factor that only a device knows is hardly 1
-        watched.scaled = scale is not None and self._tensors.number(scale) != 1.0
-        if watched.scaled:
+        memory.scaled = scale is not None and self._tensors.number(scale) != 1.0
+        if memory.scaled:
             return
-        if watched.measured:
-            identities = [*map(id, held)]
-            taken = {n for one in watched.measured for n in one.places(held, identities)}
-            positions = [n for n in positions if n not in taken]
-        gradients = [gradient for n in positions if (gradient := held[n]) is not None]
+        if memory.measured:
+            identities = [*map(id, all_gradients)]
+            measured_positions = {
+                n for measurement in memory.measured for n in measurement.places(all_gradients, identities)
+            }
+            positions = [n for n in positions if n not in measured_positions]
+        gradients = [gradient for n in positions if (gradient := all_gradients[n]) is not None]
         if not gradients:
             return
-        reference = self._loop.reference if self._loop.keeps(watched.parameters) else None
+        reference = self._loop.reference if self._loop.keeps(memory.parameters) else None
         references = None if reference is None else [reference(gradient) for gradient in gradients]
         block = self._loop.moments(gradients, NORMS)
-        watched.measured.append(MeasuredGradients(positions, [*map(id, gradients)], references, block))
+        memory.measured.append(MeasuredGradients(positions, [*map(id, gradients)], references, block))
 
     def read(
-        self, watched: OptimizerMemory, held: Sequence[Tensor | None], scale: Tensor | None
+        self, memory: OptimizerMemory, all_gradients: Sequence[Tensor | None], scale: Tensor | None
     ) -> Callable[[], Array] | None:
         """Return a function that waits for the norms and sums, those from before a clip where they were taken; None if
         there is no gradient."""
-        rest = watched.present
+        rest = memory.present
         if not rest:
             return None
-        if scale is not None and watched.returned:  # the backward has returned them with its factor
-            watched.returned.clear()
-            watched.forget_norms()
+        if scale is not None and memory.returned:  # the backward has returned them with its factor
+            memory.returned.clear()
+            memory.forget_norms()
         blocks, places, is_scaled = list[Block](), list[int](), list[bool]()
-        if watched.measured:
-            identities = self._origins(held, rest)
-            for one in watched.measured:
-                blocks.append(one.block)
-                places += one.places(held, identities)
-                is_scaled += [one.returned] * (0 if scale is None else len(one.positions))
+        if memory.measured:
+            identities = self._origins(all_gradients, rest)
+            for measurement in memory.measured:
+                blocks.append(measurement.block)
+                places += measurement.places(all_gradients, identities)
+                is_scaled += [measurement.returned] * (0 if scale is None else len(measurement.positions))
             rest = [] if places == rest else sorted({*rest}.difference(places))
         if rest:
-            blocks.append(self._loop.moments([gradient for n in rest if (gradient := held[n]) is not None], NORMS))
+            blocks.append(
+                self._loop.moments([gradient for n in rest if (gradient := all_gradients[n]) is not None], NORMS)
+            )
             places += rest
             is_scaled += [True] * len(rest)
-        self._forget_returned(watched, bool(rest))
+        self._forget_returned(memory, bool(rest))
         mask = None if scale is None else np.asarray(is_scaled, np.bool_)
-        return unscaled_norms(self._to_host(watched, blocks, len(places), scale), places, mask, len(held))
+        return unscaled_norms(self._to_host(memory, blocks, len(places), scale), places, mask, len(all_gradients))
 
     def _to_host(
-        self, watched: OptimizerMemory, blocks: list[Block], number: int, scale: Tensor | None
+        self, memory: OptimizerMemory, blocks: list[Block], number: int, scale: Tensor | None
     ) -> Callable[[], Array]:
         """Start one copy of the rows of gradients, then of other numbers that only a device knows, then of a scale;
         return a function that waits for the first and the last.
@@ -102,64 +110,64 @@ class GradientNorms:
         Args:
             number: number of rows of gradients.
         """
-        others = watched.numbers.blocks
+        others = memory.numbers.blocks
         more = [] if scale is None else [self._tensors.moments([scale], NORMS, 0.0, None)]
         wait = self._tensors.to_host([*blocks, *others, *more])
         if not others:
             return wait
         end = number + len(others)
-        watched.numbers.arrive(lambda: wait()[number:end])
+        memory.numbers.arrive(lambda: wait()[number:end])
         return lambda: np.delete(wait(), slice(number, end), axis=0)
 
-    def elsewhere(self, watched: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> Gradients:
+    def elsewhere(self, memory: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> Gradients:
         """Return the gradients that an engine keeps, of a shard those of this rank's part."""
         gradient_of = self._hooks.gradients_of(optimizer, self._run.main_grad)
         parts = list[Tensor]()
-        there, places = np.zeros(len(watched.parameters), np.bool_), list[int]()
-        for place, parameter in enumerate(watched.parameters):
+        present, places = np.zeros(len(memory.parameters), np.bool_), list[int]()
+        for place, parameter in enumerate(memory.parameters):
             value = attempt(self._run.faults, "gradient norms", gradient_of, parameter)
             tensor = value.tensor if isinstance(value, Shard) else value
             if tensor is not None and 0 not in self._tensors.describe(tensor)[0]:
-                there[place] = True
+                present[place] = True
                 places.append(place)
                 parts.append(tensor)
         if not places:
-            return Gradients(there, watched.none, watched.none, None)
+            return Gradients(present, memory.none, memory.none, None)
         blocks = [self._tensors.moments(parts, NORMS, 0.0, None)]
         mask = None if scale is None else np.ones(len(places), np.bool_)
-        wait = self._to_host(watched, blocks, len(places), scale)
-        read = unscaled_norms(wait, places, mask, len(watched.parameters))
-        return Gradients(there, watched.none, watched.none, read)
+        wait = self._to_host(memory, blocks, len(places), scale)
+        read = unscaled_norms(wait, places, mask, len(memory.parameters))
+        return Gradients(present, memory.none, memory.none, read)
 
-    def _origins(self, held: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
+    def _origins(self, all_gradients: Sequence[Tensor | None], present: Sequence[int]) -> list[int]:
         """Return the identity of what a clip has made each gradient of; 0 where there is none."""
-        found = self._loop.origins([gradient for gradient in held if gradient is not None])
-        if len(present) == len(held):
-            return [*found]
-        identities = [0] * len(held)
-        for position, identity in zip(present, found, strict=True):
+        origins = self._loop.origins([gradient for gradient in all_gradients if gradient is not None])
+        if len(present) == len(all_gradients):
+            return [*origins]
+        identities = [0] * len(all_gradients)
+        for position, identity in zip(present, origins, strict=True):
             identities[position] = identity
         return identities
 
-    def _forget_returned(self, watched: OptimizerMemory, others: bool) -> None:
+    def _forget_returned(self, memory: OptimizerMemory, others: bool) -> None:
         """Note what was dropped of the gradients that backwards have returned, unless the update applies others."""
-        watched.own_sums = self._own_sums(watched) if others and watched.returned else None
+        memory.own_sums = self._own_sums(memory) if others and memory.returned else None
         if others:
-            watched.returned.clear()
-        if len(watched.returned) > 1:
-            watched.dropped = self._dropped([*watched.returned][:-1])
+            memory.returned.clear()
+        if len(memory.returned) > 1:
+            memory.dropped = self._dropped([*memory.returned][:-1])
 
-    def _own_sums(self, watched: OptimizerMemory) -> Callable[[], Array]:
+    def _own_sums(self, memory: OptimizerMemory) -> Callable[[], Array]:
         """Return a function that waits for the sum of each gradient over what the backwards have returned, where the
         program applies other gradients: it adds up by itself. NaN where none was returned."""
-        wait = self._tensors.to_host([block for _, block in watched.returned])
-        places = {name: place for place, name in enumerate(watched.names)}
-        rows = [places.get(name, -1) for names, _ in watched.returned for name in names]
+        wait = self._tensors.to_host([block for _, block in memory.returned])
+        places = {name: place for place, name in enumerate(memory.names)}
+        rows = [places.get(name, -1) for names, _ in memory.returned for name in names]
 
         def sums() -> Array:
-            totals, known = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
-            np.add.at(totals, known, wait()[:, 0])
-            totals[np.setdiff1d(np.arange(len(totals)), known)] = np.nan
+            totals, places_of_rows = np.zeros(len(places) + 1), np.asarray(rows, np.int64)
+            np.add.at(totals, places_of_rows, wait()[:, 0])
+            totals[np.setdiff1d(np.arange(len(totals)), places_of_rows)] = np.nan
             return totals[:-1]
 
         return sums

@@ -31,8 +31,10 @@ class LossRoots:
         self.survey = GraphSurvey(loop, self._names)
         self.suspect: Callable[[], object] = lambda: None
         """Function that is called where a loss on the host is not finite."""
-        self._tracing, self._walks = True, 0
-        """False while an incident lasts; number of incidents whose graph was walked."""
+        self._tracing = True
+        """False while an incident lasts."""
+        self._walks = 0
+        """Number of incidents whose graph was walked."""
 
     def value(self, root: Tensor, running: RunningBackward) -> Callable[[], float]:
         """Return a function to the value of a root, a copy of which is made at once, without a scaler's factor."""
@@ -43,15 +45,15 @@ class LossRoots:
             self._trace(root, value)
         attempt(self._faults, "graph walk", self.survey.look, root)
         if isinstance(value, float) and isinstance(factor, float):
-            known = value / factor if factor else math.nan
-            return lambda: known
+            unscaled = value / factor if factor else math.nan
+            return lambda: unscaled
         wait = self._tensors.to_host([number for number in (value, factor) if not isinstance(number, float)])
 
         def waited() -> float:
             numbers = wait()[:, 0].tolist()
-            one = value if isinstance(value, float) else numbers.pop(0)
-            other = factor if isinstance(factor, float) else numbers.pop(0)
-            return one / other if other else math.nan
+            loss = value if isinstance(value, float) else numbers.pop(0)
+            scale_factor = factor if isinstance(factor, float) else numbers.pop(0)
+            return loss / scale_factor if scale_factor else math.nan
 
         return waited
 

@@ -99,12 +99,14 @@ class NodeComparison:
         ready = {key: members for key, members in groups.items() if last or self._present.get(key) == {*members}}
         self._present = {key: {*members} for key, members in groups.items()}
         distant = [reader for reader in readers if reader.header.has_other_nodes]
-        lines = {reader: reader.news() for reader in {*distant, *(r for each in ready.values() for r in each.values())}}
+        lines = {
+            reader: reader.news() for reader in {*distant, *(r for members in ready.values() for r in members.values())}
+        }
         for key, members in ready.items():
             comparison = self._comparison(key, {rank: reader.header for rank, reader in members.items()})
             for rank in comparison.group.ranks:
-                chosen = [line for line in lines[members[rank]] if line.step % self._stride == 0]
-                self._report(comparison.add(rank, chosen), members[rank].header)
+                compared_lines = [line for line in lines[members[rank]] if line.step % self._stride == 0]
+                self._report(comparison.add(rank, compared_lines), members[rank].header)
         for reader in distant:
             header = reader.header
             self._nodes.setdefault(header.launch, _Nodes(Path(header.root), header.launch)).add(header, lines[reader])
@@ -147,8 +149,10 @@ class NodeComparison:
         """Return a noun phrase about what was compared of the ranks of a launch; empty if nothing was."""
         groups = [*self._nodes[launch].groups.items()] if launch in self._nodes else []
         groups += self._groups.items()
-        present = [(key, each) for key, each in groups if each.judged and key.launch == launch]
-        texts = [f"ranks {ranks_text(each.group.ranks)} at {each.judged} updates" for _, each in present]
+        present = [(key, comparison) for key, comparison in groups if comparison.judged and key.launch == launch]
+        texts = [
+            f"ranks {ranks_text(comparison.group.ranks)} at {comparison.judged} updates" for _, comparison in present
+        ]
         return f"the gradients of {texts[0]}" if texts else ""
 
     def _open_new(self) -> None:
@@ -195,11 +199,11 @@ class _Nodes:
     def _take(self, header: LinesHeader, lines: Sequence[RankLine]) -> None:
         for key in _keys(header):
             members = self._members.setdefault(key, {})
-            known = members.get(header.rank)
-            if known is None or known.header.began < header.began:
-                known = members[header.rank] = _Member(header)
+            member = members.get(header.rank)
+            if member is None or member.header.began < header.began:
+                member = members[header.rank] = _Member(header)
             if self._compares:
-                known.add(lines)
+                member.add(lines)
 
     def look(self, last: bool) -> Iterator[tuple[CheckFinding, LinesHeader]]:
         """Exchange lines if it is time, and yield what is found between nodes.
@@ -257,7 +261,7 @@ def _compared(key: GroupKey, headers: Mapping[int, LinesHeader]) -> GroupCompari
 def _groups_of(readers: Sequence[LinesReader]) -> dict[GroupKey, dict[int, LinesReader]]:
     """Return the groups of two ranks or more; of two processes of one rank, the later one is in it."""
     groups: dict[GroupKey, dict[int, LinesReader]] = {}
-    for reader in sorted(readers, key=lambda each: each.header.began):
+    for reader in sorted(readers, key=lambda reader: reader.header.began):
         for key in _keys(reader.header):
             groups.setdefault(key, {})[reader.header.rank] = reader
     return {key: members for key, members in groups.items() if len(members) > 1}

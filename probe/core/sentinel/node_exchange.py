@@ -56,18 +56,18 @@ class LeftLines:
 
     def add(self, lines: Sequence[RankLine]) -> list[RankLine]:
         """Take the next lines; return those of them that are left, with the parameters that are."""
-        chosen = []
+        cut_lines = []
         for line in lines:
             self._seen += 1
             if self._seen <= FIRST_LINES or line.step % self._stride == 0:
-                chosen.append(self._cut(line))
-        for line in chosen:
+                cut_lines.append(self._cut(line))
+        for line in cut_lines:
             self._number += 1
             (self._first if len(self._first) < FIRST_LINES else self._latest).append((self._number, line))
         passed = max(1.0, time.monotonic() - self._began)
         while self._seen / self._stride > LINES_A_SECOND * passed + FIRST_LINES:
             self._stride *= 2
-        return chosen
+        return cut_lines
 
     def _cut(self, line: RankLine) -> RankLine:
         unreduced = None if line.unreduced is None else line.unreduced[: self._rows]
@@ -102,10 +102,10 @@ class NodeExchange:
     def add(self, header: LinesHeader, lines: Sequence[RankLine]) -> tuple[LinesHeader, list[RankLine]]:
         """Take lines of a rank of this node; return its header and the lines as other nodes get them."""
         name = f"rank{header.rank}-{header.number}"
-        known = self._left.get(name)
-        if known is None or known.header.began != header.began:
-            known = self._left[name] = LeftLines(header)
-        return known.header, known.add(lines)
+        left_lines = self._left.get(name)
+        if left_lines is None or left_lines.header.began != header.began:
+            left_lines = self._left[name] = LeftLines(header)
+        return left_lines.header, left_lines.add(lines)
 
     def is_due(self, last: bool) -> bool:
         """Return whether it is time to exchange lines."""
@@ -134,8 +134,8 @@ class NodeExchange:
             if path.name in self._left:
                 continue
             state = path.stat()
-            mark, (known, last) = (state.st_ino, state.st_mtime_ns), self._read.get(path.name, ((0, 0), 0))
-            if mark == known:
+            mark, (last_mark, last) = (state.st_ino, state.st_mtime_ns), self._read.get(path.name, ((0, 0), 0))
+            if mark == last_mark:
                 continue
             head, *rows = path.read_text("utf-8").splitlines()
             numbered = [(number, base64.b64decode(text)) for number, text in map(json.loads, rows)]

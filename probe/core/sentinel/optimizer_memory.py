@@ -40,9 +40,9 @@ class RunningBackward:
         self.shared = False
         """True if one on another thread has run meanwhile."""
         self.before: dict[int, GradientMarks] = {}
-        """Marks of some gradients of each optimizer as it began, by the identity of what is remembered of it."""
+        """Marks of some gradients of each optimizer at its beginning, by the identity of the optimizer's memory."""
         self.counted: set[int] = set()
-        """Identities of what is remembered of the optimizers that have been updated within it."""
+        """Identities of the memories of the optimizers that were updated during it."""
 
 
 class MeasuredGradients(NamedTuple):
@@ -56,18 +56,18 @@ class MeasuredGradients(NamedTuple):
     returned: bool = False
     """True if they are as a backward has returned them, so that they may have the factor of a scaler."""
 
-    def places(self, held: Sequence[Tensor | None], origins: Sequence[int]) -> list[int]:
+    def places(self, gradients: Sequence[Tensor | None], origins: Sequence[int]) -> list[int]:
         """Return the positions, -1 where another gradient is there now.
 
         Args:
-            origins: identity of what each gradient of ``held`` was made of.
+            origins: identity of what each gradient of ``gradients`` was made of.
         """
         rows = zip(self.positions, self.identities, strict=True)
         places = [n if origins[n] == identity else -1 for n, identity in rows]
         if self.references is None:
             return places
         refers = zip(places, self.references, strict=True)
-        return [n if reference() is held[n] else -1 for n, reference in refers]
+        return [n if reference() is gradients[n] else -1 for n, reference in refers]
 
 
 class OptimizerMemory:
@@ -86,24 +86,29 @@ class OptimizerMemory:
         self.groups: tuple[int, ...] = ()
         self.some: Sequence[Parameter] = ()
         self.identities: frozenset[int] = frozenset()
-        self.applied, self.reached = GradientMarks(loop), GradientMarks(loop)
-        """Marks of all gradients at the end of the last update, and of some after the last backward."""
+        self.applied = GradientMarks(loop)
+        """Marks of all gradients at the end of the last update."""
+        self.reached = GradientMarks(loop)
+        """Marks of some gradients after the last backward."""
         self.again: list[bool] = []
         """Gradients that nothing has cleared since the last update; empty if all were."""
         self.none: Mask = np.zeros(0, np.bool_)
         """For each parameter False."""
-        self.there, self.present, self._pattern = self.none, list[int](), b""
-        """Gradients of the last update: for each parameter whether it had one, the positions of those that had, and the
-        same as bytes."""
+        self.there = self.none
+        """For each parameter whether it had a gradient in the last update."""
+        self.present = list[int]()
+        """Positions of the parameters that had one."""
+        self._pattern = b""
+        """The mask ``there`` as bytes, which are quick to compare."""
         self._trainable, self._required = self.none, b""
         self._patterns: set[bytes] = set()
         """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
         self.clear()
 
-    def has_lost(self, held: Sequence[Tensor | None]) -> bool:
+    def has_lost(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether gradients are missing that the last update had, as never before; note those of this one."""
-        pattern = bytes([gradient is not None for gradient in held])
+        pattern = bytes([gradient is not None for gradient in gradients])
         if pattern == self._pattern and len(pattern) == len(self.there):
             return False
         before, self.there, self._pattern = self.there, np.frombuffer(pattern, np.bool_), pattern
@@ -128,9 +133,10 @@ class OptimizerMemory:
         self.training: bool | None = None
         self.reduced: bool | None = None
         self.scaled = False
-        self.late, self.late_clips = False, list[Factor]()
-        """True if the total norm was computed of gradients that were applied before; the factors by which they were
-        then clipped."""
+        self.late = False
+        """True if the total norm was computed after the update, of gradients that it had applied."""
+        self.late_clips = list[Factor]()
+        """Factors by which these gradients were then clipped."""
         self.leftover: Callable[[], bool] | None = None
         self.forget_norms()
         self.own_sums: Callable[[], Array] | None = None
@@ -157,9 +163,9 @@ class OptimizerMemory:
             return False
         return not some_are_there or True not in self.reached.untouched(some)
 
-    def holds_applied(self, held: Sequence[Tensor | None]) -> bool:
+    def holds_applied(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether the gradients are those that the last update has applied, as it left them."""
-        return len(self.applied) == len(held) and True in self.applied.untouched(held)
+        return len(self.applied) == len(gradients) and True in self.applied.untouched(gradients)
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""
@@ -168,20 +174,22 @@ class OptimizerMemory:
         return self.reached.same(some) != self.reached.untouched(some)
 
     def of_thread(self) -> list[RunningBackward]:
-        """Return the backwards whose gradients this thread applies: of those that ran at the same time on several
-        threads, its own."""
+        """Return the backwards whose gradients this thread applies. Of backwards that ran at the same time on several
+        threads, it applies those that ran on itself."""
         thread = threading.get_ident()
         if not any(backward.thread == thread for backward in self.backwards):
             return self.backwards
         return [backward for backward in self.backwards if backward.thread == thread or not backward.shared]
 
-    def stale(self, held: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
-        """Return which gradients of an update hold what the last one has applied with a later backward added, and which
-        are exactly those of the last one."""
+    def stale(self, gradients: Sequence[Tensor | None]) -> tuple[Mask, Mask]:
+        """Return two masks of the gradients of an update: those that are the gradients of the last update with a later
+        backward added, and those that are the gradients of the last update, unchanged."""
         if self.backwards:
             if not self.again:
                 return self.none, self.none
-            same = self.applied.same(held)
-            return np.array([one and other for one, other in zip(self.again, same, strict=True)], np.bool_), self.none
-        untouched = self.applied.untouched(held) if len(self.applied) else []
+            same = self.applied.same(gradients)
+            return np.array(
+                [was_again and is_same for was_again, is_same in zip(self.again, same, strict=True)], np.bool_
+            ), self.none
+        untouched = self.applied.untouched(gradients) if len(self.applied) else []
         return self.none, np.array(untouched, np.bool_) if True in untouched else self.none

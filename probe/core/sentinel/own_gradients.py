@@ -31,11 +31,11 @@ class TakenGradients(NamedTuple):
         """Return norm and sum by the order of ``names``, NaN where a parameter was not looked at; None if none was.
         Wait for the device."""
         places = {name: place for place, name in enumerate(names)}
-        known = [(n, places[name]) for n, name in enumerate(self.names) if name in places]
-        if not known:
+        pairs = [(n, places[name]) for n, name in enumerate(self.names) if name in places]
+        if not pairs:
             return None
         table = np.full((len(names), 2), np.nan)
-        table[[place for _, place in known]] = self.wait()[[n for n, _ in known]]
+        table[[place for _, place in pairs]] = self.wait()[[n for n, _ in pairs]]
         return table
 
 
@@ -64,9 +64,9 @@ def own_gradients(run: Run) -> OwnGradients | None:
     hooks = run.framework.hooks
     updated = {id(parameter) for optimizer in run.optimizers for parameter in hooks.owned(optimizer)}
     every = [pair for _, model in run.chunks for pair in hooks.parameters(model) if id(pair[1]) in updated]
-    chosen = _chosen(every, loop.sizes([parameter for _, parameter in every]))
-    reader = loop.own_gradients([parameter for _, parameter in chosen], lambda: _captures(run), run.faults)
-    return None if reader is None else OwnGradients(reader, [name for name, _ in chosen])
+    parameters = _chosen(every, loop.sizes([parameter for _, parameter in every]))
+    reader = loop.own_gradients([parameter for _, parameter in parameters], lambda: _captures(run), run.faults)
+    return None if reader is None else OwnGradients(reader, [name for name, _ in parameters])
 
 
 def _chosen(every: Sequence[tuple[str, Parameter]], sizes: Sequence[int]) -> list[tuple[str, Parameter]]:

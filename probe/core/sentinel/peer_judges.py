@@ -31,13 +31,17 @@ UNLIKE_TIMES = 3.0
 1.19."""
 LEFT_TIMES = 2.0
 """The same where earlier updates show how far ranks differ in a healthy state."""
-LATEST, UNLIKE_OF_LATEST = 5, 3
-"""Latest updates, and how many of these must be unlike the earlier ones."""
+LATEST = 5
+"""Number of the latest updates, which are compared with the earlier ones."""
+UNLIKE_OF_LATEST = 3
+"""Number of these that must be unlike the earlier ones."""
 FEWEST_EARLIER, MOST_EARLIER = 20, 256
 """Earlier updates that show how far ranks differ in a healthy state."""
-SCATTERS, LEAST_SCATTER = 8.0, 0.05
-"""A ratio is unlike the earlier ones if the logarithm has gone further from their median than the first times their
-scatter, which is at least the second, and beyond the farthest of them."""
+SCATTERS = 8.0
+"""Distance from the median of the earlier ratios (of logarithms), in units of their scatter, beyond which a ratio is
+unlike them, if it lies beyond the farthest of them, too."""
+LEAST_SCATTER = 0.05
+"""Least value of the scatter."""
 ROW = np.zeros(1, np.int64)
 """The only row of the ratios of one number."""
 
@@ -69,8 +73,8 @@ class SameData:
         if self._losses.completes(self._varies, step):
             yield self._finding("losses", step, self._losses.since, lines)
 
-    def _finding(self, what: str, step: int, since: int, lines: Sequence[RankLine]) -> CheckFinding:
-        text = f"{what} are equal to the last digit on all ranks of a data-parallel group: they see the same data"
+    def _finding(self, subject: str, step: int, since: int, lines: Sequence[RankLine]) -> CheckFinding:
+        text = f"{subject} are equal to the last digit on all ranks of a data-parallel group: they see the same data"
         norm = float(np.sqrt(np.nansum(lines[0].reduced[:, 0] ** 2)))
         numbers = {"loss": lines[0].loss, "norm of the gradients": norm, "ranks": len(lines)}
         evidence = {name: number for name, number in numbers.items() if np.isfinite(number)}
@@ -82,7 +86,7 @@ class UnlikePeers:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._series = {what: _Series(len(group.ranks)) for what in (LOSS, OWN_NORM)}
+        self._series = {number: _Series(len(group.ranks)) for number in (LOSS, OWN_NORM)}
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when a rank becomes unlike its peers, by the first number that shows it."""
@@ -92,7 +96,7 @@ class UnlikePeers:
             squares = np.where(np.isnan(tables).any(axis=0), 0.0, tables)[:, :, 0] ** 2
             yield from self._judge(OWN_NORM, step, [*map(float, np.sqrt(squares.sum(axis=1)))])
 
-    def _judge(self, what: str, step: int, values: list[float]) -> Iterator[CheckFinding]:
+    def _judge(self, number: str, step: int, values: list[float]) -> Iterator[CheckFinding]:
         median = statistics.median(values)
         if not all(math.isfinite(value) and value >= 0 for value in values) or median == 0:
             return
@@ -100,20 +104,20 @@ class UnlikePeers:
         # the median of all names the odd one of three alone; of two, each is compared with the other
         medians = [median] * len(sizes) if len(sizes) > 2 else sizes[::-1]
         ratios = np.log(np.array(sizes) / medians)
-        series, findings = self._series[what], []
-        others = [other for other in self._series.values() if other is not series]
+        series, findings = self._series[number], []
+        others = [peer_series for peer_series in self._series.values() if peer_series is not series]
         for place, since in series.add(step, ratios).items():
-            if not any(other.is_unlike[place] for other in others):
+            if not any(peer_series.is_unlike[place] for peer_series in others):
                 rank = self._group.ranks[place]
-                findings.append(self._finding(what, step, rank, sizes[place], medians[place], since))
+                findings.append(self._finding(number, step, rank, sizes[place], medians[place], since))
         # nothing shows which of two ranks is the odd one
         alone = len(self._group.ranks) > 2
-        yield from findings if alone else (each._replace(ranks=self._group.ranks) for each in findings[:1])
+        yield from findings if alone else (finding._replace(ranks=self._group.ranks) for finding in findings[:1])
 
-    def _finding(self, what: str, step: int, rank: int, mine: float, median: float, since: int) -> CheckFinding:
+    def _finding(self, number: str, step: int, rank: int, mine: float, median: float, since: int) -> CheckFinding:
         times, word = (mine / median, "above") if mine > median else (median / mine, "below")
-        text = f"rank {rank} is unlike its peers: the {what} is {times:.3g} times {word} their median"
-        evidence = {what: mine, "median of its peers": median, "times": times}
+        text = f"rank {rank} is unlike its peers: the {number} is {times:.3g} times {word} their median"
+        evidence = {number: mine, "median of its peers": median, "times": times}
         return CheckFinding(UNLIKE, "warning", (), step, since, text, evidence, (rank,))
 
 
@@ -138,11 +142,11 @@ class _Series:
         if len(self._latest) == LATEST:
             self._usual.hold(ROW, self._latest[0][1][None])
         self._latest.append((step, ratios))
-        found = self._left()
+        steps = self._left()
         for place, since in begun.items():
             if not self.is_unlike[place]:
-                self.is_unlike[place], found[place] = True, since
-        return found
+                self.is_unlike[place], steps[place] = True, since
+        return steps
 
     def _left(self) -> dict[int, int]:
         """Return the steps at which ratios left where they were, if they have now."""
@@ -154,11 +158,11 @@ class _Series:
         distances, scatter, farthest = (numbers[0] for numbers in self._usual.departures(ROW, latest[-1:]))
         usual = latest[-1] - distances
         bound = np.fmax(np.fmax(SCATTERS * scatter, BEYOND * farthest), math.log(LEFT_TIMES))
-        found = {}
+        steps = {}
         for place in np.flatnonzero((far >= UNLIKE_OF_LATEST) & np.isfinite(distances)).tolist():
             for sign in (1, -1):
                 ratios = sign * latest[:, place]
                 beyond = np.flatnonzero(np.minimum(ratios, ratios - sign * usual[place]) > bound[place])
                 if len(beyond) >= UNLIKE_OF_LATEST and not self.is_unlike[place]:
-                    self.is_unlike[place], found[place] = True, self._latest[int(beyond[0])][0]
-        return found
+                    self.is_unlike[place], steps[place] = True, self._latest[int(beyond[0])][0]
+        return steps

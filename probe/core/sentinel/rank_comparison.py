@@ -49,16 +49,16 @@ class GroupComparison:
 
     def add(self, rank: int, lines: Sequence[RankLine]) -> list[CheckFinding]:
         """Take further lines of a rank; return the findings in updates of which all ranks' lines are there."""
-        found: list[CheckFinding] = []
+        findings: list[CheckFinding] = []
         for line in lines:
             waiting = self._pending.setdefault((line.optimizer, line.step), {})
             waiting[rank] = line
             if len(waiting) == len(self.group.ranks):
                 del self._pending[line.optimizer, line.step]
-                found += self._compare(line.step, [waiting[each] for each in self.group.ranks])
+                findings += self._compare(line.step, [waiting[member] for member in self.group.ranks])
         while len(self._pending) > MOST_PENDING:
             self._pending.popitem(last=False)
-        return found
+        return findings
 
     def _compare(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         if len({line.reduced.shape for line in lines}) > 1:

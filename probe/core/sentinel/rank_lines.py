@@ -98,10 +98,10 @@ class RankLine(NamedTuple):
     """``parameters x 2``: norm and sum of each gradient that the update applies, after clipping where its factor is
     known; NaN in both where there is no gradient."""
     unreduced: Array | None = None
-    """The same of this rank's own gradients before any reduction, NaN in both where one was not looked at; None if none
-    was."""
+    """Norm and sum of each of this rank's own gradients before any reduction; NaN for a gradient that was not read,
+    None if none was."""
     values: Array | None = None
-    """The same of the parameters before the update, NaN in both where one was not read; None if none was."""
+    """Norm and sum of each parameter before the update; NaN for a parameter that was not read, None if none was."""
 
 
 class RankLines:
@@ -198,16 +198,16 @@ class LinesReader:
 
     def news(self) -> list[RankLine]:
         """Return the lines since the last call, in their order; those that were overwritten meanwhile are counted."""
-        found: dict[int, RankLine] = {}
+        lines: dict[int, RankLine] = {}
         for place in range(self._lines):
             at = self._at + place * self._bytes
             generation = self._generation_at(at)
             if generation > self._generation and (line := self._line(at)) is not None:
-                found[line[0]] = line[1]
-        if found:
-            self.missed += max(found) - self._generation - len(found)
-            self._generation = max(found)
-        return [found[generation] for generation in sorted(found)]
+                lines[line[0]] = line[1]
+        if lines:
+            self.missed += max(lines) - self._generation - len(lines)
+            self._generation = max(lines)
+        return [lines[generation] for generation in sorted(lines)]
 
     def _generation_at(self, at: int) -> int:
         head = self._file.read(at, PART.size)

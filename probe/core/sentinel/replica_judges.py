@@ -26,13 +26,17 @@ EQUAL = 1e-9
 """Relative difference of numbers of the same bytes: only the order of a sum may differ."""
 EQUAL_SHARE = 1e-6
 """The same for numbers that ranks have computed each for itself."""
-ALIKE_AT_FIRST, LEAPS = 1e-3, 10.0
-"""Without marks: a parameter that differed by at most the first over the first updates must not differ by more than the
-second times as much later."""
+ALIKE_AT_FIRST = 1e-3
+"""Without marks: largest relative difference of a parameter over the first updates with which it is judged later."""
+LEAPS = 10.0
+"""Factor by which a later difference of such a parameter must exceed the first ones."""
 FIRST_UPDATES = 5
-SAME_FACTOR, LEAST_FACTOR, FEWEST_SCALED = 1e-5, 1e-3, 3
-"""Relative difference of equal factors, least deviation of a factor from 1, and fewest parameters that share it: norms
-and sums of so many do not agree by chance."""
+SAME_FACTOR = 1e-5
+"""Largest relative difference of two factors that are equal."""
+LEAST_FACTOR = 1e-3
+"""Least deviation of a factor from 1."""
+FEWEST_SCALED = 3
+"""Fewest parameters that share a factor: norms and sums of so many do not agree by chance."""
 UPDATES_SHARED = 3
 """Updates in a row with equal gradients after which parameters are known to share them."""
 STEPS_DIFFER = 1
@@ -61,7 +65,8 @@ class EqualReplicas:
     """Gradients that data-parallel ranks apply, the same bytes on all of them, and the parameters themselves."""
 
     equal = EQUAL
-    what = "data-parallel replicas"
+    peers = "data-parallel replicas"
+    """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._streak = group, Streak(STEPS_DIFFER)
@@ -90,7 +95,7 @@ class EqualReplicas:
         places = np.flatnonzero(wrong)
         names = _names(self._group, places)
         ranks = _unlike_majority(self._group.ranks, tables[:, places], equal)
-        text = f"{self.what} {verb} {_listed(names, len(places))}, which must be equal"
+        text = f"{self.peers} {verb} {_listed(names, len(places))}, which must be equal"
         norms = tables[:, places[0], 0]
         evidence = {"lowest norm": float(norms.min()), "highest norm": float(norms.max()), "parameters": len(places)}
         return CheckFinding(DIFFER, "critical", names, step, self._streak.since, text, evidence, ranks)
@@ -101,7 +106,8 @@ class TensorReplicas(EqualReplicas):
     whose gradients were equal over the first updates, and not constant."""
 
     equal = EQUAL_SHARE
-    what = "tensor-parallel ranks"
+    peers = "tensor-parallel ranks"
+    """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
         super().__init__(group)
@@ -139,8 +145,8 @@ class TensorReplicas(EqualReplicas):
 
 
 class ScaledApart:
-    """Gradients of one rank that are those of another, times one factor: they were equal before one rank alone has
-    clipped or scaled them, or each by another norm."""
+    """Gradients of one rank that equal those of another times one factor: one rank alone has clipped or scaled them, or
+    each rank has clipped them by another norm."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._reported = group, False
@@ -150,14 +156,14 @@ class ScaledApart:
         if self._reported:
             return
         scaled = [
-            (one, other, match)
-            for one, other in pairs(len(lines))
-            if (match := scaled_alike(lines[one].reduced, lines[other].reduced)) is not None
+            (first, second, match)
+            for first, second in pairs(len(lines))
+            if (match := scaled_alike(lines[first].reduced, lines[second].reduced)) is not None
         ]
         if scaled:  # what follows differs by more than a factor
             self._reported = True
-            one, other, (factor, places) = scaled[0]
-            yield self._finding(step, (self._group.ranks[one], self._group.ranks[other]), factor, places)
+            first, second, (factor, places) = scaled[0]
+            yield self._finding(step, (self._group.ranks[first], self._group.ranks[second]), factor, places)
 
     def _finding(self, step: int, ranks: tuple[int, int], factor: float, places: Places) -> CheckFinding:
         names = _names(self._group, places)
@@ -170,7 +176,7 @@ class ScaledApart:
 
 
 class _Pair:
-    """Two ranks of which nothing says what they have in common: that shows in the gradients that they apply.
+    """Two ranks of an unknown relation: the gradients that they apply show whether they share parameters.
 
     Gradients that are equal to the last digit, update for update, were averaged or computed of the same: what they are
     applied to must be equal too, and they must stay so.
@@ -188,10 +194,10 @@ class _Pair:
         """True if the gradients of all parameters that have any are equal."""
         return bool(self._present.any() and (self.updates[self._present] >= FIRST_UPDATES).all())
 
-    def look(self, one: RankLine, other: RankLine) -> tuple[Mask, Mask]:
+    def look(self, first: RankLine, second: RankLine) -> tuple[Mask, Mask]:
         """Take an update; return which parameters have begun to get different gradients, and which have different
         values, though their gradients are equal."""
-        tables = np.stack([one.reduced, other.reduced])
+        tables = np.stack([first.reduced, second.reduced])
         parts = deviations(tables)
         present = np.isfinite(tables).all(axis=(0, 2)) & (tables[:, :, 0] > 0).all(axis=0)
         self._present |= present
@@ -200,7 +206,7 @@ class _Pair:
         self._last = tables[0]
         wrong = (self.updates >= FIRST_UPDATES) & present & (parts > EQUAL_SHARE)
         self.updates = np.where(equal, self.updates + varies, np.where(present & ~wrong, 0, self.updates))
-        apart = self.apart.look(one.step, stacked([one.values, other.values]))
+        apart = self.apart.look(first.step, stacked([first.values, second.values]))
         return wrong, apart & equal & (self.updates >= UPDATES_SHARED)
 
 
@@ -256,21 +262,21 @@ class UnnamedReplicas:
 def pairs(number: int) -> list[tuple[int, int]]:
     """Return the pairs of ``number`` ranks that are compared: each with the first and with the one before it, so that
     their number does not grow with the square."""
-    return sorted({*pairwise(range(number)), *((0, other) for other in range(1, number))})
+    return sorted({*pairwise(range(number)), *((0, rank) for rank in range(1, number))})
 
 
-def scaled_alike(one: Array, other: Array) -> tuple[float, Places] | None:
+def scaled_alike(reference: Array, other_rank: Array) -> tuple[float, Places] | None:
     """Return the factor from the gradients of one rank to those of another, and the parameters of which norms and sums
     have it; None if too few share one, or if it is 1.
 
     Numbers of a gradient with one element are left out, whose norm and sum are one number.
     """
-    if np.array_equal(one, other, equal_nan=True):
+    if np.array_equal(reference, other_rank, equal_nan=True):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        is_one_number = np.abs(np.abs(one[:, 1]) - one[:, 0]) <= SAME_FACTOR * one[:, 0]
-        factors = np.where(is_one_number, np.nan, other[:, 0] / one[:, 0])
-        follows = np.abs(other[:, 1] - factors * one[:, 1]) <= SAME_FACTOR * other[:, 0]
+        is_one_number = np.abs(np.abs(reference[:, 1]) - reference[:, 0]) <= SAME_FACTOR * reference[:, 0]
+        factors = np.where(is_one_number, np.nan, other_rank[:, 0] / reference[:, 0])
+        follows = np.abs(other_rank[:, 1] - factors * reference[:, 1]) <= SAME_FACTOR * other_rank[:, 0]
         logs = np.log(factors)
         places = np.flatnonzero(np.isfinite(logs) & follows & (np.abs(logs) >= LEAST_FACTOR))
     places = places[np.argsort(logs[places])]
@@ -293,7 +299,7 @@ def _listed(names: Sequence[str], number: int) -> str:
 
 def _unlike_majority(ranks: Sequence[int], tables: Array, equal: float) -> tuple[int, ...]:
     """Return the ranks whose numbers are not those of more than half of the ranks; all where there is no such half."""
-    alike = [[bool((deviations(np.stack([one, other])) <= equal).all()) for other in tables] for one in tables]
+    alike = [[bool((deviations(np.stack([first, second])) <= equal).all()) for second in tables] for first in tables]
     most = max(alike, key=sum)
     if sum(most) * 2 <= len(ranks):
         return tuple(ranks)

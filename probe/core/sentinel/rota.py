@@ -20,8 +20,10 @@ LEAST, MOST = 1 << 17, 1 << 24
 """Elements that are read at a time: at least, since so many take as long as the calls around them, and at most."""
 ALIKE = 1e-3
 """Relative difference of numbers that are the same, one of them derived from sums."""
-ROUNDING, NOUGHT = 1e-7, 0.1
-"""Relative error of a sum of squares, and the part of a number that its successor must be less than."""
+ROUNDING = 1e-7
+"""Relative error of a sum of squares."""
+NOUGHT = 0.1
+"""Largest error, as a part of the number before, with which a number is known to have become 0."""
 MOST_PAST = 1 << 16
 """Updates after which the numbers are remembered."""
 STRIDE = (5**0.5 - 1) / 2
@@ -74,15 +76,18 @@ class PastNumbers:
 
 
 class RotaReading(NamedTuple):
-    """Readings around one update: before it and after it, and of the parameters before the last one, as its end left
-    them and as they were before this one."""
+    """Readings around one update, of the parameters whose turn it is, and of those whose turn was the last update."""
 
     before: _Read | None
+    """Parameters of this turn before the update."""
     after: _Read | None
+    """The same after the update."""
     last: _Read | None
+    """Parameters of the last turn, as the last update left them."""
     again: _Read | None
+    """The same before this update."""
     past: PastNumbers | None = None
-    """Numbers of before, if all parameters are read each time."""
+    """Numbers of earlier updates, if all parameters are read each time."""
 
     def values(self) -> Values | None:
         """Return what the readings show; wait for the device."""
@@ -107,16 +112,16 @@ class RotaReading(NamedTuple):
     def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
         """Return for each parameter that was looked at whether its numbers have changed since the last update, whether
         an operation has written it, whether its numbers are known, and of how many elements."""
-        written, known, seen = (np.zeros(len(looked), np.bool_) for _ in range(3))
+        written, is_known, seen = (np.zeros(len(looked), np.bool_) for _ in range(3))
         elements = np.full(len(looked), -1)
-        shared, here, there = np.intersect1d(looked, last.positions, return_indices=True)
+        shared, new_rows, last_rows = np.intersect1d(looked, last.positions, return_indices=True)
         if len(shared):
-            known[here] = np.asarray(last.versions)[there] >= 0
-            before, now = last.rows()[there], again.rows()[there]
-            written[here] = ~_equal(before, now)
-            elements[here] = np.where(_is_one_element(before, now), 1, -1)
-            seen[here] = (np.asarray(last.versions) != np.asarray(again.versions))[there]
-        return written, seen, known, elements
+            is_known[new_rows] = np.asarray(last.versions)[last_rows] >= 0
+            before, now = last.rows()[last_rows], again.rows()[last_rows]
+            written[new_rows] = ~_equal(before, now)
+            elements[new_rows] = np.where(_is_one_element(before, now), 1, -1)
+            seen[new_rows] = (np.asarray(last.versions) != np.asarray(again.versions))[last_rows]
+        return written, seen, is_known, elements
 
 
 @functools.lru_cache(maxsize=64)
@@ -160,8 +165,8 @@ def _norms_and_sums(read: _Read) -> npt.NDArray[np.float64]:
     return np.column_stack((np.sqrt(moments[:, COLUMNS.index("sumsq")]), moments[:, COLUMNS.index("sum")]))
 
 
-def _equal(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    same: npt.NDArray[np.bool_] = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
+def _equal(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = ((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=1)
     return same
 
 
@@ -203,31 +208,37 @@ class Rota:
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
+        self._paced = self._elements > LEAST
+        """True if less than all may be read at a time. Else time is not measured: that is a call of the system."""
         self._spent, self._began = 0.0, time.perf_counter()
 
     def before(self) -> None:
         """Read before an update the parameters whose turn it is, and those whose turn it was."""
-        begun = time.thread_time()
-        chosen, last = self._chosen(), self._last
-        if last is not None and last.positions == chosen:
-            self._before = self._again = self._read(chosen, last)
+        begun = self._clock()
+        positions, last = self._chosen(), self._last
+        if last is not None and last.positions == positions:
+            self._before = self._again = self._read(positions, last)
         else:
             self._again = None if last is None else self._read(last.positions, last)
-            self._before = self._read(chosen)
-        self._spent += time.thread_time() - begun
+            self._before = self._read(positions)
+        self._spent += self._clock() - begun
 
     def after(self) -> RotaReading:
         """Read the same parameters after the update."""
-        begun = time.thread_time()
+        begun = self._clock()
         before, self._before = self._before, None
         after = None if before is None else self._read(before.positions)
         past = self._past if after is not None and len(after.positions) == len(self._all) else None
         looked = RotaReading(before, after, self._last, self._again, past)
         self._last, self._again = after, None
-        now = time.perf_counter()
-        self._pace(self._spent + time.thread_time() - begun, now - self._began)
-        self._spent, self._began = 0.0, now
+        if self._paced:
+            now = time.perf_counter()
+            self._pace(self._spent + self._clock() - begun, now - self._began)
+            self._spent, self._began = 0.0, now
         return looked
+
+    def _clock(self) -> float:
+        return time.thread_time() if self._paced else 0.0
 
     def _chosen(self) -> list[int]:
         """Return the positions of the next parameters that fit into the room; at least one.
@@ -239,14 +250,14 @@ class Rota:
         self._turn += 1
         if self._elements <= room:
             return self._all
-        chosen: list[int] = []
+        positions: list[int] = []
         for offset in range(number):
             position = (first + offset) % number
-            if chosen and self._sizes[position] > room:
+            if positions and self._sizes[position] > room:
                 break
             room -= self._sizes[position]
-            chosen.append(position)
-        return chosen
+            positions.append(position)
+        return positions
 
     def _pace(self, spent: float, passed: float) -> None:
         """Read more or less next time, so that it takes about the share of the time."""
@@ -256,12 +267,14 @@ class Rota:
         elif 4 * spent < allowed:
             self._room = min(MOST, self._room * 2)
 
-    def _read(self, chosen: Sequence[int], last: _Read | None = None) -> _Read | None:
+    def _read(self, positions: Sequence[int], last: _Read | None = None) -> _Read | None:
         """Read parameters. Where nothing has changed since the last reading, their versions do not matter."""
-        there, wait = self._reader.read(chosen)
-        if not there:
+        readable, wait = self._reader.read(positions)
+        if not readable:
             return None
-        if last is not None and there is last.positions and wait == last.wait:
-            return _Read(there, wait, last.versions)
-        parameters = self._parameters if there is self._all else [self._parameters[position] for position in there]
-        return _Read(there, wait, self._loop.versions(parameters))
+        if last is not None and readable is last.positions and wait == last.wait:
+            return _Read(readable, wait, last.versions)
+        parameters = (
+            self._parameters if readable is self._all else [self._parameters[position] for position in readable]
+        )
+        return _Read(readable, wait, self._loop.versions(parameters))

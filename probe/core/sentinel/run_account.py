@@ -57,7 +57,7 @@ class RunAccount:
     """
 
     def __init__(self, settings: Settings, rank: int, number: int, first: int) -> None:
-        self._settings, self._rank, self._number, self._first = settings, rank, number, first
+        self._settings, self._rank, self._number, self.first = settings, rank, number, first
         self._began, self._launch = time.time(), "\n".join(launch_names(os.environ, restarts=True).values())
         self._loss = LossSpan()
         self._own_loss = False
@@ -92,10 +92,10 @@ class RunAccount:
             self._loss = self._loss.at(step.step, step.values[LOSS])
         self.changed(False)
 
-    def look(self, what: str) -> None:
+    def look(self, subject: str) -> None:
         """Note what else was looked at, as a noun phrase: ``the loss at every step``."""
-        if what not in self._looked:
-            self._looked.append(what)
+        if subject not in self._looked:
+            self._looked.append(subject)
 
     def rows(self, snapshot: Snapshot) -> None:
         """Take a sampled step with its findings, in causal order."""
@@ -109,7 +109,7 @@ class RunAccount:
     def _show(self, snapshot: Snapshot) -> None:
         """Note the first row that is not finite, if everything was collected in the step; also in a forward whose
         update a scaler has skipped."""
-        stretch = next((each for each in [*self.stretches] if each.covers(snapshot.step)), None)
+        stretch = next((stretch for stretch in [*self.stretches] if stretch.covers(snapshot.step)), None)
         if stretch is None or stretch.first in self._shown:
             return
         batches = [
@@ -118,7 +118,7 @@ class RunAccount:
             if is_evidence(batch) or signal_of(batch.signal).phase in (WEIGHTS_PHASE, FORWARD_PHASE)
         ]
         rule = AnomalyNan(NanArgs(), self._rank, snapshot.ops)
-        first = min((found for batch in batches for found in rule.judge(batch)), key=causal_order, default=None)
+        first = min((finding for batch in batches for finding in rule.judge(batch)), key=causal_order, default=None)
         if first is not None:
             phase = signal_of(first.signal).phase
             name = row_name(first.key).lstrip(".")  # of the root module
@@ -160,7 +160,7 @@ class RunAccount:
             faults: number of failures and losses inside probe, by place.
             ended: whether the run has ended.
         """
-        steps = max(0, step - self._first)
+        steps = max(0, step - self.first)
         recorded = min(self._recorded, steps)
         return WatchSummary(
             rank=self._rank,
@@ -187,12 +187,12 @@ class RunAccount:
         last = step - 1 if stretch.last is None else stretch.last
         row = self._shown.get(stretch.first, ShownRow(-1, "", "", FORWARD_PHASE))
         until = stretch.first if row.step < 0 else row.step
-        spoilt = next((at for at in [*self._spoilt] if stretch.found <= at < until), None)
+        spoilt = next((at for at in [*self._spoilt] if stretch.first_finding <= at < until), None)
         if spoilt is None and row.phase == WEIGHTS_PHASE:
             spoilt = row.step - 1
         forward = row.phase <= FORWARD_PHASE
         return DeepSteps(
-            stretch.kinds, stretch.found, stretch.first, last, row.step, row.module, row.name, forward, spoilt
+            stretch.kinds, stretch.first_finding, stretch.first, last, row.step, row.module, row.name, forward, spoilt
         )
 
     def placed(self, step: int) -> list[CheckFinding]:
@@ -206,7 +206,7 @@ class RunAccount:
             if steps.first in self._placed or not 0 <= steps.step <= step:
                 continue
             self._placed.add(steps.first)
-            finding = next((each for each in [*self._findings] if steps.concern(each)), None)
+            finding = next((candidate for candidate in [*self._findings] if steps.concern(candidate)), None)
             if finding is not None and (named := steps.explain(finding)).where != finding.where:
                 text = named.text.removeprefix(f"{finding.text}; ")
                 kind, grade, since = finding.kind, finding.grade, finding.since
@@ -237,7 +237,7 @@ class RunAccount:
             return f"max_overhead allows {settings.max_overhead * 100:g} % of the time"
         if settings.step_interval > 1:
             return f"step_interval is {settings.step_interval}"
-        if settings.start_step > self._first:
+        if settings.start_step > self.first:
             return f"start_step is {settings.start_step}"
         return "as configured, or as there was room"
 

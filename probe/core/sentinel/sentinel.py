@@ -17,6 +17,7 @@ from typing import NamedTuple
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
 from probe.core.faults import Faults
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.records import Outcome
 from probe.core.sentinel.device_numbers import Factor
 from probe.core.sentinel.gradient_marks import GradientMarks
@@ -24,7 +25,7 @@ from probe.core.sentinel.gradient_norms import GradientNorms
 from probe.core.sentinel.loss_roots import LossRoots
 from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory, RunningBackward
 from probe.core.sentinel.read_update import ReadUpdate
-from probe.core.sentinel.watched_optimizers import SeenSession, WatchedOptimizers
+from probe.core.sentinel.watched_optimizers import WatchedOptimizers
 
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
@@ -34,10 +35,10 @@ class _Update(NamedTuple):
     """Update that has begun."""
 
     facts: UpdateFacts
-    watched: OptimizerMemory
+    memory: OptimizerMemory
     roots: Sequence[Callable[[], float]]
     measured: Sequence[Sequence[int]]
-    shown: bool
+    visible: bool
     """False if its gradients cannot be seen, so that nothing shows what it has applied."""
     steps: Callable[[], int] | int | None
     """Steps that the optimizer's state has counted before it, or a function that waits for them."""
@@ -47,11 +48,11 @@ class Sentinel:
     """Listener to the updates of a session, and to the backwards and total norms of the process.
 
     Args:
-        watch: the session.
+        watch: the steps of the session.
         receive: is called with each update that has ended.
     """
 
-    def __init__(self, watch: SeenSession, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
+    def __init__(self, watch: TrainingSteps, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive, self._process = watch, loop, receive, os.getpid()
         self._optimizers, self._norms = WatchedOptimizers(watch, loop), GradientNorms(loop, watch.run)
         self.roots = LossRoots(loop, watch.run, lambda: watch.parameters)
@@ -94,70 +95,74 @@ class Sentinel:
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
         running = RunningBackward(inputs)
-        others = [other for thread, other in self._running.items() if thread != running.thread]
+        others = [backward for thread, backward in self._running.items() if thread != running.thread]
         self._running[running.thread] = running
-        for one in (running, *others) if others else ():
-            one.shared = True
+        for backward in (running, *others) if others else ():
+            backward.shared = True
         if root is not None:
             running.root = self.roots.value(root, running)
-        for watched in self._optimizers.all():
-            self._look_before(watched, running)
+        for memory in self._optimizers.all():
+            self._look_before(memory, running)
 
-    def _look_before(self, watched: OptimizerMemory, running: RunningBackward) -> None:
+    def _look_before(self, memory: OptimizerMemory, running: RunningBackward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
-        some = self._loop.held(watched.some)
-        if watched.backwards and self._loop.keeps(watched.some) and watched.was_cleared(some):
-            watched.clear()
-        marks = running.before[id(watched)] = GradientMarks(self._loop)
+        some = self._loop.held(memory.some)
+        if memory.backwards and self._loop.keeps(memory.some) and memory.was_cleared(some):
+            memory.clear()
+        marks = running.before[id(memory)] = GradientMarks(self._loop)
         marks.mark(some)
-        if watched.again:
-            self._look_for_stale(watched)
+        if memory.again:
+            self._look_for_stale(memory)
 
-    def _look_for_stale(self, watched: OptimizerMemory) -> None:
+    def _look_for_stale(self, memory: OptimizerMemory) -> None:
         """Note which gradients of the last update nothing has cleared."""
-        if not watched.applied.alive:
-            watched.again = []
+        if not memory.applied.alive:
+            memory.again = []
             return
-        held = self._loop.held(watched.parameters)
-        pairs = zip(watched.again, watched.applied.untouched(held), strict=True)
-        watched.again = [one and other for one, other in pairs]
-        if True not in watched.again:
-            watched.again = []
-        elif watched.leftover is None:  # programs clear them past the framework, too (``grad.data.zero_()``)
-            stale = [one for one, again in zip(held, watched.again, strict=True) if again and one is not None]
-            watched.leftover = self._norms.have_numbers(stale[:: max(1, len(stale) // SOME)])
+        gradients = self._loop.held(memory.parameters)
+        pairs = zip(memory.again, memory.applied.untouched(gradients), strict=True)
+        memory.again = [was_again and is_untouched for was_again, is_untouched in pairs]
+        if True not in memory.again:
+            memory.again = []
+        elif memory.leftover is None:  # programs clear them past the framework, too (``grad.data.zero_()``)
+            stale = [
+                gradient
+                for gradient, again in zip(gradients, memory.again, strict=True)
+                if again and gradient is not None
+            ]
+            memory.leftover = self._norms.have_numbers(stale[:: max(1, len(stale) // SOME)])
 
     def ended_backward(self) -> None:
         """Note whose parameters the backward has reached."""
         running = self._running.pop(threading.get_ident(), None)
         if running is None or self._blind:
             return
-        for watched in self._optimizers.all():
-            if id(watched) not in running.counted:
-                self._count(watched, running)
+        for memory in self._optimizers.all():
+            if id(memory) not in running.counted:
+                self._count(memory, running)
         running.before.clear()
 
-    def _count(self, watched: OptimizerMemory, running: RunningBackward) -> None:
+    def _count(self, memory: OptimizerMemory, running: RunningBackward) -> None:
         """Note a backward if it has reached the parameters of an optimizer."""
-        before = running.before.get(id(watched))
+        before = running.before.get(id(memory))
         if before is None:  # they were others then
             return
-        some = self._loop.held(watched.some)
+        some = self._loop.held(memory.some)
         pairs = zip(some, before.untouched(some), strict=True)
         reached = any(gradient is not None and not is_old for gradient, is_old in pairs)
-        if not reached and (not running.inputs or watched.identities.isdisjoint(running.inputs)):
+        if not reached and (not running.inputs or memory.identities.isdisjoint(running.inputs)):
             return
-        watched.reached.mark(some)
-        if watched.again:
-            watched.applied.mark(self._loop.held(watched.parameters))
-        if len(watched.backwards) < MOST_BACKWARDS:
-            watched.backwards.append(running)
-        watched.accumulated |= reached
-        watched.forget_norms()
-        if not running.scaled and not self._loop.keeps(watched.some):
-            self._norms.take_returned(watched)
+        memory.reached.mark(some)
+        if memory.again:
+            memory.applied.mark(self._loop.held(memory.parameters))
+        if len(memory.backwards) < MOST_BACKWARDS:
+            memory.backwards.append(running)
+        memory.accumulated |= reached
+        memory.forget_norms()
+        if not running.scaled and not self._loop.keeps(memory.some):
+            self._norms.take_returned(memory)
         models = [model for _, model in self._watch.run.chunks]
-        watched.training, watched.reduced = self._loop.training(models), self._loop.reduces(models)
+        memory.training, memory.reduced = self._loop.training(models), self._loop.reduces(models)
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -171,12 +176,14 @@ class Sentinel:
         if self._blind:
             return
         identities = {*map(id, gradients)}
-        for watched, optimizer in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
-            held = self._loop.held(watched.parameters)
-            positions = [n for n, one in enumerate(held) if one is not None and id(one) in identities]
+        for memory, optimizer in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
+            all_gradients = self._loop.held(memory.parameters)
+            positions = [
+                n for n, gradient in enumerate(all_gradients) if gradient is not None and id(gradient) in identities
+            ]
             if positions:
-                self._clipping.append((watched, positions))
-                self._norms.measure(watched, optimizer, held, positions)
+                self._clipping.append((memory, positions))
+                self._norms.measure(memory, optimizer, all_gradients, positions)
 
     def clipped(self, total: float | Tensor, factor: Callable[[float], float]) -> None:
         """Note the factor by which the gradients are clipped whose total norm was computed last.
@@ -186,13 +193,13 @@ class Sentinel:
             factor: returns the factor that belongs to a total norm.
         """
         clipping, self._clipping = self._clipping, []
-        for watched, positions in clipping:
-            used: Factor = factor(total) if isinstance(total, float) else watched.numbers.factor(total, factor)
-            if watched.late:
-                watched.late = False
-                watched.late_clips.append(used)
+        for memory, positions in clipping:
+            used: Factor = factor(total) if isinstance(total, float) else memory.numbers.factor(total, factor)
+            if memory.late:
+                memory.late = False
+                memory.late_clips.append(used)
             else:
-                watched.clips.append((positions, used))
+                memory.clips.append((positions, used))
 
     # Updates.
 
@@ -202,64 +209,66 @@ class Sentinel:
         if number is None:
             return
         self._optimizers.look_again()
-        watched = self._optimizers.updating(optimizer)
+        memory = self._optimizers.updating(optimizer)
         for running in [*self._running.values()]:  # an update within a backward
-            if id(watched) not in running.counted:
-                running.counted.add(id(watched))
-                self._count(watched, running)
-        held = self._loop.held(watched.parameters)
-        if watched.has_lost(held):
+            if id(memory) not in running.counted:
+                running.counted.add(id(memory))
+                self._count(memory, running)
+        all_gradients = self._loop.held(memory.parameters)
+        if memory.has_lost(all_gradients):
             self._optimizers.look()
-            watched = self._optimizers.of(optimizer)
-        backwards, elsewhere = watched.of_thread(), self._loop.keeps_elsewhere(optimizer)
-        steps = self._steps(watched, optimizer)
+            memory = self._optimizers.of(optimizer)
+        backwards, elsewhere = memory.of_thread(), self._loop.keeps_elsewhere(optimizer)
+        steps = self._steps(memory, optimizer)
         if elsewhere:
-            gradients = self._norms.elsewhere(watched, optimizer, scale)
+            gradients = self._norms.elsewhere(memory, optimizer, scale)
         else:
-            gradients = Gradients(watched.there, *watched.stale(held), self._norms.read(watched, held, scale))
-        watched.rota.before()
-        rewritten = watched.was_rewritten(self._loop.held(watched.some))
-        facts = self._facts(number, optimizer, watched, gradients, len(backwards), rewritten)
-        measured = [one.positions for one in watched.measured]
-        shown = elsewhere or self._loop.shows_gradients(optimizer)
-        self._updating[id(optimizer)] = _Update(facts, watched, _roots(backwards), measured, shown, steps)
+            gradients = Gradients(
+                memory.there, *memory.stale(all_gradients), self._norms.read(memory, all_gradients, scale)
+            )
+        memory.rota.before()
+        rewritten = memory.was_rewritten(self._loop.held(memory.some))
+        facts = self._facts(number, optimizer, memory, gradients, len(backwards), rewritten)
+        measured = [measurement.positions for measurement in memory.measured]
+        visible = elsewhere or self._loop.shows_gradients(optimizer)
+        self._updating[id(optimizer)] = _Update(facts, memory, _roots(backwards), measured, visible, steps)
 
     def _facts(
         self,
         number: int,
         optimizer: Optimizer,
-        watched: OptimizerMemory,
+        memory: OptimizerMemory,
         gradients: Gradients,
         backwards: int,
         rewritten: bool = False,
         seen: bool = True,
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
-        shown = self._loop.shows_gradients(optimizer)
+        visible = self._loop.shows_gradients(optimizer)
         return UpdateFacts(
             step=self._watch.run.clock.step,
             optimizer=number,
-            names=watched.names,
+            names=memory.names,
             outcome="unknown",
             rates=self._loop.rates(optimizer),
             gradients=gradients,
             values=None,
             backwards=backwards,
-            training=watched.training,
-            scaled=watched.scaled,
-            reduced=watched.reduced,
+            training=memory.training,
+            scaled=memory.scaled,
+            reduced=memory.reduced,
             world=self._optimizers.world if backwards else 1,
             clip=1.0,
             strangers=self._optimizers.strangers(),
             shared=self._optimizers.shared(),
             replaced=self._watch.parameters.replaced,
-            trainable=watched.trainable(self._loop.requires(watched.parameters)) if shown else watched.none,
+            trainable=memory.trainable(self._loop.requires(memory.parameters)) if visible else memory.none,
             state_steps=None,
             ties=self._optimizers.tied(),
             uses=self.roots.survey.uses,
-            sizes=watched.sizes,
-            groups=watched.groups,
-            parameter_dtypes=watched.dtypes,
+            sizes=memory.sizes,
+            groups=memory.groups,
+            parameter_dtypes=memory.dtypes,
             cut=self._cut,
             beginning=self.roots.beginning,
             rewritten=rewritten,
@@ -267,12 +276,12 @@ class Sentinel:
             shown=not self._loop.keeps_elsewhere(optimizer),
         )
 
-    def _steps(self, watched: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:
+    def _steps(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:
         """Return the steps that the optimizer's state has counted, or a function that waits for them."""
-        steps = self._loop.counted(optimizer, watched.parameters)
+        steps = self._loop.counted(optimizer, memory.parameters)
         if steps is None or isinstance(steps, int):
             return steps
-        wait = watched.numbers.add(steps)
+        wait = memory.numbers.add(steps)
         return lambda: int(wait())
 
     def unseen(self, optimizer: Optimizer) -> None:
@@ -280,12 +289,12 @@ class Sentinel:
         number = self._optimizers.number(optimizer)
         if number is None:
             return
-        watched = self._optimizers.of(optimizer)
-        backwards, absent = watched.backwards, Gradients(watched.none, watched.none, watched.none, None)
-        facts = self._facts(number, optimizer, watched, absent, len(backwards), seen=False)
-        steps = self._steps(watched, optimizer)
-        ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=watched.clips, steps=steps)
-        self._end(watched, ended)
+        memory = self._optimizers.of(optimizer)
+        backwards, absent = memory.backwards, Gradients(memory.none, memory.none, memory.none, None)
+        facts = self._facts(number, optimizer, memory, absent, len(backwards), seen=False)
+        steps = self._steps(memory, optimizer)
+        ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=memory.clips, steps=steps)
+        self._end(memory, ended)
 
     def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool) -> None:
         """Pass the update on, which has ended.
@@ -296,30 +305,30 @@ class Sentinel:
         update = self._updating.pop(id(optimizer), None)
         if update is None:
             return
-        watched, looked = update.watched, update.watched.rota.after()
-        held = self._loop.held(watched.parameters)
-        watched.applied.mark(held)
-        watched.again = [gradient is not None for gradient in held]
+        memory, looked = update.memory, update.memory.rota.after()
+        gradients = self._loop.held(memory.parameters)
+        memory.applied.mark(gradients)
+        memory.again = [gradient is not None for gradient in gradients]
         ended = ReadUpdate(
             update.facts._replace(searches=True) if searches else update.facts,
-            outcome if update.shown else "unknown",
+            outcome if update.visible else "unknown",
             looked,
             update.roots,
-            watched.leftover,
-            watched.dropped,
-            watched.own_sums,
-            watched.clips,
+            memory.leftover,
+            memory.dropped,
+            memory.own_sums,
+            memory.clips,
             update.measured,
-            watched.late_clips,
+            memory.late_clips,
             update.steps,
         )
-        self._end(watched, ended)
+        self._end(memory, ended)
 
-    def _end(self, watched: OptimizerMemory, ended: ReadUpdate) -> None:
-        watched.numbers.send()
+    def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
+        memory.numbers.send()
         self._cut, self.roots.beginning = False, None
         self._optimizers.forget_present()
-        watched.clear()
+        memory.clear()
         self._receive(ended)
 
 

@@ -51,8 +51,9 @@ class UpdateJudge:
         faults: Faults,
     ) -> None:
         self._numbers, self._directory, self._account, self._faults = numbers, directory, account, faults
-        self._new_lines, self._ranks = lines, dict[int, tuple[tuple[str, ...], RankLines | None]]()
-        """The writer of lines of each optimizer, with the names for which it was made."""
+        self._new_lines = lines
+        self._ranks = dict[int, tuple[tuple[str, ...], RankLines | None]]()
+        """Writer of the lines of each optimizer, with the names of the parameters for which it was made."""
         self.panel = CheckPanel(faults)
         self.findings: list[CheckFinding] = []
         self.tripped: Callable[[Sequence[CheckFinding]], object] = lambda _: None
@@ -67,9 +68,9 @@ class UpdateJudge:
 
     def _judge(self, read: ReadUpdate) -> Mapping[str, float]:
         update = read.judged()
-        found = self.panel.judge(update)
-        if found:
-            self._keep([self._with_onset(finding) for finding in found])
+        findings = self.panel.judge(update)
+        if findings:
+            self._keep([self._with_onset(finding) for finding in findings])
         attempt(self._faults, HELD, self._held.hold, update.facts, update.gradients)
         if self._account.stretches:
             self.place(update.facts.step)
@@ -92,7 +93,7 @@ class UpdateJudge:
         """Return what stood out in the updates before a step."""
         return attempt(self._faults, HELD, self._held.onset, step)
 
-    def _write_line(self, update: JudgedUpdate, own: TakenGradients | None) -> None:
+    def _write_line(self, update: JudgedUpdate, unreduced: TakenGradients | None) -> None:
         """Write the numbers of an update for the parent process, which compares ranks."""
         facts = update.facts
         if facts.outcome == "skipped" or not len(update.gradients):
@@ -103,39 +104,39 @@ class UpdateJudge:
             lines = self._new_lines(facts)
             self._ranks[facts.optimizer] = facts.names, lines
         if lines is not None:
-            lines.write(line_of(update, own))
+            lines.write(line_of(update, unreduced))
 
     def place(self, step: int) -> None:
         """Write what rows up to ``step``, which were collected around a finding, say about its place."""
         if placed := self._account.placed(step):
             attempt(self._faults, "sentinel: file", self._write, placed)
 
-    def _keep(self, found: Sequence[CheckFinding]) -> None:
-        self.findings += found[: max(0, MOST - len(self.findings))]
-        self._account.checked(found)
-        attempt(self._faults, "sentinel: collection", self.tripped, found)
-        attempt(self._faults, "sentinel: file", self._write, found)
-        self._numbers.found([as_run_finding(each) for each in found])
+    def _keep(self, findings: Sequence[CheckFinding]) -> None:
+        self.findings += findings[: max(0, MOST - len(self.findings))]
+        self._account.checked(findings)
+        attempt(self._faults, "sentinel: collection", self.tripped, findings)
+        attempt(self._faults, "sentinel: file", self._write, findings)
+        self._numbers.found([as_run_finding(finding) for finding in findings])
 
-    def _write(self, found: Sequence[CheckFinding]) -> None:
+    def _write(self, findings: Sequence[CheckFinding]) -> None:
         if self._lines is None:
             directory = self._directory()
             if directory is None:
                 return
             self._lines = CheckLines(directory)
-        self._lines.write(found)
+        self._lines.write(findings)
 
 
-def as_run_finding(found: CheckFinding) -> RunFinding:
+def as_run_finding(finding: CheckFinding) -> RunFinding:
     """Return the finding of a check as one about a number of the run, for those who receive these."""
-    evidence = [*found.evidence.values(), math.nan, math.nan]
-    where = ", ".join(found.where)
+    evidence = [*finding.evidence.values(), math.nan, math.nan]
+    where, severity = ", ".join(finding.where), SEVERITY[finding.grade]
     return RunFinding(
-        found.check, where, found.step, evidence[0], evidence[1], found.text, SEVERITY[found.grade], resolved=False
+        finding.check, where, finding.step, evidence[0], evidence[1], finding.text, severity, resolved=False
     )
 
 
-def line_of(update: JudgedUpdate, own: TakenGradients | None) -> RankLine:
+def line_of(update: JudgedUpdate, own_gradients: TakenGradients | None) -> RankLine:
     """Return the numbers of an update that are compared between ranks."""
     facts, looked = update.facts, update.facts.values
     applied = update.gradients
@@ -145,7 +146,7 @@ def line_of(update: JudgedUpdate, own: TakenGradients | None) -> RankLine:
     if looked is not None and looked.numbers is not None:
         values = np.full(applied.shape, np.nan)
         values[looked.looked] = looked.numbers()
-    unreduced = None if own is None else own.table(facts.names)
+    unreduced = None if own_gradients is None else own_gradients.table(facts.names)
     return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values)
 
 
@@ -166,5 +167,5 @@ def numbers_of(update: JudgedUpdate) -> dict[str, float]:
 
 def _total(norms: Array, facts: UpdateFacts) -> float:
     """Return the norm of all gradients together."""
-    there = norms if is_all(facts.gradients.there) else norms[facts.gradients.there]
-    return math.sqrt(there.dot(there))
+    present_norms = norms if is_all(facts.gradients.there) else norms[facts.gradients.there]
+    return math.sqrt(present_norms.dot(present_norms))

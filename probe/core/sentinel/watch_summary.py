@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from probe.core.hindsight.onset import Onset
 from probe.core.messages import plural, shown_path
 from probe.core.storage.layout import ranks_text
+from probe.core.storage.run_directory import zone_note
 from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, united, verdict_of
 from probe.core.verdict_picture import VerdictPicture, card_lines
 
@@ -162,7 +163,7 @@ class RunReport(NamedTuple):
 
     @property
     def _files(self) -> str:
-        return f"files in {self.files}" if self.files else ""
+        return f"files in {self.files}{zone_note(self.files)}" if self.files else ""
 
 
 def report_of(
@@ -175,10 +176,10 @@ def report_of(
         of_ranks: findings between ranks.
         compared: noun phrase about the comparison of ranks, for what was looked at; empty if there was none.
     """
-    ranks = sorted(summaries, key=lambda each: each.rank)
+    ranks = sorted(summaries, key=lambda summary: summary.rank)
     first = ranks[0]
     alone = len(ranks) == 1 and not of_ranks
-    findings = united([(-1 if alone else each.rank, finding) for each in ranks for finding in each.findings])
+    findings = united([(-1 if alone else summary.rank, finding) for summary in ranks for finding in summary.findings])
     looked = first.looked._replace(at=(*first.looked.at, *([compared] if compared else ())))
     files = shown_path(first.directory if alone or not first.directory else str(Path(first.directory).parent))
     deep = [steps for summary in ranks for steps in summary.deep]
@@ -189,23 +190,23 @@ def report_of(
 
 def _head(ranks: Sequence[WatchSummary]) -> list[str]:
     first = ranks[0]
-    fewest, most = min(each.steps for each in ranks), max(each.steps for each in ranks)
+    fewest, most = min(summary.steps for summary in ranks), max(summary.steps for summary in ranks)
     steps = f"{fewest} to {most}" if fewest < most else str(most)
     on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
     recorded = f"{first.recorded} of them recorded ({first.why})" if first.recorded < first.steps else ALL
     head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most and first.ended else "")
     deep = dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
     parts = [head, *deep, first.loss.text(), first.preflight if first.ended else ""]
-    if faults := sum(each.faults for each in ranks):
+    if faults := sum(summary.faults for summary in ranks):
         parts.append(f"{faults} {plural(faults, 'failure')} inside probe, which training did not notice")
     return [*filter(None, parts)]
 
 
 def _unknown(ranks: Sequence[WatchSummary]) -> str:
-    killed = [each for each in ranks if not each.ended]
+    killed = [summary for summary in ranks if not summary.ended]
     if not killed:
         return ""
-    names = f"{plural(len(killed), 'rank')} {ranks_text([each.rank for each in killed])}"
-    known = min(each.step for each in killed) - 1
-    since = f" after step {known}" if any(each.steps for each in killed) else ""
+    names = f"{plural(len(killed), 'rank')} {ranks_text([summary.rank for summary in killed])}"
+    last_step = min(summary.step for summary in killed) - 1
+    since = f" after step {last_step}" if any(summary.steps for summary in killed) else ""
     return f"{names} ended without a report: nothing is known{since}"

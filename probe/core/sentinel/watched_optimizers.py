@@ -6,13 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from probe.core.backend.protocols import Optimizer, Parameter, TrainingLoop
-from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.parameters import Parameters
+from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.sentinel.gradient_marks import GradientMarks
 from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory
 from probe.core.sentinel.rota import Rota
@@ -24,34 +23,26 @@ UPDATES_A_LOOK, SHARE_OF_LOOKS = 8, 0.01
 most."""
 
 
-class SeenSession(Protocol):
-    """Session, as far as the sentinel reads it."""
-
-    @property
-    def run(self) -> Run:
-        """The run in progress."""
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters of the models."""
-
-
 class WatchedOptimizers:
     """The optimizers of a session.
 
     Args:
-        watch: the session.
+        watch: the steps of the session.
     """
 
-    def __init__(self, watch: SeenSession, loop: TrainingLoop) -> None:
+    def __init__(self, watch: TrainingSteps, loop: TrainingLoop) -> None:
         self._watch, self._loop = watch, loop
         self._watched: dict[int, OptimizerMemory] = {}
         self._present: list[OptimizerMemory] | None = None
-        """All that is watched; None if it has to be looked for."""
+        """Memories of the optimizers that there are; None if these have to be looked for."""
         self.world = 1
         """Number of processes, as of the last search."""
-        self._updates, self._looked_at, self._look_seconds = 0, 0.0, 0.0
-        """Updates since parameters were searched for, when that was, and how long it took."""
+        self._updates = 0
+        """Updates since parameters were last searched for."""
+        self._looked_at = 0.0
+        """Time of that search."""
+        self._look_seconds = 0.0
+        """Seconds that it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
@@ -59,8 +50,8 @@ class WatchedOptimizers:
 
     def number(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer among those of the run; None for others."""
-        for number, one in enumerate(self._watch.run.optimizers):
-            if one is optimizer:
+        for number, candidate in enumerate(self._watch.run.optimizers):
+            if candidate is optimizer:
                 return number
         return None
 
@@ -76,24 +67,24 @@ class WatchedOptimizers:
 
     def updating(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer that updates, with its parameters as of the latest backward."""
-        watched = None if self._present is None else self._watched.get(id(optimizer))
-        return self.of(optimizer) if watched is None else watched
+        memory = None if self._present is None else self._watched.get(id(optimizer))
+        return self.of(optimizer) if memory is None else memory
 
     def of(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer, with its parameters of now."""
-        watched = self._watched.get(id(optimizer))
-        if watched is None:
-            watched = self._watched[id(optimizer)] = OptimizerMemory(self._loop, self._watch.run.framework.tensors)
+        memory = self._watched.get(id(optimizer))
+        if memory is None:
+            memory = self._watched[id(optimizer)] = OptimizerMemory(self._loop, self._watch.run.framework.tensors)
         owned = self._watch.run.framework.hooks.owned(optimizer)
-        every, parameters = self._watch.parameters.every, watched.parameters
-        are_same = len(owned) == len(parameters) and all(map(is_, owned, parameters)) and watched.is_ready
-        if not are_same or every is not watched.every:
-            self._renew(watched, optimizer, owned, every, are_same)
-        return watched
+        every, parameters = self._watch.parameters.every, memory.parameters
+        are_same = len(owned) == len(parameters) and all(map(is_, owned, parameters)) and memory.is_ready
+        if not are_same or every is not memory.every:
+            self._renew(memory, optimizer, owned, every, are_same)
+        return memory
 
     def _renew(
         self,
-        watched: OptimizerMemory,
+        memory: OptimizerMemory,
         optimizer: Optimizer,
         owned: Sequence[Parameter],
         every: Mapping[int, Any],
@@ -102,39 +93,39 @@ class WatchedOptimizers:
         """Take other parameters or names; what fails is tried again with the next look."""
         order = [*map(id, owned)]
         if not are_same:
-            watched.is_ready = False
-            sizes, watched.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
-            watched.parameters, watched.sizes, watched.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
-            watched.identities = frozenset(order)
-            watched.some = watched.parameters[:: max(1, len(owned) // SOME)]
-            watched.again, watched.none = [], np.zeros(len(owned), np.bool_)
-            watched.applied, watched.reached = GradientMarks(self._loop), GradientMarks(self._loop)
-            watched.clear()
+            memory.is_ready = False
+            sizes, memory.dtypes = self._loop.sizes(owned), self._loop.dtypes(owned)
+            memory.parameters, memory.sizes, memory.rota = [*owned], sizes, Rota(self._loop, owned, sizes)
+            memory.identities = frozenset(order)
+            memory.some = memory.parameters[:: max(1, len(owned) // SOME)]
+            memory.again, memory.none = [], np.zeros(len(owned), np.bool_)
+            memory.applied, memory.reached = GradientMarks(self._loop), GradientMarks(self._loop)
+            memory.clear()
         names = tuple(every[identity].name if identity in every else "" for identity in order)
-        if names != watched.names:
-            watched.names = names
-        watched.groups, self.world = self._loop.groups(optimizer), self._watch.run.framework.groups.world_size()
-        watched.every, watched.is_ready, self._outside = every, True, None
+        if names != memory.names:
+            memory.names = names
+        memory.groups, self.world = self._loop.groups(optimizer), self._watch.run.framework.groups.world_size()
+        memory.every, memory.is_ready, self._outside = every, True, None
 
     # What belongs to none, and what comes and goes.
 
     def strangers(self) -> tuple[str, ...]:
         """Return the parameters that have a gradient and are in no optimizer."""
         if self._outside is None:
-            owned = {identity for watched in self.all() for identity in watched.identities}
+            owned = {identity for memory in self.all() for identity in memory.identities}
             every = self._watch.parameters.every
             self._shared = self._held_twice(every)
-            outside = [watched for identity, watched in every.items() if identity not in owned][:MOST_STRANGERS]
-            self._outside = [watched.name for watched in outside], [watched.thing for watched in outside]
+            outside = [parameter for identity, parameter in every.items() if identity not in owned][:MOST_STRANGERS]
+            self._outside = [parameter.name for parameter in outside], [parameter.thing for parameter in outside]
         names, parameters = self._outside
         if not parameters:
             return ()
-        held = self._loop.held(parameters)
-        return tuple(name for name, gradient in zip(names, held, strict=True) if gradient is not None)
+        gradients = self._loop.held(parameters)
+        return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
     def _held_twice(self, every: Mapping[int, Any]) -> tuple[str, ...]:
-        counts = Counter(identity for watched in self.all() for identity in watched.identities)
-        return tuple(one.name for identity, one in every.items() if counts[identity] > 1)
+        counts = Counter(identity for memory in self.all() for identity in memory.identities)
+        return tuple(parameter.name for identity, parameter in every.items() if counts[identity] > 1)
 
     def shared(self) -> tuple[str, ...]:
         """Return the parameters that several optimizers hold, as of the last call of :meth:`strangers`."""

@@ -18,7 +18,7 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import append_line, opened
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import is_whole
-from probe.core.storage.packed_run import TEXTS_TABLE, packed_index
+from probe.core.storage.packed.run import TEXTS_TABLE, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import plain
 from probe.core.storage.sql import literal, pattern_of

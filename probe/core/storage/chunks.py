@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probe.core.storage import csv_reader
-from probe.core.storage.csv_reader import PIECE_BYTES
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
 from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
-from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
+from probe.core.storage.packed.run import FILES_TABLE, PACKED, packed_index, packed_source
 from probe.core.storage.parquet_check import misfit
 from probe.core.storage.problems import Problems, cannot_be_read
 from probe.core.storage.sql import literal, pattern_of, quoted
@@ -32,8 +31,8 @@ class Chunk(NamedTuple):
     rank: int
     begin: int
     end: int
-    last: bool
-    """True if no other piece of the file follows."""
+    before: int = 0
+    """Number of lines before it, of a CSV file."""
 
 
 class ParsedChunk(NamedTuple):
@@ -46,25 +45,20 @@ class ParsedChunk(NamedTuple):
     """The first of these rows: the line and its defect."""
 
 
-def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
+def pieces(file: TableFile, rank: int) -> Iterator[Chunk]:
     """Yield the pieces of ``file``, in order; at least one.
-
-    Args:
-        size: size of the file in bytes.
 
     Raises:
         ImportError: if a Parquet file needs DuckDB, and that is missing.
+        OSError: if the file cannot be read.
         ValueError: if a Parquet file is invalid.
     """
-    if file.format == PACKED:
-        size, step = _number_of_packed_rows(file), PIECE_ROWS
-    elif file.format == PARQUET:
-        size, step = _number_of_rows(file.path), PIECE_ROWS
+    if file.format not in (PACKED, PARQUET):
+        spans = list(csv_reader.spans(file))
     else:
-        size, step = size - file.torn, PIECE_BYTES
-    for begin in range(0, max(1, size), step):
-        end = min(begin + step, size)
-        yield Chunk(file, rank, begin, end, end == size)
+        size = _number_of_packed_rows(file) if file.format == PACKED else _number_of_rows(file.path)
+        spans = [(begin, min(begin + PIECE_ROWS, size), 0) for begin in range(0, size, PIECE_ROWS)]
+    yield from (Chunk(file, rank, *span) for span in spans or [(0, 0, 0)])
 
 
 def parse(piece: Chunk) -> ParsedChunk:
@@ -79,7 +73,7 @@ def parse(piece: Chunk) -> ParsedChunk:
     if file.format in (PARQUET, PACKED):
         return ParsedChunk(_read_parquet(piece))
     with csv_reader.collector_paused():
-        found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
+        found = csv_reader.read(file, piece.begin, piece.end, piece.before)
         made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
     more = found.bad - len(found.named)
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))

@@ -20,6 +20,12 @@ def confine(places: Iterable[Path]) -> None:
     _folders[:] = [place.resolve() for place in places] or [Path(os.devnull)]
 
 
+def permit(folder: Path) -> None:
+    """Let this process also read a folder of its own, if it is confined."""
+    if _folders:
+        _folders.append(folder.resolve())
+
+
 def leads_out(path: Path) -> bool:
     """Return whether a link in ``path`` leads out of the folders that this process may read."""
     if not _folders:

@@ -13,20 +13,20 @@ import gc
 import io
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from probe.core.storage.csv_rows import CsvRow, rows
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, INTEGERS, STEP, decimal, is_number, whole
 from probe.core.storage.location import Place
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import FilesBySignal, TableFile, tables
 
 PIECE_BYTES = 1 << 20
 """Bytes that are read at a time."""
@@ -52,25 +52,15 @@ class CsvColumns(NamedTuple):
         return len(next(iter(self.about.values()), ()))
 
 
-def read(file: TableFile, begin: int, end: int | None) -> CsvColumns:
-    """Return the rows of the lines that begin from byte ``begin`` to byte ``end - 1``, except the header.
-
-    Args:
-        end: None for the rest of the file.
+def read(file: TableFile, begin: int, end: int, before: int) -> CsvColumns:
+    """Return the rows from byte ``begin`` to byte ``end - 1``, one of the spans of :func:`spans`.
 
     Raises:
         OSError: if the file cannot be read.
     """
     with opened(file.path) as source:
-        stop = source.seek(0, os.SEEK_END) - file.torn if end is None else _next_line(source, end - 1)
-        start = _next_line(source, max(0, begin - 1))
-        source.seek(start)
-        text = _decoded(source.read(max(0, stop - start)))
-    found = _columns(file, text, alone=True)
-    if not found.bad:
-        return found
-    before = _lines_before(file.path, start)
-    return found._replace(named=tuple((before + line, wrong) for line, wrong in found.named))
+        source.seek(begin)
+        return _columns(file, source.read(end - begin), before)
 
 
 def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
@@ -80,18 +70,30 @@ def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
         OSError: if the file cannot be read.
     """
     bad = 0
-    for before, text in _pieces(file):
-        found = _columns(file, text)
-        for line, wrong in found.named[: max(0, NAMED - bad)]:
-            problems.add(file.path, wrong, before + line)
-        bad += found.bad
-        yield found
+    for _, before, data in _pieces(file):
+        piece = _columns(file, data, before)
+        for line, wrong in piece.named[: max(0, NAMED - bad)]:
+            problems.add(file.path, wrong, line)
+        bad += piece.bad
+        yield piece
     if bad > NAMED:
         problems.add(file.path, cannot_be_read(bad - NAMED))
 
 
-def _pieces(file: TableFile) -> Iterator[tuple[int, str]]:
-    """Yield the text after the header in pieces of whole rows, each with the number of lines before it."""
+def spans(file: TableFile) -> Iterator[tuple[int, int, int]]:
+    """Yield the first byte of pieces of whole rows after the header, the one after the last, and the number of lines
+    before.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    for begin, before, data in _pieces(file):
+        yield begin, begin + len(data), before
+
+
+def _pieces(file: TableFile) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the text after the header in pieces of whole rows, each with its first byte and the number of lines before
+    it."""
     with opened(file.path) as source:
         end = source.seek(0, os.SEEK_END) - file.torn
         source.seek(0)
@@ -103,38 +105,19 @@ def _pieces(file: TableFile) -> Iterator[tuple[int, str]]:
             # within a cell that has line breaks the number of quotes is odd
             while sum(line.count(b'"') for line in lines) % 2 and source.tell() < end and len(lines) < MOST_LINES:
                 lines.append(source.readline())
-            data, place = b"".join(lines), source.tell()
-            yield before, _decoded(data)
+            data = b"".join(lines)
+            yield place, before, data
             before += data.count(b"\n")
+            place += len(data)
 
 
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
-
-
-def _next_line(file: io.BufferedReader, position: int) -> int:
-    """Return the position of the first line that begins after ``position``."""
-    file.seek(position)
-    file.readline()
-    return file.tell()
-
-
-def _lines_before(path: Place, position: int) -> int:
-    lines = 0
-    with opened(path) as file:
-        while position > 0 and (block := file.read(min(PIECE_BYTES, position))):
-            lines += block.count(b"\n")
-            position -= len(block)
-    return lines
-
-
-def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
-    """Return the rows of ``text``; lines are counted from 1.
+def _columns(file: TableFile, data: bytes, before: int) -> CsvColumns:
+    """Return the rows of ``data``; lines within unclosed quotes are left out, as DuckDB does.
 
     Args:
-        alone: True to read each line within unclosed quotes again by itself, because ``text`` may begin or end within a
-            cell; else all of these lines are left out, as DuckDB does.
+        before: number of lines before ``data``.
     """
+    text = data.decode("utf-8", "backslashreplace")
     with collector_paused():
         try:
             table = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
@@ -142,7 +125,7 @@ def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
                 return _converted(file.columns, table, text.isascii())
         except (csv.Error, ValueError):
             pass  # nothing is lost: the text is read again, row by row, to name the rows that cannot be read
-        return _row_by_row(file.columns, _rows(text, alone))
+        return _row_by_row(file.columns, text, before)
 
 
 @contextmanager
@@ -157,25 +140,16 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rows(text: str, alone: bool) -> Iterator[CsvRow]:
-    for row in rows(io.StringIO(text, newline="\n")):
-        if row.wrong and alone:
-            for n, line in enumerate(row.lines):
-                yield from (each._replace(line=row.line + n) for each in rows([line]))
-        else:
-            yield row
-
-
-def _row_by_row(columns: Sequence[str], found: Iterable[CsvRow]) -> CsvColumns:
+def _row_by_row(columns: Sequence[str], text: str, before: int) -> CsvColumns:
     good: list[list[str]] = []
     named: list[tuple[int, str]] = []
     bad = 0
-    for row in found:
+    for row in rows(io.StringIO(text, newline="\n")):
         wrong = row.wrong or (_misfit(columns, row.cells) if row.cells else "")
         if wrong:
             bad += 1
             if bad <= NAMED:
-                named.append((row.line, f"{wrong}: {left_out(len(row.lines) - 1)}"))
+                named.append((before + row.line, f"{wrong}: {left_out(len(row.lines) - 1)}"))
         elif row.cells:
             good.append(row.cells)
     return _converted(columns, good, is_ascii=True)._replace(bad=bad, named=tuple(named))
@@ -228,23 +202,18 @@ def _numbers(cells: Sequence[str]) -> Any:
         return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(there))  # type: ignore[no-untyped-call]
 
 
-class PlainRows:
+class PlainRows(FilesBySignal):
     """CSV files of ``directories``, a reader for :func:`probe.core.storage.batches.steps`."""
 
     def __init__(self, directories: Sequence[RankDirectory], problems: Problems) -> None:
         self.directories = tuple(directories)
         self.problems = problems
-        self.files: dict[str, list[tuple[int, TableFile]]] = {}
-        self._of_directory: dict[tuple[str, int], list[TableFile]] = {}
+        files: dict[str, list[tuple[int, TableFile]]] = {}
         for n, directory in enumerate(self.directories):
             for file in tables(directory.path, problems):
                 if file.format == CSV:
-                    self.files.setdefault(file.signal, []).append((n, file))
-                    self._of_directory.setdefault((file.signal, n), []).append(file)
-
-    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
-        """Return the files of a signal in the directory of an index, in the order of steps."""
-        return self._of_directory.get((signal, n), ())
+                    files.setdefault(file.signal, []).append((n, file))
+        super().__init__(files)
 
     def original(self, file: TableFile) -> Place:
         """Return the file that a rank has written: each is read as it is."""

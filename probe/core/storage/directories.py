@@ -17,7 +17,7 @@ from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
 from probe.core.storage.manifest import FILE, Manifest
-from probe.core.storage.packed_run import is_packed, packed_index
+from probe.core.storage.packed.run import is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import (
     EXAMPLE_DIRECTORY,
@@ -30,6 +30,7 @@ from probe.core.storage.run_directory import (
 )
 from probe.core.storage.sql import pattern_of
 from probe.core.storage.table_files import first_step, has_tables
+from probe.core.storage.v2_layout import translated
 
 TOGETHER = 3600.0
 """Seconds within which the ranks of a run begin, if nothing else shows which directories belong together."""
@@ -92,7 +93,8 @@ class RecordedRun(NamedTuple):
 def find(
     root: Place, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
 ) -> list[RankDirectory]:
-    """Return every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
+    """Return every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time. Folders of
+    msprobe's Monitor V2 are read from a translation, unless there are directories of ranks beside them.
 
     Args:
         time_start: the earliest time in a directory's name, such as ``Dec03_21-34-40``, itself included.
@@ -125,6 +127,7 @@ def find(
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
+    root = translated(root, problems)
     inside = [path for path in contents(root, pattern) if path.is_dir()]
     fetch_ahead(path / FILE for path in inside)
     alone = _read(root, problems)

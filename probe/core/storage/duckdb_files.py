@@ -75,20 +75,9 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
         assert mode == "rb", "locations are read only"
         return OpenObject(self._found(path))
 
-    def exists(self, path: str, **_: Any) -> bool:
-        return bool(self._found(path).is_file())
-
-    isfile = exists
-
-    def isdir(self, path: str) -> bool:
-        return bool(self._found(path).is_dir())
-
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return name, size and kind."""
         return {"name": path, "size": self._found(path).stat().st_size, "type": "file"}
-
-    def size(self, path: str) -> int:
-        return int(self._found(path).stat().st_size)
 
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self._found(path).stat().st_mtime, timezone.utc)

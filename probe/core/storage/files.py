@@ -164,6 +164,9 @@ def cut_torn_line(file: FileIO, path: Path) -> None:
     """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` is then at its
     end."""
     size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) in (b"", b"\n"):
+        return
     file.seek(max(0, size - LONGEST_LINE))
     torn = len(file.read().rpartition(b"\n")[2])
     if torn:
@@ -180,6 +183,31 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 
 @contextmanager
+def moved(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yield the place of a new file, which becomes ``path`` in one move at the end; on an exception ``path`` stays as
+    it was. Without a new file nothing is moved.
+
+    Args:
+        durable: True to wait until the file is on the disk.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if temporary.exists():
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """Open a text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was.
     An error of the file system names ``path``.
@@ -189,17 +217,14 @@ def replacing(path: Path) -> Iterator[TextIO]:
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "expected a regular file, or none", str(path))
-    # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    hidden = ""
     try:
-        with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            yield file
-        temporary.replace(path)
-    except BaseException as error:
-        if isinstance(error, OSError):
-            error.filename = str(path) if error.filename in (None, str(temporary)) else error.filename
-        with suppress(OSError):
-            temporary.unlink()
+        with moved(path, durable=False) as temporary:
+            hidden = str(temporary)
+            with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+                yield file
+    except OSError as error:
+        error.filename = str(path) if error.filename in (None, hidden) else error.filename
         raise
 
 

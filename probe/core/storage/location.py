@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
-from probe.core.storage.fetched_parts import CopyAddress, ListedObject
+from probe.core.storage.fetched_parts import ListedObject
 from probe.core.storage.object_store import LocationError, ObjectStore, PartSizes, new_store, store_of, stores
 
 MARK = "://"
@@ -333,12 +333,7 @@ def _found(url: str) -> Location:
 
 
 def _restored(
-    url: str,
-    root: str,
-    token: str,
-    sizes: tuple[int, int, int],
-    copy: CopyAddress | None,
-    entry: ListedObject | None,
+    url: str, root: str, token: str, sizes: tuple[int, int, int], copy: str, entry: ListedObject | None
 ) -> Location:
     store = store_of(root, token, PartSizes(*sizes), copy)
     if entry:

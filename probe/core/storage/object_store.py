@@ -13,14 +13,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from errno import EIO
 from math import ceil
 from typing import Any, NamedTuple
 
 from probe.core.errors import missing
-from probe.core.storage.fetched_parts import CopyAddress, FetchedParts, ListedObject
+from probe.core.storage.fetched_parts import FetchedParts, ListedObject
 
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
@@ -93,12 +93,10 @@ class ObjectStore:
         root: URL of the run.
         token: name that is the same for the store in other processes.
         recursive: True to list all of ``root`` by one recursive listing; else each folder by itself when it is asked.
-        copy: where the process that has listed the run keeps what was fetched.
+        copy: folder in which the process that has listed the run keeps what was fetched.
     """
 
-    def __init__(
-        self, root: str, token: str, recursive: bool, sizes: PartSizes, copy: CopyAddress | None = None
-    ) -> None:
+    def __init__(self, root: str, token: str, recursive: bool, sizes: PartSizes, copy: str = "") -> None:
         self.root, self.token, self._recursive, self.sizes = root, token, recursive, sizes
         self._entries: dict[str, ListedObject | None] = {}
         self._folders: dict[str, set[str] | None] = {}
@@ -106,14 +104,15 @@ class ObjectStore:
         self._large = threading.Semaphore(LARGE_AT_ONCE)
         self._fetched = FetchedParts(copy)
         self._failures: dict[str, LocationError] = {}
+        """Failures to list or to read, by URL."""
         self._failed: LocationError | None = None
-        self._unlisted: dict[str, LocationError] = {}
+        """The failure that came last."""
         self._fs: Any = None
 
     @property
-    def copy(self) -> CopyAddress | None:
-        """Address of what was fetched for other processes of this machine; None if they cannot open it."""
-        return self._fetched.address
+    def copy(self) -> str:
+        """Folder with what was fetched, for other processes of this machine."""
+        return self._fetched.folder
 
     # listing
 
@@ -150,31 +149,17 @@ class ObjectStore:
     def _list(self, url: str) -> set[str] | None:
         """Return the names in ``url``, listed once; None if there is no such folder."""
         with self._lock:
-            within = f"{url}/".startswith(f"{self.root}/")
-            if url in self._unlisted:
-                raise self._unlisted[url]
-            if url not in self._folders and within and self._recursive:
-                if self.root in self._unlisted:
-                    raise self._unlisted[self.root]
-                if self.root not in self._folders:
-                    self._take(self.root, recursive=True)
-                return self._folders.setdefault(url, None)
-            if url not in self._folders:
-                self._take(url, recursive=False)
-            return self._folders[url]
+            recursive = self._recursive and f"{url}/".startswith(f"{self.root}/")
+            listed = self.root if recursive else url
+            if listed in self._failures:
+                raise self._failures[listed]
+            if listed not in self._folders:
+                self._take(listed, recursive)
+            return self._folders.setdefault(url, None)
 
-    def _listed(self, url: str, recursive: bool) -> Mapping[str, Mapping[str, Any]]:
-        path = self._path(url)
-        try:
-            if recursive:
-                found: Mapping[str, Mapping[str, Any]] = self.fs.find(path, detail=True)
-                return found
-            return {each["name"]: each for each in self.fs.ls(path, detail=True)}
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
-            self._unlisted[url] = LocationError(url, _explained(error, "a folder that can be listed"))
-            raise self._unlisted[url] from None
+    def _fail(self, url: str, what: str) -> LocationError:
+        self._failures[url] = self._failed = LocationError(url, what)
+        return self._failed
 
     def _asked(self, url: str) -> ListedObject | None:
         """Ask for a single object."""
@@ -188,15 +173,19 @@ class ObjectStore:
 
     def _take(self, url: str, recursive: bool) -> None:
         """List ``url`` and keep what is there."""
-        found = self._listed(url, recursive)
-        self._folders[url] = None
         base = self._path(url).rstrip("/")
-        for name, about in found.items():
+        try:
+            about_of = self.fs.find(base, detail=True) if recursive else _by_name(self.fs.ls(base, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            about_of = {}
+        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+            raise self._fail(url, _explained(error, "a folder that can be listed")) from None
+        self._folders[url] = None
+        for name, about in about_of.items():
             inside = name[len(base) :].strip("/")
             is_folder = about.get("type") == "directory" or name.endswith("/")
-            place = f"{url}/{inside}" if inside else url
             if not is_folder:
-                self._entries[place] = _entry(about)
+                self._entries[f"{url}/{inside}" if inside else url] = _entry(about)
             if inside or is_folder:
                 self._add_folders(url, inside.split("/") if inside else [], is_folder and (recursive or not inside))
 
@@ -257,23 +246,17 @@ class ObjectStore:
         if url in self._failures:
             raise self._failures[url]
         try:
-            if end - begin > self.sizes.whole:
-                with self._large:
-                    data, version = self._requested(url, entry, begin, end)
-            else:
+            with self._large if end - begin > self.sizes.whole else nullcontext():
                 data, version = self._requested(url, entry, begin, end)
-            if len(data) != end - begin or (version and entry.version and version != entry.version):
-                raise LocationError(url, _changed(entry, version, len(data), end - begin))
-        except LocationError as error:
-            self._failures[url] = self._failed = error
-            raise
         except FileNotFoundError:
             what = "expected an object, which was listed; it is gone now: analyse again when nothing writes there"
-            self._failures[url] = self._failed = LocationError(url, what)
-            raise self._failures[url] from None
+            raise self._fail(url, what) from None
+        except LocationError as error:
+            raise self._fail(url, str(error.strerror)) from None
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
-            self._failures[url] = self._failed = LocationError(url, _explained(error, "an object that can be read"))
-            raise self._failures[url] from None
+            raise self._fail(url, _explained(error, "an object that can be read")) from None
+        if len(data) != end - begin or (version and entry.version and version != entry.version):
+            raise self._fail(url, _changed(entry, version, len(data), end - begin))
         return data
 
     def _requested(self, url: str, entry: ListedObject, begin: int, end: int) -> tuple[bytes, str]:
@@ -330,7 +313,7 @@ def new_store(url: str) -> ObjectStore:
     return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, True, SIZES)
 
 
-def store_of(root: str, token: str, sizes: PartSizes, copy: CopyAddress | None) -> ObjectStore:
+def store_of(root: str, token: str, sizes: PartSizes, copy: str) -> ObjectStore:
     """Return the store of a location that came from another process: the same one for all of its locations."""
     with _REGISTRY:
         held = _STORES.get(token)
@@ -340,7 +323,7 @@ def store_of(root: str, token: str, sizes: PartSizes, copy: CopyAddress | None) 
     return held
 
 
-def _made(root: str, token: str, recursive: bool, sizes: PartSizes, copy: CopyAddress | None = None) -> ObjectStore:
+def _made(root: str, token: str, recursive: bool, sizes: PartSizes, copy: str = "") -> ObjectStore:
     with _REGISTRY:
         held = _STORES.get(token)
         if held is None:
@@ -370,6 +353,10 @@ def _file_system(url: str) -> Any:
         raise ImportError(missing(f"reading {url}", package, extra)) from absent
     except Exception as error:  # noqa: BLE001 - each storage has errors of its own
         raise LocationError(url, _explained(error, f"{package} to be set up")) from None
+
+
+def _by_name(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {about["name"]: about for about in entries}
 
 
 def _entry(about: Mapping[str, Any]) -> ListedObject:

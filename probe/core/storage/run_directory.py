@@ -35,9 +35,10 @@ _DIRECTORY = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
-def output_root(environ: Mapping[str, str]) -> Path:
-    """Return ``MONITOR_OUTPUT_DIR``, else ``./monitor_output``."""
-    return Path(environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
+def output_root(environ: Mapping[str, str], configured: str | None = None) -> Path:
+    """Return the directory that a configuration names (``output_dir``), else ``MONITOR_OUTPUT_DIR``, else
+    ``./monitor_output``."""
+    return Path(configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
 
 
 def stamp(now: float) -> str:
@@ -45,6 +46,19 @@ def stamp(now: float) -> str:
     language on every machine."""
     start = datetime.fromtimestamp(now, ZONE)
     return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
+
+
+def local_stamp(moment: float) -> str:
+    """Return a time (seconds since the epoch) of this machine's zone for lists of runs, such as ``Dec03 13:34:40``."""
+    start = datetime.fromtimestamp(moment)
+    return f"{_MONTHS[start.month - 1]}{start:%d %H:%M:%S}"
+
+
+def zone_note(path: str) -> str:
+    """Return a clause about the time in a directory's name; empty if there is none, or its zone is this machine's."""
+    if parsed_name(Path(path).name) is None or datetime.now(ZONE).astimezone().utcoffset() == ZONE.utcoffset(None):
+        return ""
+    return f" (its name has the time of {ZONE})"
 
 
 def parsed_stamp(text: str, year: int) -> datetime:

@@ -5,6 +5,7 @@ DuckDB reads SQLite only with an extension that it would download, so Python's `
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -72,25 +73,38 @@ def first_step(directory: Place) -> int | None:
     Raises:
         Exception: one of :data:`UNREADABLE` if a database cannot be read.
     """
-    found = [_first_step(directory / name) for name in FILE_NAMES]
-    return min((step for step in found if step is not None), default=None)
+    spans = [_span(directory / name) for name in FILE_NAMES]
+    return min((span[0] for span in spans if span), default=None)
 
 
-def _first_step(path: Place) -> int | None:
+def _span(path: Place) -> tuple[int, int] | None:
+    """Return the first and the last step in a database; None if it has no rows."""
     if not path.is_file():
         return None
     with _on_disk(path) as copy, closing(_connected(copy)) as database:
-        query = "SELECT stat_value FROM global_stats WHERE stat_name = 'min_step'"
-        found = database.execute(query).fetchone()
-    return found[0] if found and isinstance(found[0], int) else None
+        stats = dict(database.execute("SELECT stat_name, stat_value FROM global_stats"))
+    first, last = stats.get("min_step"), stats.get("max_step")
+    return (first, last if isinstance(last, int) else first) if isinstance(first, int) else None
+
+
+def last_steps(directory: Place) -> dict[Place, float]:
+    """Return the databases of a rank's directory that have rows, each with its last step; an infinite one if it cannot
+    be read."""
+    steps: dict[Place, float] = {}
+    for path in (directory / name for name in FILE_NAMES):
+        try:
+            if path.is_dir():
+                steps[path] = math.inf
+            elif span := _span(path):
+                steps[path] = span[1]
+        except (*UNREADABLE, OSError):
+            steps[path] = math.inf
+    return steps
 
 
 def may_have_rows(directory: Place) -> bool:
     """Return whether a database of a rank's directory has rows, or cannot be read."""
-    try:
-        return any((directory / name).is_dir() for name in FILE_NAMES) or first_step(directory) is not None
-    except (*UNREADABLE, OSError):
-        return True
+    return bool(last_steps(directory))
 
 
 def copied(

@@ -16,7 +16,7 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import LONGEST_LINE, opened
 from probe.core.storage.layout import COSTS, UPDATE_COLUMNS
 from probe.core.storage.manifest import is_whole
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 from probe.core.storage.sql import literal, pattern_of
 
 Dated = tuple[int, Update]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BufferedReader
 from itertools import islice
 from typing import NamedTuple
@@ -73,6 +73,26 @@ class TableFile(NamedTuple):
     """Time of the last change, in nanoseconds since the epoch; 0 if unknown."""
     packed: PackedRows | None = None
     """Place of the rows in a packed run; None for a file that exists."""
+
+
+Files = Mapping[str, Sequence[tuple[int, TableFile]]]
+"""Files by signal, each with the index of its directory, in the order of directory and step."""
+
+
+class FilesBySignal:
+    """Files of some directories."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self._by_directory: dict[str, dict[int, list[TableFile]]] = {}
+
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps."""
+        if signal not in self._by_directory:
+            files = self._by_directory[signal] = {}
+            for directory, file in self.files.get(signal, ()):
+                files.setdefault(directory, []).append(file)
+        return self._by_directory[signal].get(n, ())
 
 
 def tables(directory: Place, problems: Problems) -> list[TableFile]:

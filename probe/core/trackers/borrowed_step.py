@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from probe.core.trackers import TrackedRow
 
-MOST_HELD = 64
+MOST_WAITING = 64
 """Most rows that wait for the program's counter."""
 
 
@@ -19,9 +19,12 @@ class BorrowedStep:
     """
 
     def __init__(self) -> None:
-        self._held: list[TrackedRow] = []
-        self._last = -1
-        self._behind = False
+        self._waiting: list[TrackedRow] = []
+        """Rows whose steps the program has not logged yet."""
+        self._last_shown = -1
+        """Highest step at which a row was shown."""
+        self._lags = False
+        """True once the program's counter is known to fall behind."""
 
     def due(self, rows: Iterable[TrackedRow], highest: int | None, ends: bool = False) -> list[tuple[int, TrackedRow]]:
         """Return rows with the steps at which they are shown.
@@ -30,14 +33,14 @@ class BorrowedStep:
             highest: the highest step that the program has logged; -1 before the first, None if unknown.
             ends: whether no more rows come.
         """
-        self._held += rows
-        due = [(row.step, row) for row in self._held if highest is None or row.step <= highest]
-        self._held = [row for row in self._held if highest is not None and row.step > highest]
-        self._last = max([self._last, *(step for step, _ in due)])
-        self._behind = self._behind or ends or len(self._held) > MOST_HELD
-        if self._behind and self._held and highest is not None:
-            if highest > self._last:
-                due.append((highest, self._held[-1]))
-                self._last = highest
-            self._held.clear()
-        return due
+        self._waiting += rows
+        rows_at_steps = [(row.step, row) for row in self._waiting if highest is None or row.step <= highest]
+        self._waiting = [row for row in self._waiting if highest is not None and row.step > highest]
+        self._last_shown = max([self._last_shown, *(step for step, _ in rows_at_steps)])
+        self._lags = self._lags or ends or len(self._waiting) > MOST_WAITING
+        if self._lags and self._waiting and highest is not None:
+            if highest > self._last_shown:  # two rows at one step would replace each other's values
+                rows_at_steps.append((highest, self._waiting[-1]))
+                self._last_shown = highest
+            self._waiting.clear()
+        return rows_at_steps

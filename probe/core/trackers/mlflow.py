@@ -22,7 +22,7 @@ _WRONG = re.compile(r"[^\w\-./ ]")
 
 
 class MlflowTracker:
-    """Run of the program's, which is joined, or an own one: written by its id, so that no run is active here.
+    """Active run of the program, or a new one. It is written by its id, so that no run is made active here.
 
     MLflow stores Inf as 1.8e308, and one NaN breaks the page of a run (https://github.com/mlflow/mlflow/issues/15535,
     https://github.com/mlflow/mlflow/issues/16555): rows have counts of these values instead.
@@ -48,8 +48,8 @@ class MlflowTracker:
         if self._joined:
             return
         target = self._target
-        known = self._client.get_experiment_by_name(target.project)
-        experiment = known.experiment_id if known is not None else self._client.create_experiment(target.project)
+        present = self._client.get_experiment_by_name(target.project)
+        experiment = present.experiment_id if present is not None else self._client.create_experiment(target.project)
         self._id = self._client.create_run(experiment, run_name=target.run).info.run_id
         self.summary({f"probe/{name}": value for name, value in target.facts.items()})
 

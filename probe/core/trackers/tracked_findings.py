@@ -69,7 +69,7 @@ class TrackedFindings:
                 self._quiet += 1
                 self._in_incident = self._in_incident and self._quiet < QUIET_STEPS
                 return None
-            self._add([row_of(each) for each in findings])
+            self._add([row_of(finding) for finding in findings])
             begins, self._in_incident, self._quiet = not self._in_incident, True, 0
             if self._first is None or (math.isfinite(self._first.value) and not math.isfinite(findings[0].value)):
                 self._first = findings[0]
@@ -84,8 +84,8 @@ class TrackedFindings:
         if finding.resolved:
             return None
         with self._lock:
-            own = self._rank if rank is None else rank
-            cells = own, finding.rule, "run", finding.name, "value", finding.value, finding.expected
+            finding_rank = self._rank if rank is None else rank
+            cells = finding_rank, finding.rule, "run", finding.name, "value", finding.value, finding.expected
             self._add([(finding.step, *cells, finding.message)])
             self._first_of_run = self._first_of_run or finding.message
             title = f"{finding.name} at step {finding.step}: {finding.rule}"
@@ -111,7 +111,7 @@ class TrackedFindings:
 
     def _notice(self, step: int, findings: Sequence[Finding]) -> Notice:
         first = findings[0]
-        lines = [explain(first), *(each.message for each in findings[:MOST_LINES])]
+        lines = [explain(first), *(finding.message for finding in findings[:MOST_LINES])]
         if (more := len(findings) - MOST_LINES) > 0:
             lines.append(f"and {more} more in this step")
         return Notice(place_of(first), "\n".join(lines), not math.isfinite(first.value), step)
@@ -129,8 +129,8 @@ def place_of(first: Finding) -> str:
 def row_of(finding: Finding) -> tuple[Cell, ...]:
     """Return the row of the table about ``finding``."""
     key = finding.key
-    about = finding.step, finding.rank, finding.rule, finding.signal, row_name(key), finding.op
-    return (*about, finding.value, finding.expected, finding.message)
+    cells = finding.step, finding.rank, finding.rule, finding.signal, row_name(key), finding.op
+    return (*cells, finding.value, finding.expected, finding.message)
 
 
 def summary_of(series: TrackedSeries, findings: TrackedFindings) -> dict[str, Cell]:

@@ -50,16 +50,18 @@ class SignalStep:
         return self._ops[name]
 
     def _read(self, name: str) -> OpRows | None:
-        own = self._batches
-        masks = [_has(batch, name) for batch in own]
+        batches = self._batches
+        masks = [_has(batch, name) for batch in batches]
         if not any(mask.any() for mask in masks):
             return None
-        if len(own) == 1 and masks[0].all():
-            return OpRows(own[0].keys, np.asarray(own[0].op(name), np.float64), range(len(own[0])))
+        if len(batches) == 1 and masks[0].all():
+            return OpRows(batches[0].keys, np.asarray(batches[0].op(name), np.float64), range(len(batches[0])))
         places = np.flatnonzero(np.concatenate(masks)).tolist()
-        keys = [key for batch in own for key in batch.keys]
+        keys = [key for batch in batches for key in batch.keys]
         values = [
-            np.asarray(batch.op(name), np.float64)[mask] for batch, mask in zip(own, masks, strict=True) if mask.any()
+            np.asarray(batch.op(name), np.float64)[mask]
+            for batch, mask in zip(batches, masks, strict=True)
+            if mask.any()
         ]
         return OpRows(tuple(keys[place] for place in places), np.concatenate(values), places)
 
@@ -129,8 +131,8 @@ class TrackedSeries:
         with self._lock:
             if numbers is not None:
                 values |= self._of_run(numbers)
-            for signal, each in tensors.items():
-                values |= self._summary(signal, each, ops)
+            for signal, rows in tensors.items():
+                values |= self._summary(signal, rows, ops)
             if tensors:
                 self._take(ops, tensors)
                 self._choose_if_due()
@@ -138,34 +140,34 @@ class TrackedSeries:
         return TrackedRow(step, time, values)
 
     def _of_run(self, batch: Batch) -> dict[str, float]:
-        found = {}
+        values = {}
         for key, value in zip(batch.keys, batch.columns[VALUE].tolist(), strict=True):
             name = self._numbers.get(key.name)
             if name is None:
                 if len(self._numbers) >= self._most // NUMBERS_PART:
                     continue
                 name = self._numbers[key.name] = f"{PREFIX}/{RUN}/{label(key.name)}"
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
     def _summary(self, signal: str, rows: SignalStep, ops: Sequence[str]) -> dict[str, float]:
         """Return the median and the maximum of the finite norms, NaN if there is none, and counts of NaN and Inf."""
-        chosen = rows.op(next((op for op in ("norm", *ops) if op in OPS and rows.op(op) is not None), "norm"))
-        if chosen is None:
+        summary_op = rows.op(next((op for op in ("norm", *ops) if op in OPS and rows.op(op) is not None), "norm"))
+        if summary_op is None:
             return {}
-        sizes = chosen.values
+        sizes = summary_op.values
         finite = np.isfinite(sizes)
         worst = int(np.argmin(finite) if not finite.all() else np.argmax(np.abs(sizes)))
-        self.worst[signal] = rows.place(chosen.places[worst])
-        found: dict[str, float] = {}
+        self.worst[signal] = rows.place(summary_op.places[worst])
+        numbers: dict[str, float] = {}
         if rows.op("norm") is not None:
-            known = sizes[finite] if finite.any() else np.array([np.nan])
-            found |= {"norm_median": float(np.median(known)), "norm_max": float(known.max())}
-        found |= {"nan_layers": float(np.isnan(sizes).sum()), "inf_layers": float(np.isinf(sizes).sum())}
+            finite_sizes = sizes[finite] if finite.any() else np.array([np.nan])
+            numbers |= {"norm_median": float(np.median(finite_sizes)), "norm_max": float(finite_sizes.max())}
+        numbers |= {"nan_layers": float(np.isnan(sizes).sum()), "inf_layers": float(np.isinf(sizes).sum())}
         for op in COUNTS:
             if op in ops and (counts := rows.op(op)) is not None:
-                found[op] = float(counts.values.sum())
-        return {self._named_summary(signal, name): value for name, value in found.items()}
+                numbers[op] = float(counts.values.sum())
+        return {self._named_summary(signal, name): value for name, value in numbers.items()}
 
     def _named_summary(self, signal: str, name: str) -> str:
         full = f"{PREFIX}/{signal}/{name}"
@@ -176,15 +178,15 @@ class TrackedSeries:
         self._steps += 1
         for signal, rows in tensors.items():
             for op in ops:
-                found = rows.op(op) if op in OPS and op not in COUNTS else None
-                if found is None:
+                op_rows = rows.op(op) if op in OPS and op not in COUNTS else None
+                if op_rows is None:
                     continue
                 column = self._columns.get((signal, op))
-                if column is None or column.keys != found.keys:
-                    column = self._columns[signal, op] = LayerColumn(signal, op, found.keys, ())
+                if column is None or column.keys != op_rows.keys:
+                    column = self._columns[signal, op] = LayerColumn(signal, op, op_rows.keys, ())
                     self._show(signal, op)
                     self._changed = True
-                column.take(found.values)
+                column.take(op_rows.values)
 
     def _choose_if_due(self) -> None:
         due = self._steps >= 2 and self._steps & (self._steps - 1) == 0
@@ -205,21 +207,21 @@ class TrackedSeries:
             for at, column in self._columns.items()
             for place in np.flatnonzero(~self._shown[at][0]).tolist()
         ]
-        wanted = others
+        candidates = others
         if len(others) > room:
-            asked = [one for one in others if self._is_asked(one)]
-            bad = [one for one in others if np.isinf(one.change)]
-            far = sorted((one for one in others if one.change > 0), key=lambda one: -one.change)
-            wanted = [*asked, *bad, *(far[: (room + 1) // 2] if due else [])]
-        taken = list(dict.fromkeys(wanted))[:room]
-        for one in taken:
-            self._layers[self._name(one.column, one.place)] = None
-        for at in {one.column for one in taken}:
+            asked = [layer for layer in others if self._is_asked(layer)]
+            bad = [layer for layer in others if np.isinf(layer.change)]
+            far = sorted((layer for layer in others if layer.change > 0), key=lambda layer: -layer.change)
+            candidates = [*asked, *bad, *(far[: (room + 1) // 2] if due else [])]
+        additions = list(dict.fromkeys(candidates))[:room]
+        for addition in additions:
+            self._layers[self._name(addition.column, addition.place)] = None
+        for at in {addition.column for addition in additions}:
             self._show(*at)
-        self.left_out = len(others) - len(taken)
+        self.left_out = len(others) - len(additions)
 
-    def _is_asked(self, one: _Candidate) -> bool:
-        return any(fnmatchcase(self._columns[one.column].layers[one.place], pattern) for pattern in self._asked)
+    def _is_asked(self, layer: _Candidate) -> bool:
+        return any(fnmatchcase(self._columns[layer.column].layers[layer.place], pattern) for pattern in self._asked)
 
     def _name(self, at: tuple[str, str], place: int) -> str:
         signal, op = at
@@ -228,18 +230,18 @@ class TrackedSeries:
     def _show(self, signal: str, op: str) -> None:
         """Find the chosen layers of a column."""
         at = signal, op
-        shown = np.zeros(len(self._columns[at].layers), np.bool_)
-        names = [(place, self._name(at, place)) for place in range(len(shown))]
-        chosen = [(place, name) for place, name in names if name in self._layers]
-        shown[[place for place, _ in chosen]] = True
-        self._shown[at] = shown, chosen
+        mask = np.zeros(len(self._columns[at].layers), np.bool_)
+        names = [(place, self._name(at, place)) for place in range(len(mask))]
+        series = [(place, name) for place, name in names if name in self._layers]
+        mask[[place for place, _ in series]] = True
+        self._shown[at] = mask, series
 
     def _of_layers(self, tensors: Mapping[str, SignalStep]) -> dict[str, float]:
         return {
             name: float(self._columns[at].values[place])
-            for at, (_, chosen) in self._shown.items()
+            for at, (_, series) in self._shown.items()
             if at[0] in tensors
-            for place, name in chosen
+            for place, name in series
         }
 
 

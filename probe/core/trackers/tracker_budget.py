@@ -34,13 +34,13 @@ class TrackerBudget:
         The rows of a step come on two threads, and either all of them are taken or none.
         """
         with self._lock:
-            known = self._admitted.get(step)
-            if known is None:
-                left = FREE_SECONDS + self._part * (self._clock() - self._began) - self._spent
-                known = self._admitted[step] = left >= 0
+            admitted = self._admitted.get(step)
+            if admitted is None:
+                seconds = FREE_SECONDS + self._part * (self._clock() - self._began) - self._spent
+                admitted = self._admitted[step] = seconds >= 0
                 if len(self._admitted) > MOST_STEPS:
                     del self._admitted[min(self._admitted)]
-            return known
+            return admitted
 
     @contextmanager
     def spending(self) -> Iterator[None]:

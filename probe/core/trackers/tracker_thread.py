@@ -15,7 +15,9 @@ from probe.core.trackers.tracker_budget import TrackerBudget
 from probe.core.worker import Worker
 
 BEGIN_SECONDS = 10.0
-"""Longest time for which the end of the process waits for the beginning of a run that is under way."""
+"""Default of the longest time for which the end of the process waits for the beginning of a run that is under way."""
+END_SECONDS = 1.0
+"""Time beyond that of the end in which a run that has begun is ended in the tracker."""
 MOST_WAITING = 1000
 """Rows, alerts and tables that may wait; later ones are dropped and counted."""
 Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
@@ -33,6 +35,7 @@ class TrackerThread:
         last: returns what is handed over at the end.
         budget: account of the processor time of the tracker.
         began: called after the tracker has begun.
+        patience: longest time in seconds for which the end of the process waits for the beginning of the run.
     """
 
     def __init__(
@@ -44,13 +47,17 @@ class TrackerThread:
         last: Callable[[], Iterable[Item]],
         budget: TrackerBudget | None = None,
         began: Callable[[], None] = lambda: None,
+        patience: float = BEGIN_SECONDS,
     ) -> None:
+        self._patience = patience
+        self._over = False
+        """True once the time of the end has passed: then a run that has begun is only ended."""
         self._budget = budget or TrackerBudget(1.0)
         self._where, self._every, self._faults, self._last = f"tracker {name}", every, faults, last
         self._on_began = began
         self._tracker, self._begun, self._given_up = tracker, False, False
         self._waiting: deque[Item] = deque()
-        self._sent = self._put = 0
+        self._sent = self._put = self._missed = 0
         self._first = self._ending = False
         self._settled = threading.Event()
         self._worker = Worker("probe-tracker", self._where, faults, look=self._hand_over)
@@ -60,7 +67,7 @@ class TrackerThread:
         """Wait until the beginning of the run, if it is under way, has succeeded or failed: handlers that a client
         registers for the exit meanwhile would be called before the monitor's own."""
         if self._worker.here and self._first:
-            self._settled.wait(BEGIN_SECONDS)
+            self._settled.wait(self._patience)
 
     def put(self, item: Item) -> None:
         """Queue ``item``; never wait."""
@@ -81,18 +88,27 @@ class TrackerThread:
         self._worker.submit(self._send_last, must=True)
         self._worker.end(self._end)
 
-    def close(self, seconds: float) -> None:
-        """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting."""
+    def close(self, seconds: float) -> int:
+        """Hand over what waits and end the run, within ``seconds``; with 0 seconds, do so without waiting.
+
+        Returns:
+            The number of rows that the tracker has not taken, as far as that was waited for.
+        """
         if not self._worker.here:
-            return
+            return 0
         self.ending()
         if not self._worker.join(seconds) and seconds > 0:
+            self._over = True
+            if self._begun:
+                self._worker.join(END_SECONDS)
             self._faults.note(self._where, TimeoutError(f"not ended within {seconds:g} s; the files have all rows"))
-        if seconds > 0:
-            self._lost(self._put - self._sent)
+        if seconds <= 0:
+            return 0
+        self._lost(self._put - self._sent)
+        return self._missed
 
     def _send_last(self) -> None:
-        for item in self._last() if self._begun else ():
+        for item in self._last() if self._begun and not self._over else ():
             self._send([item])
 
     def _end(self) -> None:
@@ -113,7 +129,7 @@ class TrackerThread:
                 self._given_up = not self._begun
                 self._settled.set()
         with self._budget.spending():
-            self._send(merged(each for each in items if isinstance(each, TrackedRow)))
+            self._send(merged(item for item in items if isinstance(item, TrackedRow)))
             for item in latest(items):
                 self._send([item])
         self._sent += len(items)
@@ -123,7 +139,7 @@ class TrackerThread:
         self._on_began()
 
     def _send(self, items: Sequence[Item]) -> None:
-        if self._given_up or (items and not succeeds(self._faults, self._where, self._deliver, items)):
+        if self._given_up or self._over or (items and not succeeds(self._faults, self._where, self._deliver, items)):
             self._lost(len(items))
 
     def _deliver(self, items: Sequence[Item]) -> None:
@@ -135,6 +151,7 @@ class TrackerThread:
 
     def _lost(self, number: int) -> None:
         if number:
+            self._missed += number
             self._faults.lost(f"{self._where}: rows not taken", number)
 
 
@@ -155,7 +172,7 @@ def deliver(tracker: Tracker, items: Sequence[Item]) -> None:
     """Hand ``items`` to ``tracker``: rows, or one of another kind."""
     for item in items:
         if isinstance(item, TrackedRow):
-            tracker.log([each for each in items if isinstance(each, TrackedRow)])
+            tracker.log([row for row in items if isinstance(row, TrackedRow)])
             return
         if isinstance(item, Notice):
             tracker.alert(item)
@@ -169,12 +186,12 @@ def deliver(tracker: Tracker, items: Sequence[Item]) -> None:
 
 def merged(rows: Iterable[TrackedRow]) -> list[TrackedRow]:
     """Return one row a step, in the order of steps."""
-    found: dict[int, TrackedRow] = {}
+    rows_by_step: dict[int, TrackedRow] = {}
     for row in rows:
-        before = found.get(row.step)
+        before = rows_by_step.get(row.step)
         values = row.values if before is None else {**before.values, **row.values}
-        found[row.step] = row._replace(values=values)
-    return [found[step] for step in sorted(found)]
+        rows_by_step[row.step] = row._replace(values=values)
+    return [rows_by_step[step] for step in sorted(rows_by_step)]
 
 
 def latest(items: Iterable[Item]) -> list[Item]:

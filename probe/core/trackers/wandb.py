@@ -26,8 +26,8 @@ class WandbTracker:
 
     In a joined run the step is the program's: nothing here advances it, since a program that passes ``step=`` to its
     own ``log`` would lose every value of an earlier step. So rows wait there, without ``commit``, until the program
-    logs, and of those that come meanwhile one is kept. The names of the row that waits are all replaced, or none:
-    ``probe/step`` is the step of every value beside it.
+    logs, and of those that come meanwhile one is kept. A later row takes the place of the one that waits only if it has
+    all of its names: a name that it lacks would stay, beside a ``probe/step`` to which its value does not belong.
     """
 
     def __init__(self, target: TrackerTarget) -> None:
@@ -60,8 +60,8 @@ class WandbTracker:
         self._run.define_metric("probe/*", step_metric=STEP)
 
     def _new_run(self, wandb: Any) -> Any:
-        known, target = wandb.setup().settings, self._target
-        if known.mode in ("online", "shared") and not _has_key(known):
+        wandb_settings, target = wandb.setup().settings, self._target
+        if wandb_settings.mode in ("online", "shared") and not _has_key(wandb_settings):
             raise TrackerEnded("nobody is logged in: run `wandb login`, or set WANDB_MODE=offline")
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True)
         if target.joins:  # a training process: a server that hangs holds its end up no longer
@@ -97,13 +97,13 @@ class WandbTracker:
         step = self._run.step
         if step != self._waits_at:
             self._waits_at, self._waiting = step, None
-        chosen = self._waiting
+        latest_row = self._waiting
         for row in rows:
-            if chosen is None or (chosen.step <= row.step and chosen.values.keys() <= row.values.keys()):
-                chosen = row
-        if chosen is not None and chosen is not self._waiting:
-            self._run.log({**chosen.values, STEP: chosen.step}, commit=False)
-            self._waiting = chosen
+            if latest_row is None or (latest_row.step <= row.step and latest_row.values.keys() <= row.values.keys()):
+                latest_row = row
+        if latest_row is not None and latest_row is not self._waiting:
+            self._run.log({**latest_row.values, STEP: latest_row.step}, commit=False)
+            self._waiting = latest_row
             self._waits_at = self._run.step  # the program may have logged since: then the row waits at its new step
 
     def alert(self, notice: Notice) -> None:

@@ -11,11 +11,12 @@ from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.monitor.process_exit import Endings
-from probe.core.transformers.configuration import checked
+from probe.core.transformers.configuration import TransformersConfigError, checked
 from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
 from probe.core.transformers.log_lines import STYLES, Position, logger, state_line
 from probe.core.transformers.schema import TensorboardSection
 from probe.core.transformers.step_values import Norms, StepNumbers, StepValues
+from probe.core.transformers.text_page import SIZE, texts
 
 FLUSH_SECONDS = 30.0
 """Longest time that the end of training waits for the last steps."""
@@ -73,6 +74,9 @@ class CallbackCore:
     """
 
     framework: FrameworkAdapter
+    size_follows = False
+    """True if the size of the dataset is known only when training begins."""
+    _unsized = False
 
     def __init__(self, presentation: Presentation, tensorboard: TensorboardSection | Mapping[str, Any] | None) -> None:
         if presentation.log_style not in STYLES:
@@ -86,7 +90,7 @@ class CallbackCore:
         self._writer: EventWriter | None = None
         if self.tensorboard is not None:
             folder = Path(str(self.tensorboard.tensorboard_dir)).expanduser() / folder_name(self.framework)
-            self._writer = event_writer(folder, self.tensorboard.tensorboard_queue_size)
+            self._writer = _writer(folder, self.tensorboard.tensorboard_queue_size)
         self.lines = logger()
         """Logger of the lines."""
         self._values: StepValues | None = None
@@ -123,6 +127,17 @@ class CallbackCore:
         if self._writer is not None:
             self._writer.add_texts(texts, time.time())
 
+    def write_page(self, values: Mapping[str, Any]) -> None:
+        """Write the TEXT page of a configuration; the size of the dataset may follow."""
+        self._unsized = self.size_follows and values.get(SIZE) is None
+        self.write_texts(pair for pair in texts(values) if not self._unsized or pair[0] != SIZE)
+
+    def write_size(self, size: int) -> None:
+        """Write the size of the dataset to the TEXT page, unless it is there."""
+        if self._unsized:
+            self.write_texts([(SIZE, str(size))])
+        self._unsized = False
+
     def log_state(self, position: Position, tag: str, value: float) -> None:
         """Log one number of the training state."""
         self.lines.info("%s", state_line(position, tag, value, self.presentation.log_style))
@@ -147,10 +162,18 @@ class CallbackCore:
         if self._writer is not None:
             self.attempt("event file", self._writer.flush)
         if endings is not None:
-            self.attempt("end of the run", endings.forget)
+            self.attempt("end of the run", endings.remove)
 
     def _ended(self, *_: object) -> None:
         self.close()
+
+
+def _writer(folder: Path, queue_size: int) -> EventWriter:
+    try:
+        return event_writer(folder, queue_size)
+    except OSError as error:
+        expected = f"expected a folder that can be made and written to, got {folder}: {error.strerror or error}"
+        raise TransformersConfigError("tensorboard", [f"tensorboard_dir: {expected}; name another"]) from error
 
 
 def folder_name(framework: FrameworkAdapter) -> str:

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems, unknown_key
-from probe.core.config.parse import read
+from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems, unknown_key
+from probe.core.config.parse import path_of, read
 from probe.core.fields import Section
 from probe.core.language import message
 from probe.core.transformers.dialect import CALLBACKS, DYNAMIC, EVENTS, MONITOR, TRANSFORMERS
@@ -32,6 +32,8 @@ LOSS, STATE, PROBE = "MFLossMonitor", "TrainingStateMonitor", "ProbeCallback"
 """Types of callbacks that are read here."""
 DYNAMIC_LOSS = "LossCallback"
 """Type that the dynamic graph has in place of the first."""
+MISSPELT = 0.85
+"""Least likeness of the type of a callback that is probably one of these: `ProfileMonitor` is not."""
 DIRECTORY_VARIABLE = "MA_SUMMARY_LOG_DIR"
 """Environment variable with the directory of event files; it is used instead of `tensorboard_dir`."""
 _log = logging.getLogger("probe.transformers")
@@ -122,7 +124,7 @@ def read_configuration(
     if isinstance(source, Mapping):
         values = dict(source)
     else:
-        name = fspath(source)
+        name = path_of(source)
         parsed = read(source)
         values, lead = parsed.values, parsed.lines.lead
         found += parsed.repeated
@@ -207,6 +209,8 @@ class _Reader:
     def _state(self) -> StateSection:
         section = self._mapping(MONITOR)
         if section.get("monitor_on") in (None, False):  # nothing else in it has an effect
+            if section.get("monitor_on") is None and section:
+                self._warn_of_no_switch(section)
             return StateSection()
         return self.section(StateSection, section, (MONITOR,)) or StateSection()
 
@@ -243,7 +247,7 @@ class _Reader:
         if not isinstance(listed, list | tuple):
             self._problem((CALLBACKS,), f"expected a list of callbacks, got {type(listed).__name__}")
             return None, None
-        loss, probe, left = None, None, list[str]()
+        loss, probe, left = None, None, dict[int, str]()
         for index, entry in enumerate(listed):
             kind = entry.get("type") if isinstance(entry, Mapping) else None
             if not isinstance(kind, str):
@@ -259,10 +263,18 @@ class _Reader:
             elif kind == STATE:
                 self._warn_of_unread(kind, entry, index, ("type",))
             else:
-                left.append(kind)
-        if left:
-            _log.info("callbacks of other types are left to the program: %s", ", ".join(left))
+                left[index] = kind
+        self._name_left(left)
         return loss, probe
+
+    def _name_left(self, left: Mapping[int, str]) -> None:
+        """Log the types of callbacks that are left to the program, by their places, with what was probably meant."""
+        if left:
+            _log.info("callbacks of other types are left to the program: %s", ", ".join(left.values()))
+        for index, kind in left.items():
+            if meant := nearest(kind, (LOSS, DYNAMIC_LOSS, STATE, PROBE), MISSPELT):
+                at = path_text((CALLBACKS, index, "type"))
+                _log.warning("%s: %s is left to the program; did you mean %s?", at, kind, meant)
 
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self._values.get(key)
@@ -298,6 +310,16 @@ class _Reader:
             elsewhere = MONITOR in TRANSFORMERS.places.get(key, ())
             place = TRANSFORMERS.place(key) if elsewhere else f"of a {kind}, {read[-1]} is read; remove it"
             _log.warning("%s has no effect: %s", path_text((CALLBACKS, index, str(key))), place)
+
+    def _warn_of_no_switch(self, section: Mapping[str, Any]) -> None:
+        """Log that a section is passed over, since it lacks its switch, unless that is misspelt."""
+        known = (*StateSection.model_fields, *TRANSFORMERS.unsupported)
+        # one of another section is named by a warning of its own
+        unknown = [key for key in section if key not in known and TRANSFORMERS.place(key, MONITOR) is None]
+        for key in unknown:
+            self._problem((MONITOR, key), unknown_key(key, known, TRANSFORMERS.place))
+        if not unknown:
+            _log.warning("%s has no effect without its key monitor_on: set it to True", MONITOR)
 
     def _warn_of_misplaced(self, state: StateSection, events: TensorboardSection | None) -> None:
         """Log each key that stands where it has no effect, with the place where it has one."""

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from errno import EACCES
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ class EventWriter:
         self._written = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder}: expected a folder that can be written to; choose another tensorboard_dir")
+            raise PermissionError(EACCES, os.strerror(EACCES), str(folder))
 
     def add(self, scalars: Iterable[Scalar]) -> None:
         """Write ``scalars`` now or, if there is room for them, later."""

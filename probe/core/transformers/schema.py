@@ -82,7 +82,8 @@ class StateSection(Section):
     monitor_on: Switch = False
     """Switch of the monitor; if it is off, no other key of the section has an effect."""
     dump_path: Annotated[Text, BeforeValidator(lambda value: value or "./dump")] = "./dump"
-    """Directory of intermediate files there. No effect: nothing is written to it, and nothing in it is removed."""
+    """Directory from whose folders `rank_0`, `rank_1`, ... norms of gradients are read in MindSpore's graph mode, where
+    its compiler writes them; no other file is removed. No effect elsewhere."""
     target: Annotated[tuple[str, ...], PlainValidator(_target), _TARGET] = EVERYTHING
     """Parameters whose `local_norm` and optimizer state are recorded: expressions that are searched in their names."""
     invert: Switch = False
@@ -224,7 +225,6 @@ OTHER_SECTIONS = {
 }
 """Keys that are read of sections which belong to the program."""
 NOT_HERE = {
-    "dump_path": "numbers reach the log and event files without files between them; leave it out",
     "initial_epoch": "`initial_step` decides where a resumed run continues",
 }
 """Keys that the sections have and that are without an effect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from probe.core.errors import TrainingStopped
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.naming import BATCH_SIZE, GRAD_NORM, LOSS
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.transformers.callback_core import FLUSH_SECONDS, CallbackCore, Presentation, StepCounter
+from probe.core.transformers.callback_core import FLUSH_SECONDS, CallbackCore, Presentation, StepCounter, folder_name
 from probe.core.transformers.configuration import checked, chooser, monitor_settings, pass_over
+from probe.core.transformers.dump_files import DumpFolder
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.schema import FORMATS, LOG, TENSORBOARD, StateSection, TensorboardSection
@@ -97,6 +99,8 @@ class StateMonitoring(CallbackCore):
         self._more = dict(monitor_config or {})
         self.monitor: Monitor | None = None
         """The monitor that collects gradients; None if none are recorded, and before :meth:`attach`."""
+        self._dumps: DumpFolder | None = None
+        """Files with the norms of gradients, where no hook sees these."""
         self._watch: Watch | None = None
         self._chosen = chooser(config)
         self._steps: dict[int, int] = {}
@@ -122,8 +126,9 @@ class StateMonitoring(CallbackCore):
         settings = {} if self.state.print_struct else monitor_settings(self.state, list(names.values()))
         if settings.get("targets"):
             settings["targets"] = {name: {} for name in names if self._chosen(names[name])}
-        if settings:
-            self.check_hooks()
+        if settings and (dumps := self.dump_folder()) is not None:
+            self._dumps = DumpFolder(Path(dumps) / folder_name(self.framework), self._noted)
+        elif settings:
             self.monitor = self.monitor_class({**settings, **self._more})
             self.monitor.set_monitor(model, 1, optimizer, start_iteration=self.counter.initial)
             self._remove = self.monitor.on_snapshot(self._gradients)
@@ -133,8 +138,9 @@ class StateMonitoring(CallbackCore):
         """Return the name of a parameter in tags."""
         return name
 
-    def check_hooks(self) -> None:
-        """Raise ValueError, with the reason, where gradients cannot be watched."""
+    def dump_folder(self) -> str | None:
+        """Return the directory in which norms of gradients are found where no hook sees these; None where hooks do."""
+        return None
 
     def _warn_of(self, names: Sequence[str]) -> None:
         state = self.state
@@ -257,6 +263,8 @@ class StateMonitoring(CallbackCore):
         if self.monitor is not None:
             self.attempt("end of the run", self.monitor.stop)
         self._remove()
+        if self._values is not None:
+            self._values.run(lambda: self._show_dumps(last=True))
         super().close()
 
     @property
@@ -279,8 +287,10 @@ class StateMonitoring(CallbackCore):
             self._check.judge(numbers.step, numbers.value(LOSS), norm)
         if numbers.step % self.state.step_interval:
             return
+        self._show_dumps()
         show = _Show(self, numbers.step, numbers.time)
-        self._show_losses(numbers, show)
+        if self._dumps is None or not self._dumps.has_losses:
+            self._show_losses(numbers.values, show)
         for batch in numbers.batches:
             norms = batch.op("norm").tolist()
             if batch.signal == WEIGHTS:
@@ -295,8 +305,25 @@ class StateMonitoring(CallbackCore):
             self._warn_once("throughput_baseline: the number of samples is unknown; pass global_batch_size")
         show.write()
 
-    def _show_losses(self, numbers: StepNumbers, show: _Show) -> None:
-        for name, parts in numbers.values.items():
+    def _show_dumps(self, last: bool = False) -> None:
+        """Log and write the norms of gradients that were written to files."""
+        for dumped in self._dumps.steps(last) if self._dumps is not None else ():
+            step = self.counter.initial + dumped.step
+            show = _Show(self, step, time.time())
+            if step % self.state.step_interval == 0:
+                for name, norm in dumped.norms.items():
+                    if self._chosen(name):
+                        show(f"local_norm/{name}", norm, self.state.local_norm_format)
+                whole = dumped.device_norm
+                if whole is None and dumped.norms:
+                    whole = _length(list(dumped.norms.values()))
+                if whole is not None:
+                    show("device_local_norm", whole, self.state.device_local_norm_format)
+                self._show_losses({"local_loss": dumped.losses}, show)
+            show.write()
+
+    def _show_losses(self, values: Mapping[str, Sequence[float]], show: _Show) -> None:
+        for name, parts in values.items():
             if not name.startswith("local_") or not parts:
                 continue
             mean = sum(parts) / len(parts)

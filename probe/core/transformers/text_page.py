@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+SIZE = "data_size"
 NAMES: dict[str, Any] = {
     "seed": 1,
     "output_dir": "./output",
@@ -38,7 +39,7 @@ NAMES: dict[str, Any] = {
     "remote_save_url": None,
     "callbacks": None,
     "context": None,
-    "data_size": None,
+    SIZE: None,
     "device_num": None,
     "do_eval": False,
     "eval_callbacks": None,

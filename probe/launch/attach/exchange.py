@@ -41,8 +41,8 @@ class AttachExchange:
             place.script.write_text(f"{source}\n\ninject({str(place.folder)!r})\n", encoding="utf-8")
 
     def answers(self, seconds: float) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the answer of each process as it comes, and of those that have not decided in time, or whose process
-        has ended, one that gives the reason. A refusal withdraws the request from those that have not decided."""
+        """Yield the answer of each process as it comes. A process that has ended, or has not decided in time, gets an
+        answer with the reason. After a refusal, the request to processes that have not decided is withdrawn."""
         open_, deadline = dict(self.places), time.monotonic() + seconds
         while open_:
             for pid, place in [*open_.items()]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from probe.core.backend.protocols import Remove
-from probe.core.control.agreement import Ahead, ScheduledChange
+from probe.core.control.agreement import LeadTime, ScheduledChange
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
 from probe.core.language import message
@@ -74,8 +74,8 @@ def _finding() -> FindingModule:
         raise RefusalError(
             message("it has not imported torch: a process that trains is expected, once training has begun")
         )
-    found: Any = import_module(FINDERS["torch"])
-    return found  # type: ignore[no-any-return]
+    module: Any = import_module(FINDERS["torch"])
+    return module  # type: ignore[no-any-return]
 
 
 class Joining:
@@ -100,7 +100,7 @@ class Joining:
 
     def _stepped(self, optimizer: Any) -> None:
         """Look, after each step of an optimizer, whether it is time. Nothing is raised into it."""
-        if self._remove is None or not any(optimizer is each for each in self._optimizers):
+        if self._remove is None or not any(optimizer is candidate for candidate in self._optimizers):
             return
         try:
             if self._place.is_decided():
@@ -127,8 +127,8 @@ class Joining:
         return self._later_configuration()
 
     def _later_configuration(self) -> Path | Mapping[str, object]:
-        chosen = self._request.config
-        return DEFAULTS if chosen is None else Path(chosen)
+        config = self._request.config
+        return DEFAULTS if config is None else Path(config)
 
     def _answer(self, outcome: FoundRun | str) -> None:
         self._watch.listen = lambda _: None
@@ -163,23 +163,23 @@ def _trained(finding: FindingModule) -> list[Any]:
         RefusalError: if there is none, or if a model is watched already.
     """
     finder = finding.FINDER
-    there = finding.optimizers()
-    if not there:
+    optimizers = finding.optimizers()
+    if not optimizers:
         raise RefusalError(
             message("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
         )
     search = ModelSearch(finder, None)
-    models = {id(optimizer): search.of(optimizer) for optimizer in there}
-    found = [optimizer for optimizer in distinct(there, finder.owned) if models[id(optimizer)]]
-    if not found:
-        kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in there}))
+    models = {id(optimizer): search.of(optimizer) for optimizer in optimizers}
+    trained = [optimizer for optimizer in distinct(optimizers, finder.owned) if models[id(optimizer)]]
+    if not trained:
+        kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in optimizers}))
         raise RefusalError(
             f"no model holds the parameters of its optimizers ({kinds}), as where DeepSpeed or Megatron-Core copies "
             "them: start it by `probe run`, or write the three lines in the program"
         )
-    if (watcher := watcher_of([model for optimizer in found for model in models[id(optimizer)]])) is not None:
+    if (watcher := watcher_of([model for optimizer in trained for model in models[id(optimizer)]])) is not None:
         raise RefusalError(watched_by(watcher))
-    return found
+    return trained
 
 
 class Round:
@@ -214,7 +214,7 @@ class Round:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if len(self._steps) < len(self._all) and max(self._steps.values()) < ENOUGH:
             return False
-        counts = {self._made_steps(each) for each in self.stepping}
+        counts = {self._made_steps(optimizer) for optimizer in self.stepping}
         if len(counts) == 1 and 0 not in counts:
             return True
         self._uneven += 1
@@ -231,13 +231,13 @@ class AgreedStart:
         self._alone = len(request.pids) == 1
         index = request.pids.index(int(place.folder.name))
         self._leads, self._announced = index == 0, False
-        self._ahead = Ahead(self._alone, SEEN_SECONDS)
+        self._lead_time = LeadTime(self._alone, SEEN_SECONDS)
         notices = FolderNotices(place.notices, index)
         self._changes = ScheduledChange("attach", notices, lambda notice: int(notice["step"]), Faults())
 
     def is_due(self, step: int) -> bool:
         """Return whether this process begins with ``step``, which is about to begin."""
-        self._ahead.ended()
+        self._lead_time.step_ended()
         if self._at is not None:
             return self._is_reached(self._at, step)
         if self._alone or not step:
@@ -246,7 +246,7 @@ class AgreedStart:
             self._changes.next_step()
             if self._leads and not self._announced and self._place.all_ready():
                 self._announced = True
-                self._changes.announce(step + self._ahead(step))
+                self._changes.announce(step + self._lead_time.steps())
         return self._changes.poll(step) is not None
 
     def _is_reached(self, at: int, step: int) -> bool:

@@ -57,7 +57,7 @@ class Interpreter:
             UnattachableError: if its Python is too old, or does not allow it.
         """
         if self.version < LEAST:
-            version, least = (".".join(map(str, each)) for each in (self.version, LEAST))
+            version, least = (".".join(map(str, numbers)) for numbers in (self.version, LEAST))
             raise UnattachableError(
                 message(
                     "expected Python {least} or later; it runs Python {version}: {advice}",
@@ -120,28 +120,28 @@ class Interpreter:
                     advice=SAME,
                 )
             )
-        pairs = (each.partition("=") for each in environment)
-        found = cls(pid, path, (), False, arguments, {name: value for name, _, value in pairs})
-        done = found._start(_ASK)
+        pairs = (variable.partition("=") for variable in environment)
+        interpreter = cls(pid, path, (), False, arguments, {name: value for name, _, value in pairs})
+        done = interpreter._start(_ASK)
         words = done.stdout.split()
         if done.returncode or words[2:3] != ["cpython"]:
-            shown = words[2] if len(words) > 2 else message("another")
+            kind = words[2] if len(words) > 2 else message("another")
             raise UnattachableError(
                 message(
                     "expected CPython; its interpreter, {path}, is {shown}: {advice}",
                     path=path,
-                    shown=shown,
+                    shown=kind,
                     advice=SAME,
                 )
             )
-        return cls(pid, path, tuple(map(int, words[:2])), words[3] == "True", arguments, found.environment)
+        return cls(pid, path, tuple(map(int, words[:2])), words[3] == "True", arguments, interpreter.environment)
 
     def _forbidden(self) -> str:
         given = flags(self.arguments)
-        ignores = any(re.fullmatch(r"-[a-zA-Z]*[EI][a-zA-Z]*", each) for each in given)
+        ignores = any(re.fullmatch(r"-[a-zA-Z]*[EI][a-zA-Z]*", flag) for flag in given)
         if self.environment.get("PYTHON_DISABLE_REMOTE_DEBUG") and not ignores:
             return message("PYTHON_DISABLE_REMOTE_DEBUG in its environment")
-        option = any(each.removeprefix("-X").replace("-", "_") == "disable_remote_debug" for each in given)
+        option = any(flag.removeprefix("-X").replace("-", "_") == "disable_remote_debug" for flag in given)
         return "-X disable_remote_debug" if option else ""
 
     def _start(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -160,15 +160,15 @@ def is_running(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have, which run Python."""
+    """Return the descendants of a process that run Python."""
     parents: dict[int, int] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdecimal() and (fields := _status(int(folder.name))):
             parents[int(folder.name)] = int(fields["PPid"])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return [each for each in found[1:] if _PYTHON.fullmatch(_program(each))]
+    processes = [pid]
+    for process in processes:
+        processes += [child for child, parent in parents.items() if parent == process]
+    return [process for process in processes[1:] if _PYTHON.fullmatch(_program(process))]
 
 
 def _children_of(pid: int) -> str:

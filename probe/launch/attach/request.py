@@ -88,10 +88,10 @@ class ProcessPlace:
     def answered(self) -> Mapping[str, Any] | None:
         """Return the answer, if there is one."""
         try:
-            found: Mapping[str, Any] = json.loads((self.folder / _ANSWER).read_text(encoding="utf-8"))
+            answer: Mapping[str, Any] = json.loads((self.folder / _ANSWER).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        return found
+        return answer
 
     def is_started(self) -> bool:
         """Return whether the process has begun to run its script."""

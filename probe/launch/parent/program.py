@@ -128,8 +128,8 @@ def end_within(seconds: float, status: int) -> None:
 
 def inherited_descriptors() -> list[int]:
     """Return the descriptors above those of the standard streams."""
-    found = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
-    return [descriptor for descriptor in found if descriptor > 2 and _is_open(descriptor)]
+    descriptors = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    return [descriptor for descriptor in descriptors if descriptor > 2 and _is_open(descriptor)]
 
 
 def _is_open(descriptor: int) -> bool:

@@ -1,4 +1,4 @@
-"""Signals that reach the parent, and those of them that it passes on to the program."""
+"""Signals that the parent process receives, and the relay of some to the program."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class SignalRelay:
         if not numbers and self._witness is not None:  # it is gone
             self._witness.close()
             self._witness = None
-        self._noted = [each for each in self._noted if now - each[1] < SAME_SECONDS]
+        self._noted = [note for note in self._noted if now - note[1] < SAME_SECONDS]
         self._noted += [(number, now) for number in numbers]
 
     def _pass_on(self, now: float) -> None:
         received, self._received = self._received, []
         for number, came in received:
-            note = next((each for each in self._noted if each[0] == number and came - each[1] < SAME_SECONDS), None)
+            note = next((note for note in self._noted if note[0] == number and came - note[1] < SAME_SECONDS), None)
             if note is not None:
                 self._noted.remove(note)
             elif self._witness is not None and now - came < WITNESS_SECONDS:

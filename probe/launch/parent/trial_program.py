@@ -77,7 +77,7 @@ def run_program(command: Sequence[str], steps: int, folder: Path, limit: float, 
 
 def environment(environ: Mapping[str, str], steps: int, folder: Path, temporary: str) -> dict[str, str]:
     """Return the environment of a trial, whose temporary files are in a folder of their own."""
-    left = {name: value for name, value in environ.items() if name not in (CONFIG, WATCHED, BOARD, SWITCH)}
+    variables = {name: value for name, value in environ.items() if name not in (CONFIG, WATCHED, BOARD, SWITCH)}
     trial = {
         CHECKED: "1",
         STEPS: str(steps),
@@ -86,7 +86,7 @@ def environment(environ: Mapping[str, str], steps: int, folder: Path, temporary:
     }
     if len(temporary) < LONGEST:
         trial["TMPDIR"] = temporary
-    return {**left, **WITHOUT_TRACE, **trial}
+    return {**variables, **WITHOUT_TRACE, **trial}
 
 
 def _waited(process: subprocess.Popen[bytes], limit: float) -> int:

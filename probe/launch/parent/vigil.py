@@ -74,7 +74,7 @@ class Vigil:
         if next(self._folder.glob(SUMMARIES), None) is None:
             return []  # nothing was watched
         lines: list[tuple[str, str]] = []
-        watched = [each for each in self._summaries() if each.steps or not each.ended]
+        watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]
         reported = {ranks[0].launch for ranks in runs}
         for ranks in runs[:MOST_RUNS]:
@@ -111,9 +111,10 @@ class Vigil:
         """Return the summaries, once all ranks that were started beside this one have ended, or after a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            found = Board(self._folder).summaries()
-            if sum(each.ended for each in found) >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
-                return [each if each.ended else self._followed(each) for each in found]
+            summaries = Board(self._folder).summaries()
+            ended = sum(summary.ended for summary in summaries)
+            if ended >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
+                return [summary if summary.ended else self._followed(summary) for summary in summaries]
             time.sleep(0.05)
 
 
@@ -121,7 +122,7 @@ def _picture(verdict: Verdict, ranks: Sequence[WatchSummary]) -> VerdictPicture 
     """Return the picture of a verdict from the files of the first rank that it names; None if there is none."""
     from probe.core.verdict_picture import picture_of
 
-    of_rank = next((each for each in ranks if each.rank in verdict.ranks), ranks[0])
+    of_rank = next((summary for summary in ranks if summary.rank in verdict.ranks), ranks[0])
     if not verdict.kind or not of_rank.directory:
         return None
     with suppress(OSError, ValueError):  # what cannot be read is reported by the command that the lines name

@@ -50,7 +50,7 @@ def _note(signals: Collection[int], lifeline: int, write: int) -> None:
     """Write the number of each signal that comes until the parent is gone; in the new process."""
     try:
         spared = sorted((lifeline, write))
-        for low, high in zip((0, *(each + 1 for each in spared)), (*spared, 1024), strict=True):
+        for low, high in zip((0, *(descriptor + 1 for descriptor in spared)), (*spared, 1024), strict=True):
             os.closerange(low, high)  # a reader of the program's output must not wait for this process
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)

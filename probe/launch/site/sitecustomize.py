@@ -6,13 +6,13 @@ from contextlib import suppress
 
 
 def _prepare() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [each for each in sys.path if each != here]
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != folder]
     try:
         from probe.launch.preparation import prepare
     except ImportError:  # the package is not on the path of this interpreter: it is beside this file
         sys.modules.pop("probe", None)  # a folder of this name, such as a clone, that is no package
-        root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+        root = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
         sys.path.append(root)
         try:
             from probe.launch.preparation import prepare

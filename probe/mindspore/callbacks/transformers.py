@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +16,13 @@ import mindspore
 from mindspore.train import Callback
 
 from probe.core.naming import BATCH_SIZE, GRAD_NORM, LEARNING_RATE, LOSS
+from probe.core.transformers.schema import StateSection
 from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
 from probe.mindspore.callbacks.training import ProbeCallback
+
+_log = logging.getLogger("probe.transformers")
 
 
 def _begin(core: LossMonitoring | StateMonitoring, params: Any) -> int:
@@ -33,12 +37,19 @@ def _begin(core: LossMonitoring | StateMonitoring, params: Any) -> int:
     if done < epochs * counter.steps:  # counted within its epoch
         done = epochs * counter.steps + done % counter.steps
     counter.initial = counter.step = done
+    core.write_size(_dataset_size(params))
     return done - begun
 
 
 def _several(params: Any) -> int:
     """Return the number of steps that end together where the dataset is sunk to the device."""
     return int(params.batch_num) if params.dataset_sink_mode else 1
+
+
+def _dataset_size(params: Any) -> int:
+    """Return the number of steps in an epoch of the whole dataset."""
+    size = getattr(params.get("train_dataset"), "get_dataset_size", None)
+    return int(size()) if size is not None else int(params.batch_num)
 
 
 def _batch_size(params: Any) -> int | None:
@@ -49,11 +60,21 @@ def _batch_size(params: Any) -> int | None:
         return None
 
 
+def _dump_folder(state: StateSection) -> str:
+    """Return the directory to which the compiler writes norms; have it write them, where it can."""
+    folder = mindspore.get_auto_parallel_context("dump_local_norm_path")
+    parallel = mindspore.get_auto_parallel_context("parallel_mode") in ("semi_auto_parallel", "auto_parallel")
+    if not folder and parallel and mindspore.get_context("device_target") == "Ascend":
+        mindspore.set_auto_parallel_context(dump_local_norm_path=state.dump_path, dump_local_norm=True)
+    return str(folder or state.dump_path)
+
+
 class MFLossMonitor(LossMonitoring, Callback):
     """Monitor of the loss. It needs no hook, so that it also works in graph mode. See
     :class:`probe.core.transformers.loss_monitor.LossMonitoring`."""
 
     framework = ADAPTER
+    size_follows = True
 
     _before: int | None = None
     """Number of steps before those that the run counts; None before the first epoch."""
@@ -89,6 +110,7 @@ class TrainingStateMonitor(StateMonitoring, Callback):
 
     framework = ADAPTER
     monitor_class = TrainerMon
+    size_follows = True
 
     _before: int | None = None
     """Number of steps before those that the run counts; None before the first epoch."""
@@ -105,13 +127,16 @@ class TrainingStateMonitor(StateMonitoring, Callback):
     def tag_name(self, name: str, parameter: Any) -> str:
         return str(getattr(parameter, "name", "")) or name
 
-    def check_hooks(self) -> None:
-        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
-            raise ValueError(
-                "TrainingStateMonitor: local_norm_format and device_local_norm_format: MindSpore runs in GRAPH_MODE, "
-                "which compiles training whole, so that no hook sees a gradient; set them to null, or call "
-                "mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. All other numbers are recorded in either"
-            )
+    def dump_folder(self) -> str | None:
+        if mindspore.get_context("mode") != mindspore.GRAPH_MODE:
+            return None
+        _log.warning(
+            "TrainingStateMonitor: local_norm_format, device_local_norm_format: MindSpore runs in GRAPH_MODE, in which "
+            "no hook sees a gradient; recorded are the norms that MindSpore writes to dump_path, as on Ascend in the "
+            "parallel mode semi_auto_parallel, and all other numbers. "
+            "mindspore.set_context(mode=mindspore.PYNATIVE_MODE) records norms everywhere"
+        )
+        return _dump_folder(self.state)
 
     def on_train_step_begin(self, run_context: Any) -> None:  # noqa: ARG002
         self.step_begin()

@@ -40,6 +40,7 @@ NUMBERS: dict[str, Metric] = {
     "val_loss": Metric("training_validation_loss", "Loss on validation data.", _JOB),
 }
 """Metrics by the key in the file; other keys are ignored."""
+GRADIENT_NORM = Metric("gradient_norm", "Norm of all gradients, under the name that older rules have.", _JOB)
 UPDATED = Metric("training_last_update_timestamp_seconds", "Time at which the file was written, in Unix time.", _JOB)
 _TEXT = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
@@ -89,7 +90,7 @@ class JsonNumbers:
                 self._broken.add(path)
         oldest = time.time() - LONGEST_SECONDS
         jobs: dict[str, JobNumbers] = {}
-        for numbers in sorted(self._known.values(), key=lambda each: each.written):
+        for numbers in sorted(self._known.values(), key=lambda job_numbers: job_numbers.written):
             if numbers.written > oldest:
                 jobs[numbers.job] = numbers
         return [jobs[name] for name in sorted(jobs)]
@@ -97,8 +98,8 @@ class JsonNumbers:
     def _read(self, path: Path) -> None:
         """Read ``path`` if it has changed since it was last read as a whole."""
         with opened(path) as file:
-            found = os.fstat(file.fileno())
-            mark = found.st_ino, found.st_mtime_ns, found.st_size
+            status = os.fstat(file.fileno())
+            mark = status.st_ino, status.st_mtime_ns, status.st_size
             if self._marks.get(path) == mark:
                 return
             data = file.read(MOST_BYTES + 1)
@@ -107,7 +108,7 @@ class JsonNumbers:
         value = json.loads(data)
         if not isinstance(value, dict):
             raise ValueError("expected an object")
-        self._known[path] = JobNumbers(_name(value), found.st_mtime, _values(value))
+        self._known[path] = JobNumbers(_name(value), status.st_mtime, _values(value))
         self._marks[path] = mark
 
 
@@ -117,8 +118,8 @@ def _name(value: Mapping[str, Any]) -> str:
 
 
 def _values(value: Mapping[str, Any]) -> dict[str, float]:
-    found = {key: _number(value[key]) for key in NUMBERS if key in value}
-    return {key: number for key, number in found.items() if number is not None}
+    numbers = {key: _number(value[key]) for key in NUMBERS if key in value}
+    return {key: number for key, number in numbers.items() if number is not None}
 
 
 def _number(value: Any) -> float | None:

@@ -19,7 +19,7 @@ from probe import __version__
 from probe.core.faults import Faults
 from probe.core.output.metrics.catalogue import Metric
 from probe.core.worker import Worker
-from probe.services.exporter.json_numbers import NUMBERS, UPDATED, JobNumbers, JsonNumbers
+from probe.services.exporter.json_numbers import GRADIENT_NORM, NUMBERS, UPDATED, JobNumbers, JsonNumbers
 from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import NodeRanks, ShownRank
 from probe.services.exporter.reading_process import ReadingProcess, Sample
@@ -103,7 +103,7 @@ class NodePage:
     @property
     def hung(self) -> list[str]:
         """Sources that do not answer."""
-        return [*([FILES] if self._files_hung else []), *(each.name for each in self._processes if each.hung)]
+        return [*([FILES] if self._files_hung else []), *(process.name for process in self._processes if process.hung)]
 
     async def text(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its type, in the format that the header ``Accept`` asks for."""
@@ -132,18 +132,20 @@ class NodePage:
         return files
 
     def _gpus(self) -> Mapping[int, Sequence[str]]:
-        found: dict[int, Sequence[str]] = {}
+        names: dict[int, Sequence[str]] = {}
         for process in self._processes:
             if (reading := process.reading) is not None:
-                found.update(reading.processes)
-        return found
+                names.update(reading.processes)
+        return names
 
     def _families(self, files: NodeFiles) -> Iterator[MetricFamily]:
         yield from _of_jobs(files.jobs)
         readings = [reading for process in self._processes if (reading := process.reading) is not None]
         yield from _of_samples(sample for reading in readings for sample in reading.samples)
-        yield _gauge("probe_exporter_devices", "GPUs and NPUs that are read.", sum(each.devices for each in readings))
-        unreadable = sum(each.unreadable for each in readings)
+        yield _gauge(
+            "probe_exporter_devices", "GPUs and NPUs that are read.", sum(reading.devices for reading in readings)
+        )
+        unreadable = sum(reading.unreadable for reading in readings)
         yield _gauge("probe_exporter_unreadable_devices", "Devices of the driver that cannot be read.", unreadable)
         yield from self._of_files()
         yield from self._of_sources()
@@ -158,13 +160,13 @@ class NodePage:
 
     def _of_files(self) -> Iterator[MetricFamily]:
         files = self._ranks.files
-        for name, about, value in (
+        for name, help_text, value in (
             ("unreadable_files", "Files that cannot be read.", files.unreadable + self._json.unreadable),
             ("unreadable_folders", "Folders of ranks that this user may not read.", files.unreadable_folders),
             ("hidden_ranks", "Processes whose job and rank another one has.", self._ranks.hidden),
             ("unknown_series", "Series of ranks that this version does not know.", self._text.unknown),
         ):
-            yield _gauge(f"probe_exporter_{name}", about, value)
+            yield _gauge(f"probe_exporter_{name}", help_text, value)
 
     def _of_sources(self) -> Iterator[MetricFamily]:
         hung = GaugeMetricFamily(
@@ -200,7 +202,7 @@ class _Families:
 
 
 def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
-    for key, metric in NUMBERS.items():
+    for key, metric in (*NUMBERS.items(), ("gradient_norm", GRADIENT_NORM)):
         family = _family(metric)
         for job in jobs:
             if key in job.values:
@@ -217,7 +219,7 @@ def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
 def _of_samples(samples: Iterable[Sample]) -> Iterator[MetricFamily]:
     families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     # A command of the user may send what another source has too: a page has each series once.
-    for sample in {(each.metric, each.labels): each for each in samples}.values():
+    for sample in {(series.metric, series.labels): series for series in samples}.values():
         if sample.metric not in families:
             families[sample.metric] = _family(READINGS[sample.metric])
         families[sample.metric].add_metric(sample.labels, sample.value)
@@ -229,9 +231,9 @@ def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
     return kind(metric.name, metric.about, labels=metric.labels)
 
 
-def _gauge(name: str, about: str, value: float) -> MetricFamily:
-    return GaugeMetricFamily(name, about, value=value)
+def _gauge(name: str, help_text: str, value: float) -> MetricFamily:
+    return GaugeMetricFamily(name, help_text, value=value)
 
 
-def _counter(name: str, about: str, value: float) -> MetricFamily:
-    return CounterMetricFamily(name, about, value=value)
+def _counter(name: str, help_text: str, value: float) -> MetricFamily:
+    return CounterMetricFamily(name, help_text, value=value)

@@ -56,8 +56,8 @@ class UsualFolders:
         return self._found
 
     def _look(self) -> Iterator[Path]:
-        if chosen := self._environ.get(FOLDER):
-            yield Path(chosen)
+        if folder := self._environ.get(FOLDER):
+            yield Path(folder)
             return
         for above in dict.fromkeys([SHARED_MEMORY, tempfile.gettempdir()]):
             with suppress(OSError), os.scandir(above) as entries:
@@ -93,16 +93,16 @@ class RankFiles:
     def look(self) -> Mapping[str, RankFile]:
         """Return the files that are there now, by path. A file that was replaced or cut short is opened again."""
         self.unreadable_folders = 0
-        found: dict[str, RankFile] = {}
+        files: dict[str, RankFile] = {}
         for entry in self._found():
-            if len(found) == MOST_FILES:
+            if len(files) == MOST_FILES:
                 break
             file = self._file(entry)
             if file is not None:
-                found[entry.path] = file
-        self._files = found
-        self.unreadable = sum(file.unreadable for file in found.values())
-        return found
+                files[entry.path] = file
+        self._files = files
+        self.unreadable = sum(file.unreadable for file in files.values())
+        return files
 
     def forget(self, path: Path) -> None:
         """Read the file no longer, unless it is replaced."""
@@ -114,7 +114,7 @@ class RankFiles:
         for folder in self._folders():
             for entry in self._listed(str(folder)):
                 if _is_folder(entry):
-                    yield from (each for each in self._listed(entry.path) if _suffix(each.name) in READERS)
+                    yield from (file for file in self._listed(entry.path) if _suffix(file.name) in READERS)
                 elif _suffix(entry.name) in READERS:
                     yield entry
 
@@ -130,22 +130,23 @@ class RankFiles:
 
     def _file(self, entry: os.DirEntry[str]) -> RankFile | None:
         try:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:  # it is gone already
             return None
-        known = self._files.get(entry.path)
-        if known is not None and not known.unreadable and (known.inode, known.size) == (found.st_ino, found.st_size):
-            return known
+        previous = self._files.get(entry.path)
+        mark = status.st_ino, status.st_size
+        if previous is not None and not previous.unreadable and (previous.inode, previous.size) == mark:
+            return previous
         path = Path(entry.path)
         try:
             reader: Reader | None = opened_reader(path)
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - anybody's file, with anything in it
-            if known is None:
+            if previous is None:
                 _log.info("%s is left out: %s", path, error)
             reader = None
-        return RankFile(path, found.st_ino, found.st_size, reader, reader is None)
+        return RankFile(path, status.st_ino, status.st_size, reader, reader is None)
 
 
 def opened_reader(path: Path) -> Reader:
@@ -159,7 +160,7 @@ def opened_reader(path: Path) -> Reader:
     reader = READERS[_suffix(path.name)](path)
     header = reader.header
     integers = (header.pid, header.started, header.rank, header.ranks)
-    if not all(type(each) is int for each in integers) or type(header.job) is not str:
+    if not all(type(integer) is int for integer in integers) or type(header.job) is not str:
         raise ValueError(f"{path}: expected integers and the name of a job in the header")
     if not 0 < header.pid < _LARGEST_PID or not -1 < header.rank < _LARGEST_PID:
         raise ValueError(f"{path}: expected the numbers of a process and of a rank in the header")

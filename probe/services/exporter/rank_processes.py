@@ -51,8 +51,8 @@ class RankProcesses:
 
 
 def _is_alive(pid: int, started: int) -> bool:
-    found = process_state(pid)
-    return found.started == started and found.alive
+    state = process_state(pid)
+    return state.started == started and state.alive
 
 
 def _inner_processes() -> Iterator[tuple[Process, int]]:

@@ -49,20 +49,20 @@ class RankText:
         """
         self.unknown = 0
         families: dict[str, list[str]] = defaultdict(list)
-        known = {}
+        places = {}
         for rank in ranks:
             identity = f'{{job="{label(rank.job)}",rank="{rank.rank}"'
             place = rank.job, rank.rank
             made = self._known.get(place)
             if made is None or made[0] is not rank.series:
                 made = rank.series, _places(rank.series, identity)
-            known[place] = made
+            places[place] = made
             self.unknown += len(rank.series) - sum(map(len, made[1].values()))
             values = numbers(rank.values.tolist())
             for name, lines in made[1].items():
                 families[name] += [begin + values[at] for begin, at in lines]
             _add_node(families, rank, identity, gpus.get(rank.pid_here, ()) if rank.pid_here else ())
-        self._known = known
+        self._known = places
         metrics = [*METRICS.values(), RANK_INFO, RANK_UP, PHASE, SINCE, BUDGET]
         return "".join(
             _family(metric, families[metric.name], openmetrics) for metric in metrics if metric.name in families
@@ -86,18 +86,18 @@ _SPECIAL = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 def _places(series: Sequence[Series], identity: str) -> Places:
     """Return the beginnings of the lines of ``series``, in the order of the catalogue; a series that stands twice is
     taken once, and one that the catalogue does not have is left out."""
-    found: Places = defaultdict(list)
+    beginnings: Places = defaultdict(list)
     seen = set[str]()
     for at, (name, labels) in enumerate(series):
         metric = METRICS.get(name) if isinstance(name, str) else None
-        if metric is None or len(labels) != len(metric.labels) or not all(isinstance(each, str) for each in labels):
+        if metric is None or len(labels) != len(metric.labels) or not all(isinstance(text, str) for text in labels):
             continue
         more = "".join(f',{key}="{label(value)}"' for key, value in zip(metric.labels, labels, strict=True))
         begin = f"\n{name}{identity}{more}}} "
         if begin not in seen:
             seen.add(begin)
-            found[name].append((begin, at))
-    return dict(sorted(found.items(), key=lambda item: _ORDER[item[0]]))
+            beginnings[name].append((begin, at))
+    return dict(sorted(beginnings.items(), key=lambda item: _ORDER[item[0]]))
 
 
 def _add_node(families: dict[str, list[str]], rank: ShownRank, identity: str, gpus: Sequence[str]) -> None:
@@ -120,5 +120,5 @@ def _add(families: dict[str, list[str]], metric: Metric, identity: str, more: Ma
 
 def _family(metric: Metric, lines: Sequence[str], openmetrics: bool) -> str:
     name = metric.name.removesuffix("_total") if openmetrics and metric.kind == "counter" else metric.name
-    about = metric.about.replace("\\", r"\\")
-    return f"# HELP {name} {about}\n# TYPE {name} {metric.kind}{''.join(lines)}\n"
+    help_text = metric.about.replace("\\", r"\\")
+    return f"# HELP {name} {help_text}\n# TYPE {name} {metric.kind}{''.join(lines)}\n"

@@ -39,6 +39,8 @@ MOST_DEVICES = 64
 """Most devices of a rank that are shown."""
 _LAST_STEP = Series(LAST_STEP.name)
 _NOTHING: Values = np.empty(0)
+_UNKNOWN = -math.inf
+"""Time of which nothing is known: before every other."""
 
 _log = logging.getLogger("probe.exporter")
 
@@ -95,26 +97,31 @@ class _Rank:
             self.progress = file.reader
 
     def last_sign(self) -> float:
-        """Return the time of the last sign of life, of the monotonic clock; minus infinity if it was before the last
-        start of this machine or is unknown."""
+        """Return the time of the last sign of life, of the monotonic clock; ``_UNKNOWN`` if there is none, or if it was
+        before the last start of this machine, where that clock began."""
         if self.row is not None:
             seconds = self.row.time / 1e9
-            return seconds if seconds <= time.monotonic() else -math.inf
-        signs = [self._last_step()]
+            return seconds if seconds <= time.monotonic() else _UNKNOWN
+        unix_times = [self._last_step()]
         for path in self.there:
             with suppress(OSError):
-                signs.append(path.stat().st_mtime)
-        age = time.time() - max(signs)
-        return time.monotonic() - age if age >= 0 else -math.inf
+                unix_times.append(path.stat().st_mtime)
+        return _monotonic(max(unix_times))
 
     def _last_step(self) -> float:
         """Return the time of the last step as its series has it, in Unix time."""
         series, values = self.metrics.read() if self.metrics is not None else ((), _NOTHING)
-        return float(values[series.index(_LAST_STEP)]) if _LAST_STEP in series else -math.inf
+        return float(values[series.index(_LAST_STEP)]) if _LAST_STEP in series else _UNKNOWN
 
     @property
     def paths(self) -> list[Path]:
         return [reader.path for reader in (self.metrics, self.progress) if reader is not None]
+
+
+def _monotonic(unix_time: float) -> float:
+    """Return a Unix time as one of the monotonic clock; ``_UNKNOWN`` for one in the future: the clock was set back."""
+    age = time.time() - unix_time
+    return time.monotonic() - age if age >= 0 else _UNKNOWN
 
 
 class NodeRanks:
@@ -136,7 +143,7 @@ class NodeRanks:
         """Return the ranks that run, or that went less than 15 minutes ago without having ended, in their order. Of two
         with the same job and rank, one that lives is shown, and of two that do the newer one."""
         self._match(self.files.look().values())
-        shown: dict[tuple[str, int], tuple[tuple[bool, int], ShownRank]] = {}
+        views: dict[tuple[str, int], tuple[tuple[bool, int], ShownRank]] = {}
         self.hidden = 0
         for key, rank in list(self._ranks.items()):
             try:
@@ -150,10 +157,10 @@ class NodeRanks:
                 continue
             age = (view.up is not False, rank.process[1])
             place = view.job, view.rank
-            self.hidden += place in shown
-            if place not in shown or shown[place][0] < age:
-                shown[place] = age, view
-        return [view for _, (_, view) in sorted(shown.items())]
+            self.hidden += place in views
+            if place not in views or views[place][0] < age:
+                views[place] = age, view
+        return [view for _, (_, view) in sorted(views.items())]
 
     def _match(self, files: Iterable[RankFile]) -> None:
         """Assign the files to their ranks."""
@@ -231,8 +238,8 @@ class NodeRanks:
             return None
         now = time.monotonic_ns()
         age = max(0.0, (now - row.time) / 1e9)
-        left = self._budgets.of(reader.path.parent).left(row, stretches(reader.counts(row.phase)), now)
-        return ProgressView(row.phase, age, max(0.0, round(age + left, 3)))
+        seconds = self._budgets.of(reader.path.parent).left(row, stretches(reader.counts(row.phase)), now)
+        return ProgressView(row.phase, age, max(0.0, round(age + seconds, 3)))
 
 
 def short(text: str) -> str:
@@ -253,11 +260,11 @@ class _Budgets:
         path = folder / SETTINGS
         mark, budget = self._known[folder]
         try:
-            found = os.stat(path)  # noqa: PTH116 - as its neighbours
-            if (found.st_ino, found.st_mtime_ns) != mark:
+            status = os.stat(path)  # noqa: PTH116 - as its neighbours
+            if (status.st_ino, status.st_mtime_ns) != mark:
                 settings = json_of(path)
                 budget = Budget(float(settings["floor_seconds"]), float(settings["startup_seconds"]))
-                self._known[folder] = (found.st_ino, found.st_mtime_ns), budget
+                self._known[folder] = (status.st_ino, status.st_mtime_ns), budget
         except (OSError, ValueError, KeyError, TypeError):  # no watcher, or one of another user
             pass
         return budget

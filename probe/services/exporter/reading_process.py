@@ -165,8 +165,8 @@ class ReadingProcess:
         due = time.monotonic() + FIRST * self._deadline
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
-            while (left := due - time.monotonic()) > 0:
-                if not selector.select(left):
+            while (seconds := due - time.monotonic()) > 0:
+                if not selector.select(seconds):
                     continue
                 data = os.read(descriptor, 1 << 16)
                 if not data:
@@ -207,21 +207,22 @@ def parsed(line: bytes) -> tuple[Reading, int]:
     Raises:
         ValueError: if it is no reading; TypeError, AttributeError or RecursionError, if it is something else.
     """
-    found: dict[str, Any] = json.loads(line)
-    rows = found.get("series")
+    message: dict[str, Any] = json.loads(line)
+    rows = message.get("series")
     if not isinstance(rows, list) or len(rows) > MOST_SERIES:
         raise ValueError(f"expected a list of at most {MOST_SERIES} series")
-    samples = {(each.metric, each.labels): each for each in map(_sample, rows) if each is not None}
+    samples = {(sample.metric, sample.labels): sample for sample in map(_sample, rows) if sample is not None}
     processes = {
-        int(pid): tuple(str(name)[:LONGEST_TEXT] for name in names) for pid, names in found.get("processes", {}).items()
+        int(pid): tuple(str(name)[:LONGEST_TEXT] for name in names)
+        for pid, names in message.get("processes", {}).items()
     }
     reading = Reading(
         time=time.monotonic(),
         samples=tuple(samples.values()),
-        devices=_count(found.get("devices", 0)),
-        unreadable=_count(found.get("unreadable", 0)),
+        devices=_count(message.get("devices", 0)),
+        unreadable=_count(message.get("unreadable", 0)),
         processes=processes,
-        note=str(found.get("note", ""))[:LONGEST_TEXT],
+        note=str(message.get("note", ""))[:LONGEST_TEXT],
     )
     return reading, len(rows) - len(samples)
 
@@ -240,7 +241,7 @@ def _sample(row: Any) -> Sample | None:
         return None
     if not math.isfinite(number):
         return None
-    return Sample(name, tuple(printable(str(labels[each])[:LONGEST_TEXT]) for each in metric.labels), number)
+    return Sample(name, tuple(printable(str(labels[key])[:LONGEST_TEXT]) for key in metric.labels), number)
 
 
 def _count(value: Any) -> int:
@@ -256,6 +257,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment whose relative folders of modules are found from another current directory."""
-    paths = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    """Return the environment whose relative folders of modules are found from another current directory."""
+    paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

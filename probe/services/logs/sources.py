@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from probe.core.language import message
 from probe.services.logs.lines import BLOCK
 
 STANDARD_INPUT = "-"
@@ -47,7 +48,7 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
         left_out: Device and inode of a file that is not read, since output is written to it.
 
     Raises:
-        SourceError: if there is nothing of that name.
+        SourceError: if there is nothing of that name, or a file that is no text.
     """
     if place == STANDARD_INPUT:
         return [place], []
@@ -56,6 +57,14 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
     except (OSError, ValueError) as error:
         raise SourceError(f"{place}: expected a file, a directory or -; {_reason(error)}") from None
     if not stat.S_ISDIR(kind.st_mode):
+        if stat.S_ISREG(kind.st_mode) and not _is_text(place):
+            raise SourceError(
+                message(
+                    "{place}: expected lines of text, got a binary file (a NUL among its first bytes); give the log of "
+                    "the training",
+                    place=place,
+                )
+            )
         return [place], []
     taken: list[str] = []
     passed: list[str] = []

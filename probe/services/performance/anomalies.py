@@ -6,13 +6,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from probe.core.analysis.performance.throughput import HEALTHY, stable_level
 from probe.core.storage.performance_file import PerformanceReading
+from probe.core.times import local_time
 
 LOW_UTILIZATION = 50.0
 """Utilisation in percent below which a device has little to do."""
@@ -58,7 +58,7 @@ class HealthyThroughput:
 
 
 class AnomalyLog:
-    """Log of anomalies: each is logged and kept as it begins, and logged as it ends.
+    """Log of anomalies: an anomaly is logged and kept at its beginning, and logged at its end.
 
     Args:
         size: most anomalies that are kept.
@@ -76,11 +76,11 @@ class AnomalyLog:
             now.add(place)
             if place not in self._open:
                 self._open[place] = reading.time
-                at = datetime.fromtimestamp(reading.time).astimezone().isoformat(timespec="milliseconds")
+                at = local_time(reading.time).isoformat(timespec="milliseconds")
                 self.kept.append({"timestamp": at, **anomaly})
                 _log.warning("anomaly %s", " ".join(f"{key}={_text(value)}" for key, value in anomaly.items()))
-        known = set(_known(reading, healthy))
-        for place in [place for place in self._open if place in known and place not in now]:
+        judged = set(_known(reading, healthy))
+        for place in [place for place in self._open if place in judged and place not in now]:
             since = reading.time - self._open.pop(place)
             _log.info("anomaly type=%s gpu_id=%s is over after seconds=%.0f", *place, since)
 
@@ -92,16 +92,16 @@ def found(reading: PerformanceReading, healthy: float | None) -> Iterator[dict[s
         healthy: healthy throughput; None if it is unknown.
     """
     for device in reading.devices:
-        about = {"gpu_id": device.id}
+        device_id = {"gpu_id": device.id}
         if device.utilization_percent < LOW_UTILIZATION:
             yield {
                 "type": "low_gpu_utilization", "value": device.utilization_percent, "threshold": LOW_UTILIZATION,
-                "severity": "warning", **about,
+                "severity": "warning", **device_id,
             }  # fmt: skip
         if device.memory_percent > HIGH_MEMORY:
             yield {
                 "type": "high_gpu_memory", "value": device.memory_percent, "threshold": HIGH_MEMORY,
-                "severity": "critical", **about,
+                "severity": "critical", **device_id,
             }  # fmt: skip
     if healthy is not None and reading.throughput < DROP * healthy:
         yield {"type": "throughput_drop", "value": reading.throughput, "baseline": healthy, "severity": "warning"}

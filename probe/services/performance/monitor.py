@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.storage.files import append, open_for_append
 from probe.core.storage.performance_file import MOST_BYTES, PerformanceReading, line, mean, older
+from probe.core.times import local_time
 from probe.core.worker import Worker
 from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
 from probe.services.performance.sources import MachineSource, TrainingSource
@@ -148,8 +148,9 @@ class PerformanceMonitor:
 
     @property
     def metrics_history(self) -> dict[str, list[Any]]:
-        """Readings by number; of several devices the mean. None for a number that is unknown."""
-        kept = self.readings
+        """Readings by number; of several devices the mean. None for a number that is unknown. Times are those of this
+        machine with their offset from UTC, as in all other results."""
+        readings = self.readings
         columns: dict[str, Callable[[PerformanceReading], float]] = {
             "gpu_utilization": lambda reading: reading.utilization_percent,
             "gpu_memory_usage": lambda reading: reading.device_memory_percent,
@@ -159,16 +160,18 @@ class PerformanceMonitor:
             "loss_value": lambda reading: reading.loss,
             "learning_rate": lambda reading: reading.learning_rate,
         }
-        times = [datetime.fromtimestamp(reading.time) for reading in kept]
+        times = [local_time(reading.time) for reading in readings]
         return {
             "timestamp": times,
-            **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
+            **{name: [_known(value(reading)) for reading in readings] for name, value in columns.items()},
         }
 
     @property
     def performance_baselines(self) -> dict[str, float | None]:
         """Targets in percent, the healthy throughput, and the change of the loss in an hour (None if unknown)."""
-        pairs = np.array([(each.time / HOUR, each.loss) for each in self.readings if math.isfinite(each.loss)])
+        pairs = np.array(
+            [(reading.time / HOUR, reading.loss) for reading in self.readings if math.isfinite(reading.loss)]
+        )
         return {
             "gpu_utilization_target": GPU_TARGET,
             "memory_efficiency_target": MEMORY_TARGET,
@@ -202,15 +205,15 @@ class PerformanceMonitor:
         if not math.isfinite(throughput):
             return {}
         best = self._healthy.best
-        found = efficiency(
+        score = efficiency(
             mean(reading.utilization_percent for reading in some), throughput, math.nan if best is None else best
         )
         return {
             "average_throughput": throughput,
-            "average_gpu_utilization": _known(found.gpu_utilization),
+            "average_gpu_utilization": _known(score.gpu_utilization),
             "best_throughput": best,
-            "efficiency_score": _known(found.score),
-            "rating": found.rating,
+            "efficiency_score": _known(score.score),
+            "rating": score.rating,
         }
 
 
@@ -254,14 +257,14 @@ class _Session:
 
 
 def _of_device(some: Sequence[PerformanceReading], identity: str, name: str) -> dict[str, Any]:
-    own = [device for reading in some for device in reading.devices if (device.id, device.name) == (identity, name)]
+    rows = [device for reading in some for device in reading.devices if (device.id, device.name) == (identity, name)]
     return {
         "gpu_id": identity,
         "gpu_name": name,
-        "utilization": _extremes(device.utilization_percent for device in own),
-        "memory_usage": _extremes(device.memory_percent for device in own),
-        "temperature": _extremes(device.temperature_celsius for device in own),
-        "power_watts": _extremes(device.power_usage_watts for device in own),
+        "utilization": _extremes(device.utilization_percent for device in rows),
+        "memory_usage": _extremes(device.memory_percent for device in rows),
+        "temperature": _extremes(device.temperature_celsius for device in rows),
+        "power_watts": _extremes(device.power_usage_watts for device in rows),
     }
 
 
@@ -278,7 +281,7 @@ def _known(value: float) -> float | None:
 
 
 def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    return local_time(seconds).isoformat(timespec="seconds")
 
 
 def _positive(name: str, value: float) -> float:

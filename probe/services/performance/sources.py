@@ -69,7 +69,7 @@ class MachineSource:
 
     def look(self) -> MachineReading:
         """Return the last readings that are not too old."""
-        samples = [each for process in self._processes if (last := process.reading) for each in last.samples]
+        samples = [sample for process in self._processes if (last := process.reading) for sample in last.samples]
         values = {sample.metric: sample.value for sample in samples if not sample.labels}
         available = values.get("probe_host_memory_available_bytes", math.nan)
         total = values.get("probe_host_memory_total_bytes", math.nan)
@@ -82,19 +82,19 @@ class MachineSource:
 
 def _devices(samples: Sequence[Sample]) -> list[DeviceReading]:
     """Return the devices in ``samples``, by kind and number."""
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    numbers_of: dict[tuple[str, str, str], dict[str, float]] = {}
     for sample in samples:
         kind, _, number = sample.metric.partition("_")
         if kind in KINDS and number in DeviceReading._fields and len(sample.labels) >= 2:
             identity, name = sample.labels[:2]
-            found.setdefault((kind, identity, name), {})[number] = sample.value
+            numbers_of.setdefault((kind, identity, name), {})[number] = sample.value
         elif kind in KINDS and len(sample.labels) >= 2:
             identity, name = sample.labels[:2]
-            found.setdefault((kind, identity, name), {})
-    several = len({kind for kind, _, _ in found}) > 1
+            numbers_of.setdefault((kind, identity, name), {})
+    several = len({kind for kind, _, _ in numbers_of}) > 1
     return [
         DeviceReading(f"{kind}{identity}" if several else identity, name, **numbers)
-        for (kind, identity, name), numbers in sorted(found.items(), key=lambda pair: _order(pair[0]))
+        for (kind, identity, name), numbers in sorted(numbers_of.items(), key=lambda pair: _order(pair[0]))
     ]
 
 
@@ -139,13 +139,13 @@ class TrainingSource:
             if self._reader is None or self._reader.inode != self._path.stat().st_ino:
                 self.close()
                 self._reader = MetricsReader(self._path)
-            series, found = self._reader.read()
+            series, values = self._reader.read()
         except (OSError, ValueError):
             self.close()
             return None, {}
         numbers = {
-            METRICS[each.metric]: float(value)
-            for each, value in zip(series, found, strict=True)
-            if each.metric in METRICS and not each.labels
+            METRICS[metric_series.metric]: float(value)
+            for metric_series, value in zip(series, values, strict=True)
+            if metric_series.metric in METRICS and not metric_series.labels
         }
         return (self._reader.inode, numbers.get("step")), numbers

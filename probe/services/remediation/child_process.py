@@ -69,7 +69,7 @@ def run_program(argv: Sequence[str], environment: Mapping[str, str], execution: 
 def _output(process: subprocess.Popen[bytes], execution: Execution) -> bytes:
     """Read the output until the program ends, which may be later than its last byte, or earlier."""
     assert process.stdout is not None
-    descriptor, kept, open_ = process.stdout.fileno(), b"", True
+    descriptor, output, open_ = process.stdout.fileno(), b"", True
     os.set_blocking(descriptor, False)
     ending_since = 0.0
     while process.poll() is None:
@@ -85,12 +85,12 @@ def _output(process: subprocess.Popen[bytes], execution: Execution) -> bytes:
         elif select.select([descriptor], [], [], LOOK_SECONDS)[0]:
             data = _read(descriptor)
             open_ = data != b""
-            kept = (kept + (data or b""))[-MOST_OUTPUT:]
+            output = (output + (data or b""))[-MOST_OUTPUT:]
     size = 0
     while open_ and size < LEFT_OVER and (data := _read(descriptor)):
         size += len(data)
-        kept = (kept + data)[-MOST_OUTPUT:]
-    return kept
+        output = (output + data)[-MOST_OUTPUT:]
+    return output
 
 
 def _read(descriptor: int) -> bytes | None:

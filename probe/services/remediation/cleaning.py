@@ -143,7 +143,7 @@ def _problem(path: Path, live: bool) -> str:
     real = Path(os.path.realpath(path))
     if str(real) in WHOLE or real == Path.home() or real in Path.home().parents:
         return f"expected a folder for files that may be removed, got {path}; name one in it"
-    if any(real == Path(each) or Path(each) in real.parents for each in SYSTEM):
+    if any(real == Path(folder) or Path(folder) in real.parents for folder in SYSTEM):
         return f"expected no folder of the system, got {path}"
     if any(may_be_checkpoint(part) for part in real.parts[1:]):
         return f"expected no folder of checkpoints by its name, got {path}"

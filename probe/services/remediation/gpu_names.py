@@ -16,7 +16,7 @@ _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes$", re.MULTILINE)
 
 
 def gpu_uuid(name: str) -> str:
-    """Return the UUID of a GPU that ``name`` names by its index or UUID; ``name`` itself if this machine has none such.
+    """Return the UUID of the GPU with the index or UUID ``name``; ``name`` itself if this machine has no such GPU.
 
     nvidia-smi counts the GPUs that the driver uses in the order of their places on the bus.
     """

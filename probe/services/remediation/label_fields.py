@@ -54,8 +54,8 @@ def value_of(field: FieldSettings, alert: FiringAlert) -> str:
     Raises:
         RefusedAlertError: if the label is missing or has another form.
     """
-    found = label_of(alert, field.label)
-    return _CHECKS[field.type](field, found)
+    value = label_of(alert, field.label)
+    return _CHECKS[field.type](field, value)
 
 
 def label_of(alert: FiringAlert, label: str) -> str:
@@ -76,7 +76,7 @@ def gpu_of(alert: FiringAlert, labels: tuple[str, ...]) -> str:
     Raises:
         RefusedAlertError: if it has none, or a value of another form.
     """
-    label = next((each for each in labels if alert.labels.get(each)), labels[-1])
+    label = next((name for name in labels if alert.labels.get(name)), labels[-1])
     return _gpu(FieldSettings(label=label, type="gpu"), label_of(alert, label))
 
 
@@ -89,37 +89,37 @@ def one_of(alert: FiringAlert, label: str, names: Mapping[str, object]) -> str:
     return _name(FieldSettings(label=label, type="name", names=tuple(names)), label_of(alert, label))
 
 
-def _refusal(field: FieldSettings, expected: str, found: str) -> RefusedAlertError:
-    return RefusedAlertError(f"label {field.label}: expected {expected}, got {shown(found)}")
+def _refusal(field: FieldSettings, expected: str, value: str) -> RefusedAlertError:
+    return RefusedAlertError(f"label {field.label}: expected {expected}, got {shown(value)}")
 
 
-def _integer(field: FieldSettings, found: str) -> str:
+def _integer(field: FieldSettings, value: str) -> str:
     assert field.least is not None
     assert field.most is not None
-    if _DIGITS.fullmatch(found) and field.least <= int(found) <= field.most:
-        return str(int(found))
-    raise _refusal(field, f"an integer from {field.least} to {field.most}", found)
+    if _DIGITS.fullmatch(value) and field.least <= int(value) <= field.most:
+        return str(int(value))
+    raise _refusal(field, f"an integer from {field.least} to {field.most}", value)
 
 
-def _name(field: FieldSettings, found: str) -> str:
+def _name(field: FieldSettings, value: str) -> str:
     for name in field.names:
-        if name == found:
+        if name == value:
             return name
-    raise _refusal(field, f"one of {', '.join(field.names)}"[:300], found)
+    raise _refusal(field, f"one of {', '.join(field.names)}"[:300], value)
 
 
-def _gpu(field: FieldSettings, found: str) -> str:
-    if _GPU_INDEX.fullmatch(found):
-        return str(int(found))
-    if _GPU.fullmatch(found):
-        return found
-    raise _refusal(field, "the index or the UUID of a GPU", found)
+def _gpu(field: FieldSettings, value: str) -> str:
+    if _GPU_INDEX.fullmatch(value):
+        return str(int(value))
+    if _GPU.fullmatch(value):
+        return value
+    raise _refusal(field, "the index or the UUID of a GPU", value)
 
 
-def _host(field: FieldSettings, found: str) -> str:
-    if _HOST.fullmatch(found):
-        return found
-    raise _refusal(field, "the name of a host", found)
+def _host(field: FieldSettings, value: str) -> str:
+    if _HOST.fullmatch(value):
+        return value
+    raise _refusal(field, "the name of a host", value)
 
 
 _CHECKS: dict[str, Callable[[FieldSettings, str], str]] = {

@@ -37,8 +37,8 @@ class ServiceNumbers(Collector):
         )
         yield from self._gauges()
 
-    def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"probe_remediation_{name}", about, labels=labels)
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"probe_remediation_{name}", help_text, labels=labels)
         for (kind, *values), count in sorted(self._service.counts.copy().items()):
             if kind == name:
                 family.add_metric(values, count)
@@ -67,5 +67,5 @@ class ServiceNumbers(Collector):
         yield live
 
 
-def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"probe_remediation_{name}", about, value=value)
+def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"probe_remediation_{name}", help_text, value=value)

@@ -107,7 +107,7 @@ class PlannedAction(NamedTuple):
 
     target: str
     """Name of the thing that is changed: one action at a time for each."""
-    about: str
+    description: str
     """Description of the action, one line."""
     rehearse: Callable[[], str]
     """Return a description of all that the action would do; raises FailedActionError if it could not."""
@@ -124,7 +124,7 @@ class Action(Protocol):
 
     Args: ClassVar[type[Section]]
     by_host: ClassVar[bool]
-    """True if it changes this machine, so that the alert has to be about this machine."""
+    """True if the action changes this machine: then the alert must be about this machine."""
 
     def __init__(self, args: Any, surroundings: Surroundings, live: bool) -> None: ...
 

@@ -66,14 +66,14 @@ class LowerPowerLimit:
     def _limit(self, gpu: str, execution: Execution) -> float:
         """Read the present limit of the power in watts."""
         query = (str(self._program), "-i", gpu, "--query-gpu=power.limit", "--format=csv,noheader,nounits")
-        found = _checked(query, run_program(query, self._environment, execution))
+        output = _checked(query, run_program(query, self._environment, execution))
         try:
-            watts = float(found.text)
+            watts = float(output.text)
         except ValueError:
             watts = math.nan
         if math.isfinite(watts):
             return watts
-        raise FailedActionError(f"GPU {gpu}: expected its power limit in watts, got {found.text[:100]}")
+        raise FailedActionError(f"GPU {gpu}: expected its power limit in watts, got {output.text[:100]}")
 
 
 class ProgramArgs(Section):
@@ -103,12 +103,15 @@ class RunProgram:
     def plan(self, alert: FiringAlert) -> PlannedAction:
         """Return the action with the fields that the alert fills."""
         values = {name: value_of(field, alert) for name, field in self._args.fields.items()}
-        argv = (str(self._program or self._args.argv[0]), *(_filled(each, values) for each in self._args.argv[1:]))
+        argv = (
+            str(self._program or self._args.argv[0]),
+            *(_filled(argument, values) for argument in self._args.argv[1:]),
+        )
         target = self._target(values)
 
         def perform(execution: Execution) -> str:
-            found = _checked(argv, run_program(argv, self._environment, execution))
-            return f"{' '.join(argv)}: exit code 0{': ' if found.text else ''}{found.text}"
+            output = _checked(argv, run_program(argv, self._environment, execution))
+            return f"{' '.join(argv)}: exit code 0{': ' if output.text else ''}{output.text}"
 
         return PlannedAction(target, " ".join(argv), lambda: _would_run(argv, self._program), perform)
 
@@ -124,8 +127,8 @@ class RunProgram:
 def _program(name: str, key: Key, surroundings: Surroundings, live: bool) -> Path | None:
     """Return the path of a program of the allow-list; None if it is not installed and nothing would be run."""
     if name not in surroundings.programs:
-        known = ", ".join(surroundings.programs) or "none"
-        raise ActionArgsError([(key, f"expected one of programs ({known}), got {name}; add it to programs")])
+        programs = ", ".join(surroundings.programs) or "none"
+        raise ActionArgsError([(key, f"expected one of programs ({programs}), got {name}; add it to programs")])
     path = surroundings.programs[name]
     if path is None and live:
         sentence = f"{name} is not installed; install it, write its path in programs, or set dry_run: true"
@@ -137,7 +140,7 @@ def _check_placeholders(args: ProgramArgs) -> None:
     problems: list[tuple[Key, str]] = []
     if _PLACEHOLDER.search(args.argv[0]):
         problems.append((("argv", 0), "expected the name of a program without a field"))
-    texts: list[tuple[Key, str]] = [(("argv", number), each) for number, each in enumerate(args.argv)]
+    texts: list[tuple[Key, str]] = [(("argv", number), argument) for number, argument in enumerate(args.argv)]
     texts += [] if args.target is None else [(("target",), args.target)]
     for key, text in texts:
         missing = [name for name in _PLACEHOLDER.findall(text) if name not in args.fields]
@@ -152,7 +155,7 @@ def _check_placeholders(args: ProgramArgs) -> None:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], text)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
 def _would_run(argv: Sequence[str], program: Path | None) -> str:

@@ -9,7 +9,19 @@ import annotated_types as ranges
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from probe.core.fields import Flag, Form, Integer, Names, Number, Section, Text, Variants, not_empty, wrong
+from probe.core.fields import (
+    Flag,
+    Form,
+    Integer,
+    Names,
+    Number,
+    Section,
+    Text,
+    Variants,
+    host_and_port,
+    not_empty,
+    wrong,
+)
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.label_fields import Label
 from probe.services.remediation.planned_action import shown
@@ -17,7 +29,6 @@ from probe.services.remediation.sections import section_within
 
 PORT = 9095
 """Port if the configuration names none."""
-_LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _LISTEN_FORM = Form("address", "", 'a host and a port such as "127.0.0.1:9095"')
 _JOB_FORM = Form("job", "", "the path of a configuration file, or a mapping with configuration and ranks")
 
@@ -28,10 +39,9 @@ def parsed_address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: if ``text`` is no address.
     """
-    found = _LISTEN.fullmatch(text)
-    if not found or int(found[2]) >= 1 << 16:
+    if (address := host_and_port(text)) is None:
         raise wrong(_LISTEN_FORM.expected)
-    return found[1].strip("[]"), int(found[2])
+    return address
 
 
 def _address(text: str) -> str:
@@ -53,7 +63,7 @@ class TlsSettings(Section):
     """Files of TLS (PEM)."""
 
     certificate: Label
-    """File with the certificate of this server and those between it and its authority."""
+    """File with the certificate chain of this server: its own certificate, then the intermediate ones."""
     key: Label
     """File with the private key, without a password; not readable by all users."""
     client_ca: Label | None = None
@@ -102,8 +112,9 @@ class LimitSettings(Section):
     """Most entries of the history; beyond that the oldest are removed, those without an action and refused ones first.
     Those that the limits of the last hour count stay."""
     same_alert_seconds: Annotated[Number, ranges.Ge(0)] = 300.0
-    """Time after an action in which an alert that fires anew does not have it again: two Alertmanagers, fed by two
-    Prometheus, differ in its beginning. If it still fires then, it has the action when Alertmanager repeats it."""
+    """Time after an action in which the same alert does not start it again, also with another beginning: two
+    Alertmanagers, fed by two Prometheus, differ in it. An alert that fires for longer starts the action again when
+    Alertmanager repeats it."""
 
 
 def _args_of_action(value: object, info: ValidationInfo) -> Any:

@@ -43,7 +43,7 @@ class _Admitted(NamedTuple):
 
     rows: list[ActionRow]
     queued: list[QueuedAction]
-    known: int
+    repeats: int
     left_out: int
     """Actions for which the queue had no room."""
 
@@ -77,7 +77,7 @@ class RemediationService:
         except MalformedWebhookError as error:
             return Reply(400, {"error": str(error)})
         self.last_webhook = time.time()
-        for alert in (each for each in alerts if not each.firing):
+        for alert in (candidate for candidate in alerts if not candidate.firing):
             self._count("alerts", "resolved")
             _log.info("alert=%s fingerprint=%s resolved: nothing is undone", _text(alert.name), alert.fingerprint)
         with within(self._admitting, ANSWER_SECONDS):
@@ -87,8 +87,8 @@ class RemediationService:
                 log_row(row, row.state)
             for action in admitted.queued:
                 self.workers.add(action)
-        self._count("alerts", "known", number=admitted.known)
-        body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.known}
+        self._count("alerts", "known", number=admitted.repeats)
+        body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.repeats}
         if admitted.left_out:
             problem = f"the queue had no room for {admitted.left_out} of the actions; send the request again"
             return Reply(503, {**body, "error": problem}, RETRY_SECONDS)
@@ -113,19 +113,19 @@ class RemediationService:
         self.store.close()
 
     def _admit(self, alerts: Sequence[FiringAlert]) -> _Admitted:
-        rows, queued, known, left_out = list[ActionRow](), list[QueuedAction](), 0, 0
+        rows, queued, repeats, left_out = list[ActionRow](), list[QueuedAction](), 0, 0
         room = self._limits.waiting - self.workers.waiting
         with self.store.admission() as admission:
             for alert in alerts:
-                chosen = [each for each in self.options.actions if each.concerns(alert)]
-                if not chosen and self._is_known(admission, alert, ""):
-                    known += 1
-                elif not chosen:
+                actions = [action for action in self.options.actions if action.concerns(alert)]
+                if not actions and self._is_known(admission, alert, ""):
+                    repeats += 1
+                elif not actions:
                     text = "no action is configured for this alert"
                     rows.append(admission.insert(_new_row(alert, "", "", False, "ignored", text)))
-                for action in chosen:
+                for action in actions:
                     if self._is_known(admission, alert, action.name):
-                        known += 1
+                        repeats += 1
                     elif len(queued) >= room:
                         left_out += 1
                     else:
@@ -133,7 +133,7 @@ class RemediationService:
                         rows.append(row)
                         queued += [] if task is None else [task]
             admission.prune(self._limits.history, time.time())
-        return _Admitted(rows, queued, known, left_out)
+        return _Admitted(rows, queued, repeats, left_out)
 
     def _is_known(self, admission: Admission, alert: FiringAlert, action: str) -> bool:
         return admission.known(alert.fingerprint, action, alert.starts, self._limits.same_alert_seconds)
@@ -150,7 +150,7 @@ class RemediationService:
             self._check_limits(admission, action, target)
         except RefusedAlertError as error:
             return admission.insert(_new_row(alert, action.name, target, action.dry_run, "refused", str(error))), None
-        row = admission.insert(_new_row(alert, action.name, target, action.dry_run, "planned", planned.about))
+        row = admission.insert(_new_row(alert, action.name, target, action.dry_run, "planned", planned.description))
         return row, QueuedAction(row.id, action.name, planned, action.dry_run, action.settings.seconds)
 
     def _check_host(self, alert: FiringAlert, action: ConfiguredAction) -> None:
@@ -167,7 +167,7 @@ class RemediationService:
 
     def _check_limits(self, admission: Admission, action: ConfiguredAction, target: str) -> None:
         now, settings = time.time(), action.settings
-        found = (
+        counts = (
             ("limits.per_hour", self._limits.per_hour, admission.recent(now, action.dry_run)),
             ("per_hour", settings.per_hour, admission.recent(now, action.dry_run, action.name)),
             (
@@ -176,7 +176,7 @@ class RemediationService:
                 admission.recent(now, action.dry_run, action.name, target),
             ),
         )
-        for name, most, number in found:
+        for name, most, number in counts:
             if number >= most:
                 raise RefusedAlertError(f"limit reached: {name} is {most}, and {number} were planned within the hour")
 

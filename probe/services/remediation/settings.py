@@ -87,26 +87,26 @@ def load(file: Path, listen: str | None = None, database: Path | None = None) ->
     Raises:
         RemediationConfigError: with every problem at once.
     """
-    values, found, lines = read(file)
+    values, complaints, lines = read(file)
     if listen is not None:
         values = {**values, "listen": listen}
     try:
         settings = RemediationSettings.model_validate(values)
     except ValidationError as error:
-        count = len(found) + error.error_count()
-        found += islice(problems(error, RemediationSettings, lines.lead), max(MOST_SHOWN - len(found), 0))
-        raise RemediationConfigError(str(file), found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
+        count = len(complaints) + error.error_count()
+        complaints += islice(problems(error, RemediationSettings, lines.lead), max(MOST_SHOWN - len(complaints), 0))
+        raise RemediationConfigError(str(file), complaints[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
 
     def complain(key: Key, sentence: str) -> None:
-        found.append(f"{lines.lead(key)}{path_text(key)}: {sentence}")
+        complaints.append(f"{lines.lead(key)}{path_text(key)}: {sentence}")
 
     if file.stat().st_mode & stat.S_IWOTH:
-        found.append(
+        complaints.append(
             f"{file}: every user of this machine can write it, and so choose what is run; run: chmod o-w {file}"
         )
     options = _prepared(settings, Path(settings.database) if database is None else database, complain)
-    if found:
-        raise RemediationConfigError(str(file), found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    if complaints:
+        raise RemediationConfigError(str(file), complaints[:MOST_SHOWN], len(complaints[MOST_SHOWN:]))
     return options
 
 
@@ -133,7 +133,7 @@ def _prepared(settings: RemediationSettings, database: Path, complain: Complain)
 def host_names(host: HostSettings) -> frozenset[str]:
     """Return the names of this machine, in lower case."""
     name = socket.gethostname()
-    return frozenset(each.lower() for each in host.names or (name, name.partition(".")[0]))
+    return frozenset(name.lower() for name in host.names or (name, name.partition(".")[0]))
 
 
 def _token(file: str | None, complain: Complain) -> str | None:
@@ -178,10 +178,10 @@ def _no_password() -> str:
 
 def _programs(settings: RemediationSettings, complain: Complain) -> Mapping[str, Path | None]:
     """Find each program once, so that no later change of PATH or of a folder in it matters."""
-    found: dict[str, Path | None] = {}
+    paths: dict[str, Path | None] = {}
     for number, name in enumerate(settings.programs):
         key = ("programs", number)
-        found[name] = path = _program(name)
+        paths[name] = path = _program(name)
         if "/" in name and not name.startswith("/"):
             complain(key, f"expected an absolute path or a name without /, got {name}")
         elif path is None:
@@ -190,12 +190,12 @@ def _programs(settings: RemediationSettings, complain: Complain) -> Mapping[str,
             complain(key, f"{name} is a shell, which would take labels for commands; name the program itself")
         elif path.stat().st_mode & stat.S_IWOTH:
             complain(key, f"every user of this machine can write {path}; run: chmod o-w {path}")
-    return found
+    return paths
 
 
 def _program(name: str) -> Path | None:
-    found = shutil.which(name)
-    return None if found is None else Path(found).absolute()
+    program = shutil.which(name)
+    return None if program is None else Path(program).absolute()
 
 
 def _environment(settings: RemediationSettings, complain: Complain) -> Mapping[str, str]:
@@ -207,10 +207,10 @@ def _environment(settings: RemediationSettings, complain: Complain) -> Mapping[s
 
 
 def _actions(settings: RemediationSettings, surroundings: Surroundings, complain: Complain) -> Any:
-    for name, each in settings.actions.items():
-        dry_run = settings.dry_run if each.dry_run is None else each.dry_run
+    for name, section in settings.actions.items():
+        dry_run = settings.dry_run if section.dry_run is None else section.dry_run
         try:
-            yield ConfiguredAction(name, each, ACTIONS[each.do](each.args, surroundings, not dry_run), dry_run)
+            yield ConfiguredAction(name, section, ACTIONS[section.do](section.args, surroundings, not dry_run), dry_run)
         except ActionArgsError as error:
             for key, sentence in error.problems:
                 complain(("actions", name, "args", *key), sentence)

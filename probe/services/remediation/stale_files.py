@@ -83,22 +83,22 @@ def open_files() -> OpenFiles:
     Raises:
         OSError: if this system has no /proc.
     """
-    found, unseen = set[tuple[int, int]](), 0
-    for process in (each for each in Path("/proc").iterdir() if each.name.isdecimal()):
+    inodes, unseen = set[tuple[int, int]](), 0
+    for process in (folder for folder in Path("/proc").iterdir() if folder.name.isdecimal()):
         try:
-            found |= set(_open_in(process))
+            inodes |= set(_open_in(process))
         except PermissionError:
             unseen += 1
         except OSError:  # it has ended
             continue
-    return OpenFiles(frozenset(found), unseen, time.monotonic())
+    return OpenFiles(frozenset(inodes), unseen, time.monotonic())
 
 
 def _open_in(process: Path) -> Iterator[tuple[int, int]]:
     for descriptor in (process / "fd").iterdir():
         with suppress(FileNotFoundError):
-            about = descriptor.stat()
-            yield about.st_dev, about.st_ino
+            status = descriptor.stat()
+            yield status.st_dev, status.st_ino
     with suppress(ProcessLookupError, FileNotFoundError), (process / "maps").open("rb") as maps:
         for line in maps:
             _, _, _, device, inode, *_ = line.split(maxsplit=5)
@@ -178,13 +178,13 @@ class StaleFileRemover:
                 return
             self._check()
             try:
-                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except OSError:  # it has gone
                 continue
-            if stat.S_ISDIR(about.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 self._descend(rule, folder, name, path, device, depth)
             elif any(fnmatchcase(name, pattern) for pattern in rule.patterns):
-                self._consider(rule, folder, name, path, about, device)
+                self._consider(rule, folder, name, path, status, device)
 
     def _descend(self, rule: StaleFiles, above: int, name: str, path: Path, device: int, depth: int) -> None:
         if may_be_checkpoint(name):
@@ -207,10 +207,10 @@ class StaleFileRemover:
             os.close(descriptor)
 
     def _consider(
-        self, rule: StaleFiles, folder: int, name: str, path: Path, about: os.stat_result, device: int
+        self, rule: StaleFiles, folder: int, name: str, path: Path, status: os.stat_result, device: int
     ) -> None:
         """Remove a file unless there is a reason to spare it."""
-        reason = self._reason(rule, name, about, device)
+        reason = self._reason(rule, name, status, device)
         if reason:
             self.result.spared[reason] += 1
             return
@@ -224,30 +224,30 @@ class StaleFileRemover:
                 self.result.spared[(error.strerror or "not removable").lower()] += 1
                 return
         self.result.files += 1
-        self.result.size += about.st_blocks * 512
+        self.result.size += status.st_blocks * 512
         if len(self.result.listed) < MOST_LISTED:
             self.result.listed.append(str(path / name))
 
-    def _reason(self, rule: StaleFiles, name: str, about: os.stat_result, device: int) -> str:
+    def _reason(self, rule: StaleFiles, name: str, status: os.stat_result, device: int) -> str:
         """Return the reason for which a file stays; empty if there is none."""
         reasons = (
-            ("no regular file", not stat.S_ISREG(about.st_mode)),
+            ("no regular file", not stat.S_ISREG(status.st_mode)),
             ("checkpoint", may_be_checkpoint(name)),
             ("kept", any(fnmatchcase(name, pattern) for pattern in rule.keep)),
-            ("hard link", about.st_nlink > 1),  # another name of it may be a checkpoint, and its space stays in use
-            ("other file system", about.st_dev != device),
-            ("young", time.time() - max(about.st_mtime, about.st_atime) < rule.seconds),
+            ("hard link", status.st_nlink > 1),  # another name of it may be a checkpoint, and its space stays in use
+            ("other file system", status.st_dev != device),
+            ("young", time.time() - max(status.st_mtime, status.st_atime) < rule.seconds),
         )
-        return next((reason for reason, holds in reasons if holds), "") or self._use_of(about)
+        return next((reason for reason, holds in reasons if holds), "") or self._use_of(status)
 
-    def _use_of(self, about: os.stat_result) -> str:
+    def _use_of(self, status: os.stat_result) -> str:
         if time.monotonic() - self._open.made > OPEN_SECONDS:
             self._open = open_files()
             self.result.unseen = max(self.result.unseen, self._open.unseen)
-        if (about.st_dev, about.st_ino) in self._open.inodes:
+        if (status.st_dev, status.st_ino) in self._open.inodes:
             return "open"
-        own = about.st_uid == self._user and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return "perhaps open" if self._open.unseen and not own else ""
+        is_private = status.st_uid == self._user and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return "perhaps open" if self._open.unseen and not is_private else ""
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

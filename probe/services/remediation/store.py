@@ -6,23 +6,17 @@ An action that a killed service leaves behind is found as `planned` or `started`
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from probe.services.server.store import StoreError
+from probe.services.database import DatabaseKind, open_database
 
-VERSION = 1
-"""Version of the tables, in ``user_version``."""
-APPLICATION = 0x70726D64
-"""Mark of these databases, in ``application_id``."""
 MOST_LABEL = 1_000
 """Most characters of a label's value that are kept."""
 MOST_MESSAGE = 4_000
@@ -55,6 +49,7 @@ CREATE INDEX by_action ON actions (time, action);
 CREATE INDEX unfinished ON actions (id) WHERE {_UNFINISHED};
 CREATE TABLE pulse (id INTEGER PRIMARY KEY CHECK (id = 0), time REAL NOT NULL);
 """
+KIND = DatabaseKind(TABLES, 1, 0x70726D64, "service", "name another file in database")
 
 
 class ActionRow(NamedTuple):
@@ -114,9 +109,9 @@ class Admission:
         self._cursor = cursor
 
     def known(self, fingerprint: str, action: str, starts: float, tolerance: float) -> bool:
-        """Return whether the alert has had this action since it fires: with the same beginning, or a moment ago with
-        one that differs by at most ``tolerance`` seconds. If it fires anew within that time and goes on, it has the
-        action later. An action that a killed service had not begun does not count."""
+        """Return whether this firing of the alert has had the action: one with the same beginning, or one in the last
+        ``tolerance`` seconds whose beginning differs by no more than these. An action that a killed service had not
+        begun does not count."""
         row = self._cursor.execute(
             "SELECT 1 FROM actions WHERE fingerprint = ? AND action = ? "
             "AND (abs(starts - ?) < ? OR (abs(starts - ?) <= ? AND time > ?)) "
@@ -126,7 +121,7 @@ class Admission:
         return row is not None
 
     def recent(self, now: float, dry_run: bool, action: str | None = None, target: str | None = None) -> int:
-        """Return the number of actions within the last hour: all, those of one name, or those of it on one target."""
+        """Return the number of actions within the last hour: of all, of one name, or of one name on one target."""
         condition, values = f"time > ? AND dry_run = ? AND {_COUNTED}", [now - HOUR, dry_run]
         for name, value in (("action", action), ("target", target)):
             if value is not None:
@@ -172,12 +167,7 @@ class ActionStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._file = _locked(path)
-        try:
-            self._connection = _opened(path)
-        except BaseException:
-            self._file.close()
-            raise
+        self._connection, self._file = open_database(path, KIND)
 
     @contextmanager
     def admission(self) -> Iterator[Admission]:
@@ -248,8 +238,8 @@ class ActionStore:
             f"ended, process FROM actions WHERE {condition}"
         )
         with self._lock:
-            found = self._connection.execute(query, values).fetchall()
-        return [_row(row) for row in found]
+            rows = self._connection.execute(query, values).fetchall()
+        return [_row(row) for row in rows]
 
 
 @contextmanager
@@ -269,42 +259,3 @@ def within(lock: threading.Lock, seconds: float) -> Iterator[None]:
 
 def _row(row: tuple[Any, ...]) -> ActionRow:
     return ActionRow(*row)._replace(labels=json.loads(row[3]), dry_run=bool(row[8]))
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """Lock the database for this process: two services with one file would both act."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_name(path.name + "-lock").open("ab")
-    except OSError as error:
-        raise StoreError(f"database {path}: expected a file that can be written: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StoreError(f"database {path}: another service uses it; name another file in database") from None
-    return file
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """Open or create the database."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        (version,), (application,) = (
-            connection.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")
-        )
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
-            connection.executescript(
-                f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; PRAGMA application_id = {APPLICATION}; COMMIT;"
-            )
-        elif (version, application) != (VERSION, APPLICATION):
-            raise StoreError(f"database {path}: expected one of this service, version {VERSION}; name another file")
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"database {path}: expected a database that can be written: {error}") from None
-    except OSError as error:
-        raise StoreError(f"database {path}: expected a file that can be written: {error.strerror}") from None
-    return connection

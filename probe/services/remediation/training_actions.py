@@ -92,15 +92,15 @@ class CommandTraining:
 
     def __init__(self, args: TrainingArgs, surroundings: Surroundings, live: bool) -> None:  # noqa: ARG002
         self._choice = JobChoice(args, surroundings.jobs)
-        self._commands = [each.made for each in args.commands]
+        self._commands = [command.made for command in args.commands]
 
     def plan(self, alert: FiringAlert) -> PlannedAction:
         """Return the action for the job that the alert names."""
         name, job = self._choice.of(alert)
-        about = ", ".join(map(described, self._commands))
+        commands = ", ".join(map(described, self._commands))
         return PlannedAction(
             f"job {name}",
-            f"{about} to job {name}",
+            f"{commands} to job {name}",
             lambda: _would_request(job, self._commands),
             lambda execution: command_ranks(job, self._commands, sender_of(alert), execution),
         )
@@ -159,12 +159,12 @@ class RelieveHost:
         return PlannedAction(f"job {name}", f"commands by the load of this machine to job {name}", rehearse, perform)
 
     def _commands(self, load: HostLoad) -> list[Command]:
-        args, found = self._args, list[Command]()
+        args, commands = self._args, list[Command]()
         if load.cpu > args.cpu_percent:
-            found.append(command_of("reduce_dataloader_workers", {"factor": args.factor}))
+            commands.append(command_of("reduce_dataloader_workers", {"factor": args.factor}))
         if load.memory > args.memory_percent:
-            found.append(command_of("enable_gradient_accumulation", {"steps": args.steps}))
-        return found
+            commands.append(command_of("enable_gradient_accumulation", {"steps": args.steps}))
+        return commands
 
 
 class JobChoice:
@@ -177,8 +177,8 @@ class JobChoice:
     def __init__(self, args: JobArgs, jobs: Mapping[str, Job]) -> None:
         self._args, self._jobs = args, jobs
         if args.job is not None and args.job not in jobs:
-            known = ", ".join(jobs) or "none"
-            raise ActionArgsError([(("job",), f"expected one of jobs ({known}), got {args.job}; add it to jobs")])
+            names = ", ".join(jobs) or "none"
+            raise ActionArgsError([(("job",), f"expected one of jobs ({names}), got {args.job}; add it to jobs")])
 
     def of(self, alert: FiringAlert) -> tuple[str, Job]:
         """Return name and job.
@@ -228,7 +228,7 @@ def command_ranks(job: Job, commands: Sequence[Command], sender: str, execution:
         raise InterruptedActionError(f"the service has ended, and the answers are not followed further: {text}")
     if not finished:
         raise FailedActionError(f"not every rank was done within {execution.seconds:g} s: {text}")
-    if any(answer.state != "done" for found in answers.values() for answer in found):
+    if any(answer.state != "done" for rank_answers in answers.values() for answer in rank_answers):
         raise FailedActionError(text)
     return text
 
@@ -238,11 +238,11 @@ def _followed(job: Job, names: Sequence[str], execution: Execution) -> bool:
     folder, before, since = folder_of(job.configuration), list[Acknowledgement](), execution.left
     while execution.left and not execution.ending.is_set():
         by_name = [acknowledgements(folder, name) for name in names]
-        answers = [answer for found in by_name for answer in found]
+        answers = [answer for rank_answers in by_name for answer in rank_answers]
         if answers != before:
             before, since = answers, execution.left
-        last = all(found and all(answer.state in LAST for answer in found) for found in by_name)
-        complete = job.ranks is not None and all(len(found) >= job.ranks for found in by_name)
+        last = all(rank_answers and all(answer.state in LAST for answer in rank_answers) for rank_answers in by_name)
+        complete = job.ranks is not None and all(len(rank_answers) >= job.ranks for rank_answers in by_name)
         settled = job.ranks is None and since - execution.left >= SETTLE_SECONDS
         if last and (complete or settled):
             return True
@@ -270,13 +270,15 @@ def _answers_text(name: str, command: Command, answers: Sequence[Acknowledgement
         return f"{lead}: no rank has answered"
     parts = []
     for state in ("done", "accepted", "refused", "failed"):
-        found = [answer for answer in answers if answer.state == state]
-        if found:
-            why = next((answer.text for answer in found if answer.text), "") if state in ("refused", "failed") else ""
+        of_state = [answer for answer in answers if answer.state == state]
+        if of_state:
+            why = (
+                next((answer.text for answer in of_state if answer.text), "") if state in ("refused", "failed") else ""
+            )
             text = printable(redact(why))[:MOST_TEXT]
-            steps = sorted({answer.step for answer in found})
+            steps = sorted({answer.step for answer in of_state})
             at = f" before step {steps[0]}" if len(steps) == 1 else f" before steps {steps[0]} to {steps[-1]}"
-            ranks = f"{plural(len(found), 'rank')} {ranks_text([answer.rank for answer in found])}"
+            ranks = f"{plural(len(of_state), 'rank')} {ranks_text([answer.rank for answer in of_state])}"
             parts.append(f"{state} by {ranks}{at}{': ' if text else ''}{text}")
     return f"{lead}: {', '.join(parts)}"
 

@@ -1,4 +1,5 @@
-"""Parser of the webhook of Alertmanager, version 4 of its format.
+"""Parser of the webhook of Alertmanager, version 4 of its format. A request of another sender may leave out the version
+and times; it needs ``alerts`` with ``status`` and ``labels``.
 
 Format: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
@@ -37,8 +39,8 @@ def parsed(data: bytes) -> list[FiringAlert]:
     body = _json(data)
     if not isinstance(body, dict):
         raise _wrong("body", "an object", body)
-    if body.get("version") != VERSION:
-        raise _wrong("version", f'"{VERSION}"', body.get("version"))
+    if body.get("version", VERSION) != VERSION:
+        raise _wrong("version", f'"{VERSION}", or none', body["version"])
     alerts = body.get("alerts")
     if not isinstance(alerts, list):
         raise _wrong("alerts", "a list", alerts)
@@ -79,17 +81,17 @@ def _alert(alert: Any, place: str) -> FiringAlert:
             raise _wrong(f"{place}.labels.{name[:100]}", "a text", value)
     if not labels.get("alertname"):
         raise _wrong(f"{place}.labels.alertname", "the name of the alert", labels.get("alertname"))
-    starts = _time(alert.get("startsAt"), f"{place}.startsAt")
+    starts = _time(alert["startsAt"], f"{place}.startsAt") if "startsAt" in alert else time.time()
     return FiringAlert(labels["alertname"], labels, starts, _identity(alert, labels, place), status == "firing")
 
 
 def _time(text: Any, place: str) -> float:
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if not found:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if not match:
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text)
-    zone = "+00:00" if found[3] == "Z" else found[3]
+    zone = "+00:00" if match[3] == "Z" else match[3]
     try:
-        seconds = datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
+        seconds = datetime.fromisoformat(match[1] + zone).timestamp() + float(match[2] or 0)
     except (ValueError, OverflowError):
         raise _wrong(place, "a time such as 2026-01-31T12:00:00Z", text) from None
     return min(max(seconds, EARLIEST), LATEST)  # the offset may lead out of the years 1 to 9999 in UTC
@@ -97,20 +99,20 @@ def _time(text: Any, place: str) -> float:
 
 def _identity(alert: Mapping[str, Any], labels: Mapping[str, str], place: str) -> str:
     """Return the fingerprint; of an alert without one, which comes from another sender, a digest of its labels."""
-    found = alert.get("fingerprint")
-    if found is None:
+    fingerprint = alert.get("fingerprint")
+    if fingerprint is None:
         text = json.dumps(labels, sort_keys=True)
         return f"labels-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    if not isinstance(found, str) or not _FINGERPRINT.fullmatch(found):
-        raise _wrong(f"{place}.fingerprint", "a text of at most 64 letters and digits", found)
-    return found
+    if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
+        raise _wrong(f"{place}.fingerprint", "a text of at most 64 letters and digits", fingerprint)
+    return fingerprint
 
 
-def _wrong(place: str, expected: str, found: object) -> MalformedWebhookError:
-    if isinstance(found, str):
-        got = shown(found)
-    elif found is None:
+def _wrong(place: str, expected: str, value: object) -> MalformedWebhookError:
+    if isinstance(value, str):
+        got = shown(value)
+    elif value is None:
         got = "nothing"
     else:
-        got = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(found), "a number")
+        got = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(value), "a number")
     return MalformedWebhookError(f"{shown(place)[1:-1]}: expected {expected}, got {got}")

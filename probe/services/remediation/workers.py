@@ -56,7 +56,7 @@ class ActionWorkers:
         self.store_failures = 0
         """Entries of the history that could not be written."""
         self._threads = [
-            threading.Thread(target=self._run, name=f"probe-remediation-{each}", daemon=True) for each in range(number)
+            threading.Thread(target=self._run, name=f"probe-remediation-{n}", daemon=True) for n in range(number)
         ]
         for thread in self._threads:
             thread.start()
@@ -86,9 +86,9 @@ class ActionWorkers:
         """End: actions under way are interrupted, those that wait never begin; the history records both."""
         with self._changed:
             self._ending.set()
-            left, self._queue = self._queue, []
+            waiting, self._queue = self._queue, []
             self._changed.notify_all()
-        for action in left:
+        for action in waiting:
             self._record(action, "interrupted", "the service ended before it began")
         until = time.monotonic() + END_SECONDS
         for thread in self._threads:

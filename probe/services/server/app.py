@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS
-from probe.services.server import page
+from probe.services.server import job_answers
 from probe.services.server.metrics import CONTENT_TYPE, exposition
 from probe.services.server.service import HeartbeatService
 from probe.services.web.answers import failures, json_answer
 from probe.services.web.body import BodyReader
 from probe.services.web.gate import HEALTH, Gate, admission
+from probe.services.web.page_files import PAGE, jobs_page, page_file
 
 MOST_READING = 64 << 20
 """Most bytes of all bodies that are read at one time."""
@@ -28,7 +29,7 @@ MOST_ROWS = 1_000
 MOST_READERS = 4
 """Most requests that read messages at one time."""
 EVENTS_SHOWN = 100
-PUBLIC = (*HEALTH, "/", "/static/page.js", "/static/page.css")
+PUBLIC = (*HEALTH, "/", *(f"/page/{path.name}" for path in PAGE.iterdir()))
 """Paths without data of a run: no token is needed."""
 
 
@@ -51,7 +52,7 @@ def application(service: HeartbeatService, token: str | None) -> Gate:
         Route("/metrics", endpoints.metrics),
         Route("/health", endpoints.health),
         Route("/", endpoints.page),
-        Route("/static/{name}", endpoints.static),
+        Route("/page/{name}", endpoints.file),
     ]
 
     def count(status: int) -> None:
@@ -78,14 +79,14 @@ class Endpoints:
 
     async def board(self, _: Request) -> Response:
         """Return all jobs."""
-        return json_answer(200, page.jobs(self._service.board, anyio.current_time()))
+        return json_answer(200, job_answers.jobs(self._service.board, anyio.current_time()))
 
     async def job(self, request: Request) -> Response:
         """Return one job with its worst ranks."""
         job = self._service.board.job(request.path_params["id"])
         if job is None:
             return json_answer(404, {"error": "no such job"})
-        return json_answer(200, page.worst_ranks(job, anyio.current_time()))
+        return json_answer(200, job_answers.worst_ranks(job, anyio.current_time()))
 
     async def events(self, request: Request) -> Response:
         """Return the newest findings and exceptions."""
@@ -102,8 +103,8 @@ class Endpoints:
         """Return messages in an answer that is made on a thread."""
 
         def answer() -> Response:
-            found = self._service.store.messages(after, most, job, events)
-            return json_answer(200, {"messages": page.rows(found)})
+            messages = self._service.store.messages(after, most, job, events)
+            return json_answer(200, {"messages": job_answers.rows(messages)})
 
         return await anyio.to_thread.run_sync(answer, limiter=self._readers)
 
@@ -120,12 +121,8 @@ class Endpoints:
 
     async def page(self, _: Request) -> Response:
         """Return the page."""
-        return Response(page.text("page.html"), headers={"Content-Type": "text/html; charset=utf-8"})
+        return jobs_page()
 
-    async def static(self, request: Request) -> Response:
+    async def file(self, request: Request) -> Response:
         """Return a file of the page."""
-        name = request.path_params["name"]
-        if name not in page.FILES:
-            return json_answer(404, {"error": "no such file"})
-        kind = f"{page.FILES[name]}; charset=utf-8"
-        return Response(page.text(name), headers={"Content-Type": kind})
+        return page_file(request.path_params["name"])

@@ -36,6 +36,12 @@ NUMBERS = {
     LEARNING_RATE: (LEARNING_RATE, "lr"),
 }
 """Numbers that are shown, each by the names under which runs send it; a name that ends in ``_`` is a beginning."""
+TIMED_KINDS = ("init_time", "stage_time")
+"""Kinds of messages whose numbers are seconds of stages."""
+TIMED_ENDS = ("_time", "_seconds")
+"""Ends of the names of numbers that are, in any message, seconds of stages."""
+MOST_STAGES = 50
+"""Most stages of a job."""
 STEPS = ("step", "global_step", "batch_count")
 """Names under which runs send the number of the step."""
 
@@ -61,7 +67,7 @@ class RankSummary:
     """Time by the same clock at which it is silent if no message has come."""
     state: Liveness = "alive"
     number: int = -1
-    """Highest number of its messages so far: an older one that comes again is no sign of life once it has ended."""
+    """Highest number of its messages so far: after its end, a message that was sent again is no sign of life."""
     step: float = math.nan
     phase: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -79,6 +85,8 @@ class JobView:
     runs: dict[int, list[str]] = field(default_factory=dict)
     """Processes of each rank, in the order of their first messages."""
     curve: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS))
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of stages by name: those of the process that stands for the job, before there is one of any."""
     leader: tuple[int, str] | None = None
     """Process whose numbers stand for the job: that of the lowest rank that has a loss."""
     events: int = 0
@@ -140,9 +148,9 @@ class RunBoard:
             identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
             job = self._jobs[origin.job, origin.launch] = JobView(identity, origin.job, origin.launch)
         runs = job.runs.setdefault(origin.rank, [])
-        for other in [] if late else [job.ranks[origin.rank, run] for run in runs]:
-            if other.state != "ended":
-                other.state, other.deadline = "replaced", math.inf
+        for earlier in [] if late else [job.ranks[origin.rank, run] for run in runs]:
+            if earlier.state != "ended":
+                earlier.state, earlier.deadline = "replaced", math.inf
         runs.append(origin.run)
         self._number += 1
         rank = job.ranks[key] = RankSummary(origin, now)
@@ -173,12 +181,14 @@ class RunBoard:
             rank.phase = phase[:80]
         if (step := _number(values, STEPS)) is not None:
             rank.step = step
-        found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
-        rank.numbers.update(found)
+        new_numbers = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
+        rank.numbers.update(new_numbers)
         job = self.view_of(rank.origin)
-        if job is None or LOSS not in found:
-            return False
         key = (rank.origin.rank, rank.origin.run)
+        if job is not None and job.leader in (None, key):
+            _time_stages(job, message)
+        if job is None or LOSS not in new_numbers:
+            return False
         leader = job.ranks.get(job.leader) if job.leader is not None else None
         if leader is None or leader.state in ("ended", "replaced") or key[0] < leader.origin.rank:
             job.leader = key
@@ -196,7 +206,7 @@ class RunBoard:
         rank = self.admit(origin, now, late)
         if rank is None:
             job = self.view_of(origin)
-            self._forget_silent([other for other in self._jobs.values() if other is not job], "waiting")
+            self._forget_silent([view for view in self._jobs.values() if view is not job], "waiting")
             rank = self.admit(origin, now, late)
         if rank is None:
             return
@@ -222,7 +232,7 @@ class RunBoard:
             return
         self._forget([rank for rank in self.each_rank() if rank.state in ("ended", "replaced")])
         if self._is_full(job):
-            self._forget_silent([other for other in self._jobs.values() if not other.of(*LIVE)], "silent")
+            self._forget_silent([view for view in self._jobs.values() if not view.of(*LIVE)], "silent")
         if self._is_full(job):
             self._full_until = now + FULL_SECONDS
 
@@ -250,6 +260,17 @@ class RunBoard:
             yield from job.ranks.values()
 
 
+def _time_stages(job: JobView, message: HeartbeatMessage) -> None:
+    """Take the seconds of stages over."""
+    for name, value in message.values.items():
+        timed = message.kind in TIMED_KINDS or name.endswith(TIMED_ENDS)
+        if not timed or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        stage = name.removeprefix("phase/").removesuffix(TIMED_ENDS[0]).removesuffix(TIMED_ENDS[1])
+        if stage in job.stages or len(job.stages) < MOST_STAGES:
+            job.stages[stage] = float(value)
+
+
 def _is_end(message: HeartbeatMessage) -> bool:
     return message.kind == "progress" and message.values.get("state") == ENDED["state"]
 
@@ -258,9 +279,9 @@ def _number(values: Mapping[str, Value], names: Iterable[str]) -> float | None:
     """Return the first of ``values`` with one of ``names`` that is a number."""
     for name in names:
         if name.endswith("_"):
-            found: Value = next((value for key, value in values.items() if key.startswith(name)), None)
+            candidate: Value = next((value for key, value in values.items() if key.startswith(name)), None)
         else:
-            found = values.get(name)
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            return float(found)
+            candidate = values.get(name)
+        if isinstance(candidate, int | float) and not isinstance(candidate, bool):
+            return float(candidate)
     return None

@@ -24,7 +24,7 @@ from probe.services.server.board import LIVE, JobView, RankSummary, RunBoard
 _log = logging.getLogger("probe.server")
 
 GRACE_SECONDS = 2.0
-"""Time in seconds on top of each promise: the way here."""
+"""Network allowance in seconds, on top of each promise: a message may take so long to arrive."""
 MOST_COMPARED = 20_000
 """Numbers of all ranks of a job that are compared; others are left out."""
 MOST_GATHERED = 128
@@ -91,15 +91,15 @@ class RunJudge:
         self._board.sweep(now)
         self._forget({job.id for job in self._board.jobs})
 
-    def _forget(self, known: set[str]) -> None:
+    def _forget(self, job_ids: set[str]) -> None:
         """Forget rules and matters of jobs that the board has forgotten: nobody can end these later."""
-        for job in self._rules.keys() - known:
+        for job in self._rules.keys() - job_ids:
             del self._rules[job]
             self._gathered.pop(job, None)
-        for job in self._reported.keys() - known:
+        for job in self._reported.keys() - job_ids:
             for key in self._reported.pop(job):
                 self._end(key, FORGOTTEN)
-        for key in [key for key in self._open if key.split()[-1] not in known]:
+        for key in [key for key in self._open if key.split()[-1] not in job_ids]:
             self._open.discard(key)
             self._restored.discard(key)
             self._remember(key, None)
@@ -107,18 +107,17 @@ class RunJudge:
 
     def _judge_silence(self, job: JobView, now: float) -> None:
         """Alert when the first ranks of a job are silent, and again when all are; resolve when none is."""
-        silent = job.of("silent")
-        some, every = f"silent {job.id}", f"silent all {job.id}"
-        if not silent and some not in self._open and every not in self._open:
-            return
-        judged = [*silent, *job.of(*LIVE)]
-        whole = bool(silent) and len(silent) == len(judged)
-        if whole and every not in self._open:
-            self._raise(job, every, silent, "all", now)
-        if silent and not whole and not {some, every} & self._open:
-            self._raise(job, some, silent, str(len(silent)), now)
-        if not silent and not job.of("waiting"):
-            for key in sorted({some, every} & self._open):
+        silent, part_key, whole_key = job.of("silent"), f"silent {job.id}", f"silent all {job.id}"
+        open_keys = {part_key, whole_key} & self._open
+        if silent and not job.of(*LIVE):
+            if whole_key not in open_keys:
+                self._raise(job, whole_key, silent, "all", now)
+        elif silent:
+            # some ranks of a wholly silent job have returned: its alert goes on, and there is no second one
+            if not open_keys:
+                self._raise(job, part_key, silent, str(len(silent)), now)
+        elif not job.of("waiting"):  # after a restart of the server, a rank must send before its silence is over
+            for key in sorted(open_keys):
                 self._resolve(job, key)
 
     def _raise(self, job: JobView, key: str, silent: Sequence[RankSummary], number: str, now: float) -> None:
@@ -224,14 +223,14 @@ class RunJudge:
 def _event_alert(job: JobView, rank: RankSummary, message: HeartbeatMessage) -> Alert:
     """Alert about a finding or an exception; its key is the same for all ranks of the job."""
     values = message.values
-    about = " ".join(str(values[name]) for name in ("rule", "type", "name", "op") if values.get(name) is not None)
+    source = " ".join(str(values[name]) for name in ("rule", "type", "name", "op") if values.get(name) is not None)
     asked = values.get("severity")
     severity = cast(Severity, asked) if asked in SEVERITIES else "critical"
     labels = {**_labels(job), "rank": str(rank.origin.rank)}
     labels |= {name: str(values[name]) for name in ("host", "rule", "step") if values.get(name) is not None}
     text = "\n".join(f"{name}: {value}" for name, value in values.items())
-    title = f"{job.job}: {message.kind} {about}".strip()
-    key = f"{message.kind} {job.id} {about}".strip()
+    title = f"{job.job}: {message.kind} {source}".strip()
+    key = f"{message.kind} {job.id} {source}".strip()
     return Alert(key, message.kind, severity, title, text, labels, message.time, values.get("resolved") is True)
 
 
@@ -241,12 +240,12 @@ def _labels(job: JobView) -> Mapping[str, str]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            spans.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
     more = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more {plural(more, 'range')}" if more > 0 else "")

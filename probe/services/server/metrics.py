@@ -46,19 +46,21 @@ def _lines(store: HeartbeatStore, board: RunBoard, counts: Counter[tuple[str, st
     jobs = sorted(board.jobs, key=lambda job: -job.received)[:MOST_JOBS_SHOWN]
     ranks = [({**_names(job), "state": state}, len(job.of(state))) for job in jobs for state in STATES]
     yield from _family("probe_job_ranks", "gauge", "Processes of a job by state.", ranks)
-    for place, (name, about) in enumerate(JOB_GAUGES.items()):
+    for place, (name, help_text) in enumerate(JOB_GAUGES.items()):
         samples = [(_names(job), job.curve[-1][place]) for job in jobs if job.curve]
-        yield from _family(f"probe_job_{name}", "gauge", about, samples)
+        yield from _family(f"probe_job_{name}", "gauge", help_text, samples)
+    stages = [({**_names(job), "stage": stage}, value) for job in jobs for stage, value in sorted(job.stages.items())]
+    yield from _family("probe_job_stage_seconds", "gauge", "Seconds of a stage of start-up or of a step.", stages)
 
 
 def _names(job: JobView) -> Mapping[str, str]:
     return {"job": job.job, "launch": job.launch, "id": job.id}
 
 
-def _family(name: str, kind: str, about: str, samples: Sequence[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+def _family(name: str, kind: str, help_text: str, samples: Sequence[Sample]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
-        text = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels.items())
+        text = ",".join(f'{label}="{_escaped(name)}"' for label, name in labels.items())
         yield f"{name}{'{' + text + '}' if text else ''} {_number(value)}\n"
 
 

@@ -97,9 +97,9 @@ class HeartbeatService:
         if not isinstance(outcome, Receipt):
             return Reply(503, {"error": "the messages could not be stored"}, 2)
         self.counts["messages", "stored"] += len(outcome.fresh)
-        self.counts["messages", "known"] += outcome.known
+        self.counts["messages", "known"] += outcome.repeats
         self.judge.judge(rank, outcome.fresh, batch.late)
-        return Reply(200, {"stored": len(outcome.fresh), "known": outcome.known})
+        return Reply(200, {"stored": len(outcome.fresh), "known": outcome.repeats})
 
     async def works(self) -> bool:
         """Return whether the database can be written: proved by a commit, at most once a second."""

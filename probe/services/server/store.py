@@ -6,10 +6,8 @@ of requests. ``synchronous=FULL``: with WAL, this is the mode in which a committ
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -17,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from probe.core.records import Alert
 from probe.core.run_state.heartbeat_messages import (
@@ -28,13 +26,10 @@ from probe.core.run_state.heartbeat_messages import (
     numeric,
     travelling,
 )
+from probe.services.database import DatabaseKind, open_database
 
 _log = logging.getLogger("probe.server")
 
-VERSION = 1
-"""Version of the tables, in ``user_version``."""
-APPLICATION = 0x70726F62
-"""Mark of these databases, in ``application_id``."""
 GATHER_SECONDS = 0.02
 """Time in seconds that the first request of a transaction waits for others."""
 MOST_REQUESTS, MOST_WAITING_BYTES = 5_000, 8 << 20
@@ -68,10 +63,7 @@ CREATE INDEX events ON messages (id) WHERE kind IN {_EVENTS};
 CREATE TABLE matters (key TEXT PRIMARY KEY, time REAL NOT NULL, alert TEXT);
 CREATE TABLE pulse (id INTEGER PRIMARY KEY CHECK (id = 0), time REAL NOT NULL);
 """
-
-
-class StoreError(Exception):
-    """Error of a database that cannot be used."""
+KIND = DatabaseKind(TABLES, 1, 0x70726F62, "server", "choose another file with --database")
 
 
 class Receipt(NamedTuple):
@@ -79,7 +71,7 @@ class Receipt(NamedTuple):
 
     fresh: tuple[HeartbeatMessage, ...]
     """Messages that were stored now."""
-    known: int
+    repeats: int
     """Number of messages that had been stored before."""
 
 
@@ -125,12 +117,7 @@ class HeartbeatStore:
     ) -> None:
         self.path, self._settle = path, settle
         self._keep_seconds, self._keep_messages = keep_seconds, keep_messages
-        self._lock = _locked(path)
-        try:
-            self._connection = _opened(path)
-        except BaseException:
-            self._lock.close()
-            raise
+        self._connection, self._lock = open_database(path, KIND, _prepare)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._size, self._closing = 0, False
@@ -171,7 +158,7 @@ class HeartbeatStore:
 
     @staticmethod
     def pulse(cursor: sqlite3.Cursor) -> None:
-        """Task that writes a row: proof that the database can be written."""
+        """Return a task that writes a row: proof that the database can be written."""
         cursor.execute("INSERT OR REPLACE INTO pulse VALUES (0, ?)", (time.time(),))
 
     @property
@@ -212,23 +199,23 @@ class HeartbeatStore:
             return group
 
     def _commit(self, group: list[_Request]) -> None:
-        """Run the tasks in one transaction; if it fails, each in its own, so that none spoils the others."""
+        """Run the tasks in one transaction; if it fails, run each task in a transaction of its own."""
         began = time.perf_counter()
         try:
             outcomes = self._transaction(group)
         except Exception as error:  # noqa: BLE001 - the thread goes on: the next transaction may succeed
             self.failures += 1
             if len(group) > 1 and not isinstance(error, sqlite3.OperationalError):
-                for each in group:
-                    self._commit([each])
+                for request in group:
+                    self._commit([request])
                 return
             self._complain(error)
-            outcomes = [(each.ticket, error) for each in group]
+            outcomes = [(request.ticket, error) for request in group]
         self.commits += 1
         self.commit_seconds += time.perf_counter() - began
-        found = [pair for pair in outcomes if pair[0] is not None]
-        if found:
-            self._settle(found)
+        pairs = [pair for pair in outcomes if pair[0] is not None]
+        if pairs:
+            self._settle(pairs)
 
     def _complain(self, error: Exception) -> None:
         """Log a failed transaction, once a minute."""
@@ -241,7 +228,7 @@ class HeartbeatStore:
         cursor = self._connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            outcomes = [(each.ticket, each.task(cursor)) for each in group]
+            outcomes = [(request.ticket, request.task(cursor)) for request in group]
             cursor.execute("COMMIT")
         except BaseException:
             self._sources.clear()  # some of them may be of the transaction that failed
@@ -264,7 +251,7 @@ class HeartbeatStore:
     def _source(self, cursor: sqlite3.Cursor, origin: Origin, received: float) -> tuple[int, int]:
         """Return the id of a source and the highest number of its messages that were removed as too old."""
         key = (origin.job, origin.rank, origin.run)
-        if (found := self._sources.get(key)) is None:
+        if (source := self._sources.get(key)) is None:
             row = (origin.job, origin.rank, origin.world, origin.run, origin.launch, received)
             cursor.execute(
                 "INSERT OR IGNORE INTO sources (job, rank, world, run, launch, created) VALUES (?, ?, ?, ?, ?, ?)", row
@@ -272,8 +259,8 @@ class HeartbeatStore:
             cursor.execute("SELECT id, removed FROM sources WHERE job = ? AND rank = ? AND run = ?", key)
             if len(self._sources) >= MOST_SOURCES:
                 self._sources.clear()
-            found = self._sources[key] = cursor.fetchone()
-        return found
+            source = self._sources[key] = cursor.fetchone()
+        return source
 
     def _prune(self, cursor: sqlite3.Cursor) -> None:
         """Remove some of the messages that are too old or too many, oldest first."""
@@ -386,46 +373,8 @@ def _reader(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
 
 
-def _locked(path: Path) -> IO[bytes]:
-    """Lock the database for this process: two servers with one file would both judge it."""
-    name = path.with_name(path.name + "-lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = name.open("ab")
-    except OSError as error:
-        raise StoreError(f"{path}: expected a file that can be written: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StoreError(f"{path}: another server uses it; choose another file with --database") from None
-    return file
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """Open or create the database."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
-        (version,), (application,) = (
-            connection.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")
-        )
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
-            connection.executescript(
-                f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; PRAGMA application_id = {APPLICATION}; COMMIT;"
-            )
-        elif (version, application) != (VERSION, APPLICATION):
-            raise StoreError(f"{path}: expected a database of this server, version {VERSION}; choose another file")
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(matters)")]
-        if "alert" not in columns:  # an earlier server made the table, and can still use it
-            connection.execute("ALTER TABLE matters ADD COLUMN alert TEXT")
-        HeartbeatStore.pulse(connection.cursor())
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path}: expected a database that can be written: {error}") from None
-    except OSError as error:
-        raise StoreError(f"{path}: expected a file that can be written: {error.strerror}") from None
-    return connection
+def _prepare(connection: sqlite3.Connection) -> None:
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(matters)")]
+    if "alert" not in columns:  # an earlier server made the table, and can still use it
+        connection.execute("ALTER TABLE matters ADD COLUMN alert TEXT")
+    HeartbeatStore.pulse(connection.cursor())

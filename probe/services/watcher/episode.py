@@ -42,10 +42,10 @@ class EpisodeFile:
         """Alert about the present one, if it was sent."""
         self._numbers: Counter[str] = Counter()
         with suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads(self._path.read_text("utf-8"))
-            self._numbers.update(kept["numbers"])
-            self.active = HangEpisode(**kept["active"]) if kept["active"] else None
-            self.alert = Alert(**kept["alert"]) if kept["alert"] and self.active else None
+            memory = json.loads(self._path.read_text("utf-8"))
+            self._numbers.update(memory["numbers"])
+            self.active = HangEpisode(**memory["active"]) if memory["active"] else None
+            self.alert = Alert(**memory["alert"]) if memory["alert"] and self.active else None
 
     def begin(self, step: int, phase: str, stuck: Mapping[str, int]) -> HangEpisode:
         """Add a standstill."""
@@ -66,7 +66,7 @@ class EpisodeFile:
 
     def _write(self) -> None:
         temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
-        active, alert = (found._asdict() if found else None for found in (self.active, self.alert))
+        active, alert = (record._asdict() if record else None for record in (self.active, self.alert))
         with suppress(OSError):
             temporary.write_text(
                 json.dumps({"numbers": self._numbers, "active": active, "alert": alert}), encoding="utf-8"

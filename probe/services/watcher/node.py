@@ -181,15 +181,17 @@ class NodeWatcher:
     def _find(self) -> None:
         """Notice new files, also one that replaces another of its name. Those that were removed are still open here:
         without the folder their ranks are watched on."""
-        found: dict[str, os.DirEntry[str]] = {}
+        entries_by_name: dict[str, os.DirEntry[str]] = {}
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            found = {entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."}
-        for name, entry in found.items():
-            known = self._ranks.get(name)
-            if known is None or known.reader.inode != entry.inode():
+            entries_by_name = {
+                entry.name: entry for entry in entries if entry.name.endswith(SUFFIX) and entry.name[0] != "."
+            }
+        for name, entry in entries_by_name.items():
+            rank = self._ranks.get(name)
+            if rank is None or rank.reader.inode != entry.inode():
                 budget = Budget(self.settings.floor_seconds, self.settings.startup_seconds)
-                if known is not None:
-                    known.close()
+                if rank is not None:
+                    rank.close()
                 try:
                     self._ranks[name] = WatchedRank(Path(entry.path), budget)
                 except FileNotFoundError:
@@ -200,7 +202,8 @@ class NodeWatcher:
                         os.unlink(entry.path)  # noqa: PTH108 - as the entry has it
 
     def _over(self, running: Sequence[WatchedRank], now: int) -> list[_Over]:
-        """Ranks whose budget is over, unless all of them wait for a rank that is in a longer phase within its own."""
+        """Return the ranks whose budget is over, without those that wait for another rank: one of the same step or an
+        earlier one whose phase is a longer one (an evaluation, a checkpoint) and within its budget."""
         over, longer = [], []
         for rank in running:
             excused = self._clock.excused(rank.row.time, now)
@@ -213,33 +216,33 @@ class NodeWatcher:
                 rank.over_since = 0.0
                 if rank.row.phase != "step" or rank.row.until:
                     longer.append(rank.row.step)
-        return [each for each in over if not any(step <= each.rank.row.step for step in longer)]
+        return [overdue for overdue in over if not any(step <= overdue.rank.row.step for step in longer)]
 
     def _confirmed(self, over: Sequence[_Over]) -> bool:
         """Return true if a budget has been over for the time between two looks."""
         now = time.monotonic()
-        return any(now - each.rank.over_since >= 0.9 * self.settings.poll_seconds for each in over)
+        return any(now - overdue.rank.over_since >= 0.9 * self.settings.poll_seconds for overdue in over)
 
     def _seconds(self, rank: WatchedRank) -> float:
-        """Time since the last sign of progress of a rank."""
+        """Return the time since the last sign of progress of a rank."""
         now = time.monotonic_ns()
         return (now - rank.row.time - self._clock.excused(rank.row.time, now)) / 1e9
 
     def _examine(self, running: Sequence[WatchedRank], over: Sequence[_Over]) -> None:
         """Read the stacks of all ranks, and alert unless one has gone on or is in a phase that it does not mark."""
-        found = read_stacks([rank.subject for rank in running])
+        stacks_of_ranks = read_stacks([rank.subject for rank in running])
         self._clock.restart(time.monotonic_ns())
         before = {rank: rank.row.time for rank in running}
         for rank in running:
             rank.read()
-        over = [each for each in over if each.rank.row.time == before[each.rank]]
+        over = [overdue for overdue in over if overdue.rank.row.time == before[overdue.rank]]
         if not over:
             return
-        views = [rank.view(self._seconds(rank), stacks) for rank, stacks in zip(running, found, strict=True)]
-        seconds = max(self._seconds(each.rank) for each in over)
+        views = [rank.view(self._seconds(rank), stacks) for rank, stacks in zip(running, stacks_of_ranks, strict=True)]
+        seconds = max(self._seconds(overdue.rank) for overdue in over)
         phases = sorted({phase for view in views if (phase := long_phase(view)) and view.phase == "step"})
         if phases and seconds < self.settings.startup_seconds:
-            self._excused_until = time.monotonic() + min(each.budget for each in over)
+            self._excused_until = time.monotonic() + min(overdue.budget for overdue in over)
             _log.info("no progress for %.0f s, as the stacks show %s", seconds, " and ".join(phases))
             return
         self._begin(running, over, views)
@@ -247,10 +250,10 @@ class NodeWatcher:
     def _begin(self, running: Sequence[WatchedRank], over: Sequence[_Over], views: Sequence[RankView]) -> None:
         verdict = judge(views)
         step = min(view.step for view in views)
-        stuck = {each.rank.reader.path.name: each.rank.row.time for each in over}
-        longest = max(over, key=lambda each: self._seconds(each.rank))
-        for each in over:
-            each.rank.budget.stand_still(each.rank.row.phase)
+        stuck = {overdue.rank.reader.path.name: overdue.rank.row.time for overdue in over}
+        longest = max(over, key=lambda overdue: self._seconds(overdue.rank))
+        for overdue in over:
+            overdue.rank.budget.stand_still(overdue.rank.row.phase)
         self._hang = self._file.begin(step, longest.rank.row.phase, stuck)
         where = self._write(views, running, verdict)
         alert = self._alert(self._hang, views, verdict, longest, where)
@@ -314,7 +317,7 @@ class NodeWatcher:
         for name, rank in ranks.items():
             if name in hang.stuck and name not in still:
                 rank.budget.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
-        if still or any(each.rank.reader.path.name not in hang.stuck for each in over):
+        if still or any(overdue.rank.reader.path.name not in hang.stuck for overdue in over):
             return
         if ranks:
             steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
@@ -357,9 +360,9 @@ class NodeWatcher:
         for rank in running:
             rank.process.send(signal.SIGTERM)
         end = time.monotonic() + self.settings.grace_seconds
-        while (left := [rank for rank in running if rank.process.alive()]) and time.monotonic() < end:
+        while (survivors := [rank for rank in running if rank.process.alive()]) and time.monotonic() < end:
             time.sleep(min(0.1, self.settings.poll_seconds))
-        for rank in left:
+        for rank in survivors:
             rank.process.send(signal.SIGKILL)
         self._clock.restart(time.monotonic_ns())
 

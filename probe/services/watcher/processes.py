@@ -67,12 +67,12 @@ class RankProcess:
             ready.register(self._handle, select.POLLIN)
             if ready.poll(0):
                 return False
-        found = process_state(self.pid)
+        state = process_state(self.pid)
         self._memory.look()
-        return found.started == self._started and found.alive
+        return state.started == self._started and state.alive
 
     def state(self) -> str:
-        """Clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
+        """Return a clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
         return _STATES.get(process_state(self.pid).state, "")
 
     def death(self) -> Death:
@@ -97,7 +97,7 @@ class RankProcess:
             self._handle = -1
 
     def _status(self) -> int | None:
-        """Status as ``wait`` would return it, before the parent has fetched it, or afterwards on Linux 6.15."""
+        """Return the status that ``wait`` would return: before the parent has fetched it, or later on Linux 6.15."""
         for _ in range(2):
             state, started, status = process_state(self.pid)
             if started == self._started and state == "Z":
@@ -126,8 +126,8 @@ class MemoryEvents:
     that cannot be read, on the whole machine."""
 
     def __init__(self, pid: int) -> None:
-        found = ((path, _count(path)) for path in _places(pid))
-        self._path = next((path for path, count in found if count is not None), None)
+        counts = ((path, _count(path)) for path in _places(pid))
+        self._path = next((path for path, count in counts if count is not None), None)
         self._seen: deque[tuple[float, int]] = deque()
 
     def look(self) -> None:
@@ -139,7 +139,7 @@ class MemoryEvents:
             self._seen.popleft()
 
     def recent(self) -> str:
-        """Sentence about memory that ran out in the last seconds; empty if it did not."""
+        """Return a sentence about memory that ran out in the last seconds; empty if it did not."""
         killed = self._now() - self._seen[0][1] if self._seen else 0
         if killed <= 0:
             return ""
@@ -151,7 +151,7 @@ class MemoryEvents:
 
 
 def _places(pid: int) -> list[Path]:
-    """Files with the count, the narrowest first: control groups of both versions, then the machine."""
+    """Return the files with the count, the narrowest first: control groups of both versions, then the machine."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()
     except OSError:

@@ -143,8 +143,8 @@ def sweep(above: Path) -> None:
 def _abandoned(folder: Path) -> bool:
     from probe.core.run_state.watcher_process import watcher_pid
 
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < OLD_SECONDS:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or time.time() - status.st_mtime < OLD_SECONDS:
         return False
     pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank*-*.progress")]
     return not watcher_pid(folder) and not any(Path("/proc", pid).exists() for pid in pids)

@@ -78,15 +78,15 @@ def read_stacks(subjects: Sequence[StackSubject], by_signal: bool = True) -> lis
         subjects: ranks.
         by_signal: whether a rank that py-spy cannot read gets its signal.
     """
-    found = _by_py_spy(subjects)
+    stacks_of_ranks = _by_py_spy(subjects)
     if by_signal:
-        missing = [number for number, each in enumerate(found) if not each.source]
-        for number, stacks in zip(missing, _by_signal([subjects[each] for each in missing]), strict=True):
+        missing = [number for number, rank_stacks in enumerate(stacks_of_ranks) if not rank_stacks.source]
+        for number, stacks in zip(missing, _by_signal([subjects[n] for n in missing]), strict=True):
             if stacks.source:
-                found[number] = stacks
+                stacks_of_ranks[number] = stacks
             else:
-                found[number] = RankStacks("", (), f"{found[number].problem}; {stacks.problem}")
-    return found
+                stacks_of_ranks[number] = RankStacks("", (), f"{stacks_of_ranks[number].problem}; {stacks.problem}")
+    return stacks_of_ranks
 
 
 def _by_py_spy(subjects: Sequence[StackSubject]) -> list[RankStacks]:
@@ -94,13 +94,13 @@ def _by_py_spy(subjects: Sequence[StackSubject]) -> list[RankStacks]:
     if program is None:
         return [RankStacks("", (), "py-spy is not installed")] * len(subjects)
     end = time.monotonic() + SECONDS
-    found = [RankStacks("", (), "py-spy failed")] * len(subjects)
+    stacks = [RankStacks("", (), "py-spy failed")] * len(subjects)
     for _ in range(TRIES):
-        left = [number for number, each in enumerate(found) if not each.source]
-        running = [(number, _started(program, subjects[number].header.pid)) for number in left]
+        unread = [number for number, rank_stacks in enumerate(stacks) if not rank_stacks.source]
+        running = [(number, _started(program, subjects[number].header.pid)) for number in unread]
         for number, dump in running:
-            found[number] = _read(dump, subjects[number].header, end)
-    return found
+            stacks[number] = _read(dump, subjects[number].header, end)
+    return stacks
 
 
 def _started(program: str, pid: int) -> subprocess.Popen[bytes] | OSError:
@@ -118,7 +118,7 @@ def _read(dump: subprocess.Popen[bytes] | OSError, header: ProgressHeader, end: 
         return RankStacks("", (), f"py-spy cannot be run: {dump}")
     try:
         out, err = dump.communicate(timeout=max(0.1, end - time.monotonic()))
-        return RankStacks("py-spy", [_thread(each, header) for each in json.loads(out)])
+        return RankStacks("py-spy", [_thread(thread, header) for thread in json.loads(out)])
     except subprocess.TimeoutExpired:
         dump.kill()  # not waited for: it may hang in the kernel, as may the process that it reads
         return RankStacks("", (), f"py-spy took longer than {SECONDS:g} s")
@@ -127,26 +127,26 @@ def _read(dump: subprocess.Popen[bytes] | OSError, header: ProgressHeader, end: 
         return RankStacks("", (), f"py-spy: {' '.join(lines)[:300] or 'no output'}")
 
 
-def _thread(each: dict[str, Any], header: ProgressHeader) -> StackThread:
-    frames = [StackFrame(frame["name"], frame["filename"], frame["line"]) for frame in each["frames"]]
-    trains = each["os_thread_id"] == header.thread or each["thread_id"] == header.ident
-    return StackThread(each["thread_name"] or "", trains, each["owns_gil"], frames)
+def _thread(thread: dict[str, Any], header: ProgressHeader) -> StackThread:
+    frames = [StackFrame(frame["name"], frame["filename"], frame["line"]) for frame in thread["frames"]]
+    trains = thread["os_thread_id"] == header.thread or thread["thread_id"] == header.ident
+    return StackThread(thread["thread_name"] or "", trains, thread["owns_gil"], frames)
 
 
 def _by_signal(subjects: Sequence[StackSubject]) -> list[RankStacks]:
     """Send the signal to all, then wait until no file grows any more."""
-    before = [_size(each.file) for each in subjects]
-    sent = [_send(each) for each in subjects]
+    before = [_size(subject.file) for subject in subjects]
+    sent = [_send(subject) for subject in subjects]
     end, quiet, sizes = time.monotonic() + _SIGNAL_SECONDS, time.monotonic() + _QUIET_SECONDS, before
     while any(sent) and time.monotonic() < end:
         time.sleep(0.02)
-        now = [_size(each.file) for each in subjects]
-        grown = all(size > old for size, old, each in zip(now, before, sent, strict=True) if each)
+        now = [_size(subject.file) for subject in subjects]
+        grown = all(size > old for size, old, was_sent in zip(now, before, sent, strict=True) if was_sent)
         if now != sizes or not grown:
             sizes, quiet = now, time.monotonic() + _QUIET_SECONDS
         elif time.monotonic() > quiet:
             break
-    return [_written(*each) for each in zip(subjects, before, sent, strict=True)]
+    return [_written(*row) for row in zip(subjects, before, sent, strict=True)]
 
 
 def _send(subject: StackSubject) -> bool:

@@ -57,18 +57,19 @@ class StandstillVerdict(NamedTuple):
 
 
 def place(view: RankView) -> str:
-    """Innermost call that is neither probe's nor of Python's own library, with its file and line."""
+    """Return the innermost call that is neither probe's nor of Python's own library, with its file and line."""
     frames = view.stacks.training
-    frame = next((each for each in frames if not _inner(each.file)), frames[0] if frames else None)
+    frame = next((frame for frame in frames if not _inner(frame.file)), frames[0] if frames else None)
     if frame is None:
         return "an unknown place"
-    caller = next((each for each in frames if not _inner(each.file) and not _installed(each.file)), None)
-    own = f", called at {_short(caller.file)}:{caller.line}" if caller and caller != frame else ""
-    return f"{frame.function} ({_short(frame.file)}:{frame.line}{own})"
+    callers = (frame for frame in frames if not _inner(frame.file) and not _installed(frame.file))
+    caller = next(callers, None)
+    call = f", called at {_short(caller.file)}:{caller.line}" if caller and caller != frame else ""
+    return f"{frame.function} ({_short(frame.file)}:{frame.line}{call})"
 
 
 def long_phase(view: RankView) -> str:
-    """Name of the phase that the functions on the stack show, for a program that marks none; empty if none."""
+    """Return the phase that the functions on the stack show, for a program that marks none; empty if none."""
     for frame in view.stacks.training:
         if not _inner(frame.file) or frame.file.endswith("pickle.py"):
             for phase, pattern in _LONG:
@@ -78,8 +79,8 @@ def long_phase(view: RankView) -> str:
 
 
 def judge(views: Sequence[RankView]) -> StandstillVerdict:
-    """Name the call in which most ranks wait and the ranks that are elsewhere: those that are stopped; else those
-    outside collectives while others are in one; else those behind by a step; else the fewer in another place or phase.
+    """Name the call in which most ranks wait, and the odd ranks: the stopped ones; if there are none, those outside of
+    a collective while others are in one; then those behind by a step; then the few in another function or phase.
     """
     odd = _odd_ones(views)
     rest = [view for view in views if view not in odd]
@@ -106,11 +107,11 @@ def _odd_ones(views: Sequence[RankView]) -> list[RankView]:
     ways = (
         [view for view in views if view.state.startswith("stopped")],
         [view for view in views if not _collective(view)],
-        [view for view in views if view.step < max(each.step for each in views)],
+        [view for view in views if view.step < max(peer.step for peer in views)],
         _minority(views, [_function(view) for view in views]),
         _minority(views, [view.phase for view in views]),
     )
-    return next((found for found in ways if 0 < len(found) < len(views)), [])
+    return next((odd for odd in ways if 0 < len(odd) < len(views)), [])
 
 
 def _minority(views: Sequence[RankView], marks: Sequence[str]) -> list[RankView]:
@@ -128,7 +129,7 @@ def _collective(view: RankView) -> bool:
 
 
 def _when(view: RankView) -> str:
-    """Step and phase of a rank, if they say anything."""
+    """Return the step and phase of a rank, if they say anything."""
     if view.step < 0:
         return " before the end of its first step" if view.phase == "start" else f" in the phase {view.phase}"
     return f" after step {view.step}" + ("" if view.phase == "step" else f" in the phase {view.phase}")
@@ -154,14 +155,14 @@ def _short(file: str) -> str:
 
 
 def stack_text(view: RankView, host: str, pid: int) -> str:
-    """Text of a rank's file: facts in the first lines, then every thread, the training thread first."""
-    known = view.stacks.source or f"no stacks: {view.stacks.problem}"
+    """Return the text of a rank's file: facts in the first lines, then every thread, the training thread first."""
+    source = view.stacks.source or f"no stacks: {view.stacks.problem}"
     lines = [
-        f"rank {view.rank}, process {pid} on {host}, {known}",
+        f"rank {view.rank}, process {pid} on {host}, {source}",
         f"phase {view.phase}, last finished step {view.step}, {view.seconds:.1f} s without progress"
         + (f", {view.state}" if view.state else ""),
     ]
-    for thread in sorted(view.stacks.threads, key=lambda each: not each.trains):
+    for thread in sorted(view.stacks.threads, key=lambda thread: not thread.trains):
         notes = [note for note, true in (("training", thread.trains), ("holds the lock", thread.locks)) if true]
         lines += ["", f"Thread {thread.name}".rstrip() + (f" ({', '.join(notes)})" if notes else "")]
         lines += [f"    {_line(frame)}" for frame in thread.frames]

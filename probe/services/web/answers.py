@@ -24,7 +24,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Headers that a gate adds to each answer that does not have them."""
+"""Headers that a gate adds to an answer without them."""
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 

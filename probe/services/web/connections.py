@@ -21,8 +21,8 @@ READ_SECONDS = 60.0
 
 
 class BoundedConnection(H11Protocol):
-    """Connection that waits for its client only so long. If there is no place for a new one, the one that has waited
-    longest in the middle of a request ends, or else the one that has been idle longest.
+    """Connection that waits for its client for a limited time. Where a new connection would be one too many, the one
+    that has waited longest in the middle of a request is closed, or, if there is none, the one that was idle longest.
 
     Each server has a class of its own, made by :func:`connection_class`.
     """

@@ -8,12 +8,69 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from probe.core.fields import host_and_port
+from probe.core.language import Message, joined, message
+
+_HIGHEST = 65_535
+"""The highest port."""
 BACKLOG = 2_048
 """Most connections that wait to be accepted."""
 
 
 class ServerError(Exception):
     """Error of a server that cannot start, for the person who starts it."""
+
+
+def parsed_address(text: str, port: int = 0) -> tuple[str, int]:
+    """Parse ``HOST:PORT``, ``[HOST]:PORT``, ``HOST``, ``:PORT`` or ``PORT``.
+
+    Args:
+        port: of a text that has none.
+
+    Raises:
+        ServerError: if it is none of these.
+    """
+    if (address := host_and_port(text)) is not None:
+        return address
+    bare, usual = text.removeprefix(":").isdecimal(), "127.0.0.1"
+    host, number = (usual, int(text.removeprefix(":"))) if bare else (text.strip("[]") or usual, port)
+    is_host = ":" not in host or _is_version_6(host)
+    if number > _HIGHEST or not (bare or is_host) or not text:
+        raise ServerError(
+            message("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
+        )
+    return host, number
+
+
+def _is_version_6(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6, host)
+    except OSError:
+        return False
+    return True
+
+
+def address_asked_for(listen: str, usual: int, host: str | None, port: int | None) -> tuple[str, int]:
+    """Return the host and port of ``listen``, in place of which older calls name ``host`` and ``port``.
+
+    Args:
+        usual: port if ``listen`` has none.
+
+    Raises:
+        ServerError: if ``listen`` is no address.
+    """
+    named_host, named_port = parsed_address(listen, usual)
+    return host or named_host, named_port if port is None else port
+
+
+def _text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: OSError) -> Message:
+    if isinstance(error, socket.gaierror):
+        return message("this machine has no such address; expected HOST:PORT, such as 127.0.0.1:8090")
+    return joined("", [error.strerror or str(error)])
 
 
 @contextmanager
@@ -32,9 +89,11 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
             listening.listen(BACKLOG)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            advice = "another program listens there; choose another --port" if taken else error.strerror or str(error)
-            raise ServerError(f"--host {host} --port {port}: cannot listen: {advice}") from None
+            is_in_use = error.errno == errno.EADDRINUSE
+            reason = message("another program listens there; choose another port") if is_in_use else _reason(error)
+            raise ServerError(
+                message("--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=reason)
+            ) from None
         yield listening
     finally:
         listening.close()
@@ -46,9 +105,9 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def raise_limit_of_files(wanted: int) -> None:
-    """Permit ``wanted`` open files, as far as the system lets us."""
+def raise_limit_of_files(number: int) -> None:
+    """Permit ``number`` open files, as far as the system lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < number:
+        most = number if hard == resource.RLIM_INFINITY else min(hard, number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

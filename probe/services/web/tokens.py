@@ -48,7 +48,12 @@ def secret_in(file: Path, option: str) -> str:
         raise ServerError(message("{option} {file}: expected UTF-8", **names)) from None
     except OSError as error:
         raise ServerError(
-            message("{option} {file}: cannot be read: {strerror}", **names, strerror=error.strerror)
+            message(
+                "{option} {file}: cannot be read: {strerror}; expected a file with one line that its user alone can "
+                "read: `umask 077; openssl rand -hex 32 > {file}`",
+                **names,
+                strerror=error.strerror,
+            )
         ) from None
     if not text or "\n" in text:
         raise ServerError(message("{option} {file}: expected one line", **names))

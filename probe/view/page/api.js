@@ -1,16 +1,5 @@
-// Requests to the server: at most one of each kind at a time.
-
-/** An answer of the server that is an error. */
-export class Refusal extends Error {
-  /**
-   * @param {number} status
-   * @param {string} message
-   */
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
+// Requests to the server, or to what stands in the page itself: at most one of each kind at a time.
+import { STATIC, embedded } from "./static.js";
 
 /**
  * @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary
@@ -41,16 +30,17 @@ async function checked(response) {
   } catch {
     // not JSON: the text itself
   }
-  throw new Refusal(response.status, message || response.statusText);
+  throw Object.assign(new Error(message || response.statusText), { status: response.status });
 }
 
 /**
  * @param {string} url
  * @param {AbortSignal} [signal]
+ * @param {Record<string, string>} [headers]
  * @returns {Promise<any>}
  */
-export async function json(url, signal) {
-  return (await checked(await fetch(url, { signal }))).json();
+export async function json(url, signal, headers) {
+  return STATIC ? embedded(url) : (await checked(await fetch(url, { signal, headers }))).json();
 }
 
 /**
@@ -59,7 +49,7 @@ export async function json(url, signal) {
  * @returns {Promise<Binary>}
  */
 export async function binary(url, signal) {
-  return unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
+  return STATIC ? embedded(url) : unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
 }
 
 /**

@@ -35,10 +35,12 @@ export function shownOf(arrays, i) {
 
 /**
  * @param {import("./api.js").Binary} binary
- * @param {boolean} relative
+ * @param {string} scale `row`: against the median of each line; `least`: the smallest magnitude, where the answer has it
  * @returns {Cells}
  */
-export function cellsOf({ header, arrays }, relative) {
+export function cellsOf({ header, arrays: all }, scale) {
+  const relative = scale === "row";
+  const arrays = scale === "least" && all.least ? leastOf(all) : all;
   const [lines, columns] = [header.lines.length, header.steps.length];
   const level = new Uint8Array(lines * columns);
   const severity = new Float32Array(lines * columns).fill(-Infinity);
@@ -55,6 +57,15 @@ export function cellsOf({ header, arrays }, relative) {
   const [low, high] = relative ? [-DECADES, DECADES] : rangeOf(sizes);
   shade(level, severity, sizes, low, high, relative);
   return { lines, columns, level, severity, low, high, relative, kinds };
+}
+
+/**
+ * The smallest magnitude of each cell, and what is not finite only where nothing else is there.
+ * @param {import("./api.js").Binary["arrays"]} arrays
+ */
+function leastOf({ least, nan, inf }) {
+  const alone = (/** @type {ArrayLike<number>} */ counts) => Uint32Array.from(counts, (count, i) => (Number.isNaN(least[i]) ? count : 0));
+  return { minimum: least, maximum: least, nan: alone(nan), inf: alone(inf) };
 }
 
 /**

@@ -1,5 +1,5 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { element, spanText, text } from "./dom.js";
+import { element, short, spanText, text } from "./dom.js";
 import { colour, scale, whenColoured } from "./palette.js";
 import { t } from "./words.js";
 
@@ -45,6 +45,8 @@ export class Chart {
     this.spans = [];
     /** @type {number | null} */
     this.step = null;
+    /** @type {string[] | null} names of the points, in place of steps */
+    this.names = null;
     this.key = "";
     this.focus = 0;
     new ResizeObserver(() => this.resize()).observe(this.place);
@@ -61,7 +63,7 @@ export class Chart {
   show(spans, lines, step) {
     Object.assign(this, { spans, lines, step });
     const data = this.data();
-    const key = JSON.stringify([this.logarithmic(data), this.banded(), lines.map((line) => [line.label, line.colour, line.width])]);
+    const key = JSON.stringify([this.logarithmic(data), this.banded(), lines.map((line) => [line.label, line.colour, line.width]), this.names?.length]);
     if (this.plot && key === this.key) return this.plot.setData(data);
     this.key = key;
     this.rebuild();
@@ -116,6 +118,7 @@ export class Chart {
     const decades = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => (splits.length > 24 ? splits.map((split) => (Math.log10(split) % 1 ? null : split)) : splits);
     const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, ...(logarithmic ? { filter: decades } : {}) }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
     const values = (/** @type {uPlot} */ _, /** @type {(number | null)[]} */ splits) => splits.map((split) => (split === null ? "" : text(split, 3)));
+    const across = (/** @type {uPlot} */ plot, /** @type {(number | null)[]} */ splits) => (this.names ? splits.map((split) => short(this.names?.[split ?? -1] ?? "", 14)) : values(plot, splits));
     const banded = this.banded();
     const series = this.lines.flatMap((line) => {
       const own = { label: line.label, stroke: line.colour, width: line.width, dash: line.dash };
@@ -124,7 +127,7 @@ export class Chart {
     return {
       width: this.place.clientWidth, height: this.height, legend: { show: false }, padding: [12, 10, 0, 0],
       scales: { x: { time: false }, y: logarithmic ? { distr: 3, range: (_, low, high) => [rounded(low, false), rounded(high, true)] } : {} },
-      axes: [{ ...axis, size: 26, gap: 3, incrs: [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].map((p) => n * p)).sort((a, b) => a - b), values },
+      axes: [{ ...axis, size: 26, gap: 3, incrs: [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].map((p) => n * p)).sort((a, b) => a - b), values: across, ...(this.names ? { space: 110 } : {}) },
         { ...axis, size: 58, gap: 4, values }],
       series: [{}, ...series],
       bands: banded ? this.lines.map((line, n) => ({ series: /** @type {[number, number]} */ ([2 * n + 1, 2 * n + 2]), fill: `${line.colour.slice(0, 7)}40` })) : [],
@@ -185,7 +188,8 @@ export class Chart {
     }
     if (!this.byKeys) this.focus = this.nearest(plot, idx, top);
     const line = this.lines[this.focus];
-    this.readout.textContent = line ? `${t("at.step", { step: spanText(this.spans[idx]) })}  ${line.label}: ${this.value(line, idx)}` : "";
+    const at = this.names ? this.names[idx] : t("at.step", { step: spanText(this.spans[idx]) });
+    this.readout.textContent = line ? `${at}  ${line.label}: ${this.value(line, idx)}` : "";
   }
 
   byKeys = false;

@@ -1,6 +1,7 @@
 // Controls of the heatmap and of the curve over ranks.
 import { button, choice, element, fill } from "./dom.js";
 import { NO_ZOOM, go } from "./state.js";
+import { STATIC } from "./static.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -9,8 +10,10 @@ export function controls() {
   const signal = choice(t("signal"), "signal", (value) => go({ signal: value, row: "", step: null, micro: null, lines: "" }));
   const op = choice(t("op"), "op", (value) => go({ op: value }));
   const axis = choice(t("axis"), "axis", (value) => go({ axis: value === "rows" ? "" : value, lines: "" }));
+  const order = choice(t("order"), "order", (value) => go({ order: value === "rank" ? "" : value, lines: "" }));
   const scale = choice(t("scale"), "scale", (value) => go({ scale: value === "all" ? "" : value }, { replace: true }));
   const only = field(t("only"), "only", (value) => go({ only: /^\d+$/.test(value) ? Number(value) : null }));
+  const rank = field(t("rank"), "rank", (value) => go({ rank: /^\d+$/.test(value) ? Number(value) : null, micro: null }));
   const row = field(t("find"), "find", (value) => value && go({ row: value }));
   const names = element("datalist", { id: "row-names" });
   row.input.setAttribute("list", "row-names");
@@ -19,7 +22,7 @@ export function controls() {
   const chips = element("span", { className: "chips" });
   ranks.label.append(chips);
   return {
-    element: element("div", { className: "controls" }, signal.label, op.label, axis.label, scale.label, only.label, row.label, names, whole),
+    element: element("div", { className: "controls" }, signal.label, op.label, axis.label, order.label, scale.label, only.label, rank.label, row.label, names, whole),
     ranks,
 
     /**
@@ -33,7 +36,12 @@ export function controls() {
       fill(op.select, (own?.ops ?? []).map((/** @type {string} */ name) => [name, name]), chosen);
       fill(axis.select, [["rows", t("axis.rows")], ["ranks", t("axis.ranks")]], state.axis || "rows");
       axis.select.options[1].disabled = !state.row;
-      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")]], state.scale || "all");
+      const orders = /** @type {string[]} */ (run.orders ?? []);
+      fill(order.select, orders.map((title) => [title, title]), state.order || "rank");
+      order.label.hidden = orders.length < 2 || state.axis !== "ranks";
+      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")], .../** @type {[string, string][]} */ (STATIC ? [["least", t("scale.least")]] : [])], state.scale || "all");
+      set(rank.input, state.rank === null ? "" : String(state.rank));
+      rank.label.hidden = run.ranks < 2;
       set(only.input, state.only === null ? "" : String(state.only));
       set(row.input, state.row);
       set(ranks.input, state.ranks);

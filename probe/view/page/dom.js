@@ -80,7 +80,7 @@ export const short = (name, most) => (name.length > most ? `…${name.slice(1 - 
  * @param {number | string | null | undefined} value
  * @returns {number | null}
  */
-export const parsed = (value) => (value === null || value === undefined ? null : Number(value));
+export const parsed = (value) => (value === null || value === undefined ? null : Number(String(value).replace(/^(-?)inf$/, "$1Infinity")));
 
 /**
  * A number as text; NaN and Inf by name.

@@ -1,10 +1,12 @@
 // Findings of a run as a list: one click or Enter leads to the cell and its row.
 import { Source, address, json } from "./api.js";
-import { button, element, fill, choice, text } from "./dom.js";
+import { Chart } from "./chart.js";
+import { button, element, fill, choice, parsed, text } from "./dom.js";
+import { lineColour } from "./palette.js";
 import { go } from "./state.js";
 import { t } from "./words.js";
 
-/** @typedef {{ rule: string, signal: string, row: string, op: string, rank: number, step: number, micro_step: number | null, value: number | string, message: string, cause: string }} Finding */
+/** @typedef {{ rule: string, signal: string, row: string, op: string, rank: number, step: number, micro_step: number | null, value: number | string, message: string, cause: string, kind?: string }} Finding */
 /** @typedef {import("./state.js").State} State */
 
 const [PAGE, MOST] = [200, 1000]; // as many as the run's summary has, and at most
@@ -18,12 +20,13 @@ export class Findings {
     this.findings = [];
     this.rule = choice(t("finding.rule"), "rule", (rule) => go({ rule }, { replace: true }));
     this.total = element("span", { className: "count", id: "finding-total" });
+    this.timeline = new Chart(t("findings.timeline"), 90, { pick: (line, point) => this.pick(line, point) });
     this.state = element("p", { className: "quiet", aria: { live: "polite" } });
     this.rows = element("tbody", { on: { keydown: (/** @type {KeyboardEvent} */ event) => this.key(event) } });
     this.more = button(t("more"), () => this.enlarge(), { hidden: true });
     const head = element("tr", {}, ...["step", "row", "value"].map((name) => element("th", { scope: "col", className: name === "value" ? "number" : "", textContent: t(`finding.${name}`) })));
     this.element = element("section", { className: "card findings", id: "findings" },
-      element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label),
+      element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label), this.timeline.element,
       element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), this.rows), this.more), this.state);
     this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => this.fail(problem));
   }
@@ -50,7 +53,7 @@ export class Findings {
     this.state.textContent = { running: t("analysis.running"), failed: t("analysis.failed") }[/** @type {string} */ (run.analysis)] ?? "";
     if (!state.rule && this.limit <= PAGE) {
       this.source.clear();
-      this.draw(run.finding_list, run.finding_total);
+      this.draw(run.finding_list.slice(0, PAGE), run.finding_total);
       return;
     }
     const url = address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit });
@@ -74,6 +77,7 @@ export class Findings {
    * @param {number} total
    */
   draw(findings, total) {
+    this.drawTimeline();
     const focused = this.rows.contains(document.activeElement);
     Object.assign(this, { findings, all: total });
     this.total.textContent = String(total);
@@ -84,6 +88,30 @@ export class Findings {
     this.rows.replaceChildren(...findings.map((finding, n) => this.line(finding, n, n === chosen, n === current)));
     if (chosen >= 0) this.rows.children[chosen].scrollIntoView?.({ block: "nearest" });
     if (focused) this.focus(current);
+  }
+
+  /** Findings of each rule at each step, as many as are listed. */
+  drawTimeline() {
+    const steps = [...new Set(this.findings.map(({ step }) => step))].sort((a, b) => a - b);
+    this.kinds = [...new Set(this.findings.map(({ rule, kind }) => rule || kind || ""))];
+    const none = steps.map(() => 0);
+    const lines = this.kinds.map((kind, n) => {
+      const counts = steps.map((step) => this.findings.filter((one) => one.step === step && (one.rule || one.kind || "") === kind).length || NaN);
+      return { label: kind, colour: lineColour(n), width: 1, low: counts, high: counts, nan: none, inf: none };
+    });
+    this.timeline.show(steps.map((step) => [step, step]), lines, this.shown?.step ?? null);
+  }
+
+  /** @type {string[]} */
+  kinds = [];
+
+  /**
+   * @param {number} line
+   * @param {number} point
+   */
+  pick(line, point) {
+    const found = this.findings.find((one) => one.step === this.timeline.spans[point][0] && (one.rule || one.kind || "") === this.kinds[line]);
+    if (found) this.choose(found);
   }
 
   /** @param {Finding} finding */
@@ -99,13 +127,13 @@ export class Findings {
    * @param {boolean} reachable by the tab key
    */
   line(finding, n, chosen, reachable) {
-    const number = Number(finding.value);
+    const number = parsed(finding.value) ?? 0;
     const look = Number.isNaN(number) ? "nan" : Number.isFinite(number) ? "" : "inf";
     return element("tr", { tabIndex: reachable ? 0 : -1, title: finding.message, data: { finding: n }, aria: { selected: chosen }, className: finding.cause,
       on: { click: () => this.choose(finding) } },
     element("td", { className: "when", textContent: String(finding.step) }, element("small", { textContent: `${t("rank")} ${finding.rank}` })),
     element("td", { className: "name" }, element("div", {}, element("bdi", { textContent: finding.row })),
-      element("small", { textContent: `${t("curve.op", { op: finding.op, signal: finding.signal })} · ${finding.rule}` }), finding.cause === "initiating" ? element("span", { className: "tag", textContent: t("cause.initiating") }) : null),
+      element("small", { textContent: `${t("curve.op", { op: finding.op, signal: finding.signal })} · ${finding.rule || finding.kind}` }), finding.cause === "initiating" ? element("span", { className: "tag", textContent: t("cause.initiating") }) : null),
     element("td", { className: "number" }, element("span", { className: look, textContent: text(finding.value) })));
   }
 

@@ -63,12 +63,12 @@ export class Heatmap {
 
   /**
    * @param {import("./api.js").Binary} data
-   * @param {boolean} relative colours against the median of each line
+   * @param {string} scale colours: `all`, `row` or `least`
    * @param {[number, number] | null} lines first and end of those to show
    */
-  show(data, relative, lines) {
+  show(data, scale, lines) {
     this.data = data;
-    this.cells = cellsOf(data, relative);
+    this.cells = cellsOf(data, scale);
     const count = this.cells.lines;
     this.lines = lines && lines[0] < count && lines[0] < lines[1] ? [lines[0], Math.min(lines[1], count)] : [0, count];
     if (this.cursor && (this.cursor.line >= count || this.cursor.column >= this.cells.columns)) this.cursor = null;

@@ -1,9 +1,11 @@
 // Beginning of the page: which of its pages the address asks for, language, changes of runs.
 import { element } from "./dom.js";
+import { Jobs } from "./jobs.js";
 import { Live } from "./live.js";
 import { One } from "./one.js";
 import { forgetDrawings } from "./palette.js";
 import { Runs } from "./runs.js";
+import { STATIC } from "./static.js";
 import { addressOf, current, follow, go, visit } from "./state.js";
 import { Two } from "./two.js";
 import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
@@ -21,7 +23,9 @@ import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const header = /** @type {HTMLElement} */ (document.getElementById("top"));
-const mark = element("span", { id: "live", className: "live", aria: { role: "status" } });
+/** Whether a server of heartbeats shows the page. */
+const JOBS = Boolean(document.body.dataset.jobs);
+const mark = element("span", { id: "live", className: "live", hidden: STATIC || JOBS, aria: { role: "status" } });
 
 /** @type {Shown | null} */
 let page = null;
@@ -38,6 +42,7 @@ const keyOf = (state) => [state.run === null ? "runs" : state.against === null ?
  * @returns {Shown}
  */
 function made(state) {
+  if (JOBS) return new Jobs();
   if (state.run === null) return new Runs(state);
   return state.against === null ? new One(state) : new Two(state);
 }
@@ -59,7 +64,7 @@ function open(state) {
   page = made(state);
   main.replaceChildren(page.element);
   page.update(state);
-  live.watch(page.watched());
+  live?.watch(page.watched());
 }
 
 /** @param {State} state */
@@ -67,11 +72,11 @@ function drawTop(state) {
   const languages = LANGUAGES.map((name) => element("button", {
     type: "button", lang: name, textContent: { en: "English", zh: "中文" }[name], aria: { pressed: name === spoken() }, data: { lang: name }, on: { click: () => go({ lang: name }, { replace: true }) },
   }));
-  const here = state.run === null ? [] : [element("a", { href: addressOf({}), textContent: t("runs"), id: "home" })];
+  const here = state.run === null || STATIC ? [] : [element("a", { href: addressOf({}), textContent: t("runs"), id: "home" })];
   header.replaceChildren(element("a", { className: "brand", href: addressOf({}), textContent: "probe" }), element("nav", {}, ...here), mark, element("span", { className: "languages" }, ...languages));
 }
 
-const live = new Live((changes) => page?.changed(changes), (state) => {
+const live = STATIC || JOBS ? null : new Live((changes) => page?.changed(changes), (state) => {
   mark.className = `live ${state}`;
   mark.textContent = t(`live.${state}`);
 });
@@ -79,9 +84,9 @@ const live = new Live((changes) => page?.changed(changes), (state) => {
 // Links of this application change the state in place of loading it anew.
 document.addEventListener("click", (event) => {
   const link = /** @type {HTMLElement} */ (event.target).closest("a");
-  if (!link || event.defaultPrevented || event.button !== 0 || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
+  if (!link || event.defaultPrevented || event.button !== 0 || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin || link.pathname !== location.pathname) return;
   event.preventDefault();
-  visit(link.search || "/");
+  visit(STATIC ? link.hash || "#" : link.search || "/");
 });
 document.addEventListener("keydown", (event) => {
   const typing = /** @type {HTMLElement} */ (event.target).closest?.("input, select, textarea");

@@ -3,6 +3,8 @@ import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { shownOf } from "./cells.js";
 import { controls } from "./controls.js";
+import { Depth } from "./depth.js";
+import { Details } from "./details.js";
 import { element, ranksOf, text } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
@@ -36,6 +38,8 @@ export class One {
     this.rank = this.controls.ranks;
     this.card = new RowCard("row", t("row.title"), (changes) => go(changes));
     this.numbers = new Numbers({ ...this.actions, pick: (_, point) => this.pickStep(point) });
+    this.depth = new Depth((row, step) => go({ row, step, micro: null }));
+    this.details = new Details(this.number, (far) => this.chooseFar(far));
     this.element = this.arranged();
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
@@ -49,7 +53,7 @@ export class One {
       element("p", { className: "quiet keys", id: "heatmap-keys", textContent: t("heatmap.keys") }));
     const over = element("section", { className: "card", id: "over-ranks" }, element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
     return element("div", { className: "one" }, this.top, element("div", { className: "columns" },
-      element("div", { className: "wide" }, map, over, this.numbers.element), element("div", { className: "narrow" }, this.card.element, this.findings.element)));
+      element("div", { className: "wide" }, map, over, this.depth.element, this.numbers.element, this.details.element), element("div", { className: "narrow" }, this.card.element, this.findings.element)));
   }
 
   watched = () => [this.number];
@@ -80,6 +84,7 @@ export class One {
    */
   renew(before) {
     this.findings.renew();
+    this.details.renew();
     const { to } = this.state;
     if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;
     this.cells.renew();
@@ -122,6 +127,7 @@ export class One {
     const signal = this.signal();
     this.top.replaceChildren(head(run, (cause) => this.chooseFinding(cause)));
     this.findings.show(run, state);
+    this.details.show(run);
     this.controls.show(run, signal, this.op(), state);
     this.card.show({ run: this.number, signal: signal?.name ?? "", op: this.op(), row: state.row, rank: state.rank, step: state.step, micro: state.micro });
     if (signal) this.askCells(signal.name);
@@ -133,11 +139,11 @@ export class One {
 
   /** @param {string} signal */
   askCells(signal) {
-    const { from, to, axis, only, row, scale } = this.state;
+    const { from, to, axis, order, only, row, scale } = this.state;
     const width = this.heatmap.plot.clientWidth || MOST_COLUMNS;
     const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
     const byRank = axis === "ranks" && row;
-    const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
+    const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
     if (url === this.cells.url && this.heatmap.data && !this.cells.flight) this.redraw(this.heatmap.data);
     this.cells.want(url);
     this.scale = scale;
@@ -166,8 +172,10 @@ export class One {
   /** @param {Binary} answer */
   redraw(answer) {
     const lines = /^(\d+)-(\d+)$/.exec(this.state.lines);
-    this.heatmap.show(answer, this.state.scale === "row", lines && this.state.axis !== "ranks" ? [Number(lines[1]), Number(lines[2]) + 1] : null);
+    this.heatmap.show(answer, this.state.scale, lines ? [Number(lines[1]), Number(lines[2]) + 1] : null);
     this.frame();
+    const { axis, row, step } = this.state;
+    if (axis !== "ranks" || !row) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
   }
 
   /** @param {Error} problem */
@@ -246,7 +254,7 @@ export class One {
     const row = byRank ? this.state.row : String(header.lines[line]);
     const [first, last] = header.steps[column];
     const signal = this.signal()?.name ?? "";
-    if (first === last || rank === null) return go({ signal, op: this.op(), row, rank, step: first, micro: null });
+    if (first === last || rank === null || arrays.step) return go({ signal, op: this.op(), row, rank, step: arrays.step?.[i] || first, micro: this.signal()?.micro_stepped ? arrays.micro?.[i] : null });
     this.place = { signal, row, rank };
     this.located.clear();
     this.located.want(address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from: first, to: last, ranks: rank, points: last - first + 1 }));
@@ -275,11 +283,17 @@ export class One {
     go({ signal, row, op: op || this.state.op, rank, step, micro, ...(outside ? NO_ZOOM : { lines: "" }) });
   }
 
+  /** @param {import("./details.js").Far} far */
+  chooseFar({ signal, op, row, rank, step }) {
+    if (!signal) return go({ rank, axis: this.state.row ? "ranks" : "" });
+    go({ ...NO_ZOOM, signal, op, row, rank, step, micro: null, axis: "ranks" });
+  }
+
   /** @param {{ columns: [number, number], lines: [number, number] }} part */
   zoom({ columns, lines }) {
     const steps = this.heatmap.data?.header.steps ?? [];
     const all = lines[0] === 0 && lines[1] === (this.heatmap.cells?.lines ?? 0) - 1;
-    go({ from: steps[columns[0]][0], to: steps[columns[1]][1], lines: all || this.state.axis === "ranks" ? this.state.axis === "ranks" ? this.state.lines : "" : lines.join("-") });
+    go({ from: steps[columns[0]][0], to: steps[columns[1]][1], lines: all ? "" : lines.join("-") });
   }
 
   /**
@@ -300,6 +314,7 @@ export class One {
   close() {
     for (const source of [this.summary, this.cells, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
     this.numbers.close();
+    this.details.close();
   }
 
   /** Undo one level: the cell, the zoom, the run. */

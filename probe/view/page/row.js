@@ -1,6 +1,7 @@
 // One row of the files: its numbers, and the file and line that it stands in.
 import { Source, address, json } from "./api.js";
 import { button, element, exact, factList } from "./dom.js";
+import { STATIC } from "./static.js";
 import { t } from "./words.js";
 
 /** @typedef {{ run: number, signal: string, op: string, row: string, rank: number | null, step: number | null, micro: number | null }} Wanted */
@@ -31,7 +32,7 @@ export class RowCard {
       return;
     }
     const { run, signal, row, rank, step, micro } = wanted;
-    const url = address(`runs/${run}/row`, { signal, row, rank, step, micro_step: micro });
+    const url = address(`runs/${run}/row`, { signal, row, rank, step, micro_step: micro, op: STATIC ? wanted.op : null });
     if (url === this.source.url && this.answer) this.draw(this.answer);
     this.source.want(url);
   }
@@ -54,11 +55,15 @@ export class RowCard {
     this.body.replaceChildren(
       factList([
         [t("row.row"), answer.row, `${this.id}-row`],
+        [t("row.name"), answer.name === answer.row ? "" : answer.name, `${this.id}-name`],
         [t("signal"), answer.signal, `${this.id}-signal`],
         [t("step"), this.steps(answer), `${this.id}-step`],
         [t("rank"), answer.rank, `${this.id}-rank`],
         [t("row.micro"), answer.micro_steps?.length > 1 ? this.microSteps(answer) : answer.micro_step, `${this.id}-micro`],
-        [t("row.file"), file],
+        ...Object.entries(answer.attributes ?? {}).map(([title, value]) => /** @type {[string, string]} */ ([title, String(value)])),
+        [t("row.file"), where && file],
+        [t("row.search"), answer.search && element("code", { id: `${this.id}-search`, textContent: answer.search })],
+        [t("row.rounded"), answer.rounded && t("row.digits", { digits: answer.rounded })],
         [t("row.shape"), [answer.shape, answer.dtype].filter(Boolean).join(" ")],
         [t("row.coverage"), answer.coverage],
       ]),

@@ -1,4 +1,5 @@
 // State of the page, all of it in the address: a pasted address shows the same.
+import { COMPARISON, STATIC } from "./static.js";
 
 /**
  * @typedef {object} State
@@ -15,7 +16,8 @@
  * @property {string} lines lines of the heatmap on the screen, such as `4-19`
  * @property {string} axis lines of the heatmap: `rows` or `ranks`
  * @property {number | null} only the one rank that the heatmap is about, null for all
- * @property {string} scale colours of the heatmap: `all` or `row`
+ * @property {string} order order of the ranks on the heatmap
+ * @property {string} scale colours of the heatmap: `all`, `row` or `least`
  * @property {string} ranks ranks of the curves, such as `0-15`
  * @property {string} numbers numbers of the run that are shown, with commas
  * @property {string} rule rule that findings are filtered by
@@ -26,7 +28,7 @@
  */
 
 const NUMBERS = ["run", "against", "rank", "step", "micro", "from", "to", "only", "descending"];
-const TEXTS = ["signal", "op", "row", "lines", "axis", "scale", "ranks", "numbers", "rule", "sort", "filter", "lang"];
+const TEXTS = ["signal", "op", "row", "lines", "axis", "order", "scale", "ranks", "numbers", "rule", "sort", "filter", "lang"];
 
 /** Nothing chosen in a run. */
 export const NO_CELL = { row: "", rank: null, step: null, micro: null };
@@ -44,6 +46,7 @@ export function parse(search) {
   const found = {};
   for (const name of NUMBERS) found[name] = /^\d{1,15}$/.test(query.get(name) ?? "") ? Number(query.get(name)) : null;
   for (const name of TEXTS) found[name] = query.get(name) ?? "";
+  if (STATIC) Object.assign(found, { run: 0, against: COMPARISON ? 1 : null });
   return /** @type {State} */ (/** @type {unknown} */ (found));
 }
 
@@ -59,7 +62,7 @@ export function format(state) {
     if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
   }
   const text = query.toString();
-  return text ? `?${text}` : "/";
+  return STATIC ? `#${text}` : text ? `?${text}` : "/";
 }
 
 /** @type {(state: State, before: State | null) => void} */
@@ -67,8 +70,11 @@ let listener = () => {};
 /** @type {State | null} */
 let shown = null;
 
+// A page from disk has its state in the fragment, the only part of its address that it may change.
+const here = () => (STATIC ? location.hash || "#" : location.search || "/");
+
 /** The state that the address has. */
-export const current = () => parse(location.search);
+export const current = () => parse(here().slice(1));
 
 /**
  * Change the state: a new entry of the browser's history, or the same one for what follows the pointer.
@@ -77,10 +83,9 @@ export const current = () => parse(location.search);
  */
 export function go(changes, { replace = false } = {}) {
   const address = format({ ...current(), ...changes });
-  const here = location.search || "/";
-  if (address === here) return;
-  if (replace) history.replaceState(null, "", address === "/" ? "/" : address);
-  else history.pushState(null, "", address === "/" ? "/" : address);
+  if (address === here()) return;
+  if (replace) history.replaceState(null, "", address);
+  else history.pushState(null, "", address);
   announce();
 }
 
@@ -92,7 +97,7 @@ export const addressOf = (state) => format({ lang: current().lang, ...state });
 
 /** @param {string} address */
 export function visit(address) {
-  if (address !== (location.search || "/")) history.pushState(null, "", address);
+  if (address !== here()) history.pushState(null, "", address);
   announce();
 }
 

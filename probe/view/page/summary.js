@@ -1,5 +1,6 @@
 // What a run is, in a few lines: for the head of its page and for the list of runs.
 import { button, element, factList, spanText, text } from "./dom.js";
+import { STATIC } from "./static.js";
 import { t } from "./words.js";
 
 /**
@@ -7,6 +8,7 @@ import { t } from "./words.js";
  * @param {any} run
  */
 export function aliveness(run) {
+  if (STATIC) return null;
   if (!run.known) return element("span", { className: "state unknown", textContent: t("run.unknown") });
   return element("span", { className: `state ${run.alive ? "alive" : "ended"}`, textContent: t(run.alive ? "run.alive" : "run.ended") });
 }
@@ -46,7 +48,7 @@ function cause(run, show) {
   const text = there ? t("cause.headline", first) : first.kind;
   const found = element("div", { className: "cause bad", id: "cause" },
     element("p", {}, element("strong", { textContent: `${t("cause")} ` }), text, " ", there ? button(t("cause.show"), () => show(first), { id: "show-cause" }) : null),
-    element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { textContent: first.text ?? first.sentence })));
+    element("details", {}, element("summary", { textContent: t("cause.evidence") }), element("p", { className: "lines", textContent: first.text ?? first.sentence })));
   return failure ? element("div", {}, found, failure) : found;
 }
 
@@ -55,9 +57,10 @@ function cause(run, show) {
  * @param {any} run
  */
 function without(run) {
-  if (run.health === "healthy") return element("p", { className: "cause good", textContent: t("cause.none") });
+  const verdict = run.verdict ? element("p", { className: "lines", textContent: run.verdict }) : null;
+  if (run.health === "healthy") return element("div", { className: "cause good" }, verdict ?? element("p", { textContent: t("cause.none") }));
   const [name, kind] = { running: ["analysis.running", ""], unexplained: ["cause.unexplained", "warned"], incomplete: ["cause.incomplete", "warned"] }[/** @type {string} */ (run.health)] ?? ["cause.unknown", "warned"];
-  return element("div", { className: `cause ${kind}`, id: "no-cause" }, element("p", { textContent: t(name, { count: run.recorded_findings ?? 0 }) }), kind ? advice(run) : null);
+  return element("div", { className: `cause ${kind}`, id: "no-cause" }, element("p", { textContent: t(name, { count: run.recorded_findings ?? 0 }) }), verdict, kind ? advice(run) : null);
 }
 
 /** @param {any} run */

@@ -1,10 +1,12 @@
 // Page of two runs: their first difference, and curves of both laid over each other.
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
+import { Differences } from "./differences.js";
 import { button, choice, element, fill, ranksOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
 import { RowCard } from "./row.js";
+import { STATIC, absent } from "./static.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
 import { aliveness, stepsOf } from "./summary.js";
 import { t } from "./words.js";
@@ -39,6 +41,9 @@ export class Two {
     this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
     this.numbers = new Numbers({ ...actions });
+    this.differences = new Differences((step) => go({ step }));
+    this.absent = element("p", { className: "quiet", id: "absent" });
+    this.runParts = element("div");
     this.element = this.arranged();
     const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
@@ -51,8 +56,8 @@ export class Two {
   arranged() {
     const over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
       element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
-    return element("div", { className: "two" }, this.top, this.verdict, over,
-      element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+    this.runParts = element("div", { className: "two" }, over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+    return element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
   }
 
   /** @type {number[][]} */
@@ -102,6 +107,7 @@ export class Two {
     }
     if (answer.state === "failed") return this.fail(answer.error);
     this.difference = answer.first_difference;
+    this.differences.show(answer);
     this.verdict.className = `cause ${answer.agrees ? "good" : "bad"}`;
     this.verdict.replaceChildren(...this.sentences(answer));
     if (this.runs.every(Boolean)) this.show();
@@ -120,7 +126,7 @@ export class Two {
     if (first) {
       if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
       parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
-        button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
+        this.runs[0]?.signals.length ? button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" }) : null));
     }
     for (const sentence of [...(answer.about ?? []), ...(answer.problems ?? [])]) parts.push(element("p", { className: "quiet", textContent: sentence }));
     return parts;
@@ -151,9 +157,11 @@ export class Two {
   }
 
   show() {
-    const { name, own, op, row, other, rank, step, micro } = this.choices();
     const [a, b] = this.runs;
     this.top.replaceChildren(...this.runs.map((run, n) => this.head(run, n)));
+    this.runParts.hidden = STATIC; // a file has the comparison, not the runs
+    if (STATIC) return void (this.absent.textContent = absent());
+    const { name, own, op, row, other, rank, step, micro } = this.choices();
     fill(this.signal.select, a.signals.map((/** @type {any} */ one) => [one.name, one.name]), name);
     fill(this.op.select, (own?.ops ?? []).map((/** @type {string} */ each) => [each, each]), op);
     fill(this.row.select, (own?.rows ?? []).map((/** @type {string} */ each) => [each, each]), row);

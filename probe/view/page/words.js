@@ -19,7 +19,7 @@ export function chosen(wanted) {
 
 /** @param {"en" | "zh"} wanted */
 export async function load(wanted) {
-  const [english, own] = await Promise.all(["en", wanted].map((name) => json(`/api/messages?lang=${name}`)));
+  const [english, own] = await Promise.all(["en", wanted].map((name) => json(`page/messages.${name}.json`)));
   table = { ...english, ...own };
   language = wanted;
   document.documentElement.lang = wanted === "zh" ? "zh-CN" : "en";

@@ -8,6 +8,15 @@ from boards.panel import FEW_POINTS, Panel, Query
 WIRES = f'device!~"lo|veth.*|docker.*", {CLUSTER}'
 FIRING = f"ALERTS{{{ALERTS}, {CLUSTER}}}"
 GPU = "{{instance}} GPU {{gpu_id}}"
+READ = f'instance!="", {CLUSTER}'
+"""Matcher of series that were scraped: a record of a rule has no instance."""
+LEFT_OUT_BY_EXPORTERS = (
+    "unreadable_files",
+    "unreadable_folders",
+    "unreadable_devices",
+    "unknown_series",
+    "hidden_ranks",
+)
 RANKS_OF_GPUS = f"probe_rank_info{{{CLUSTER}}}"
 
 NUMBERS = Row(
@@ -178,11 +187,43 @@ GPUS = Row(
             width=6,
         ),
         Panel(
-            "Memory errors of GPUs",
-            "ECC errors over the life of the devices, by kind.",
+            "Errors of GPUs",
+            "ECC errors over the life of the devices, by kind; on the right the code of the last Xid error of a GPU.",
             "short",
-            (Query(f"sum by (kind) (gpu_ecc_errors_total{{{CLUSTER}}})", "{{kind}}"),),
+            (
+                Query(f"sum by (kind) (gpu_ecc_errors_total{{{CLUSTER}}})", "{{kind}}"),
+                Query(f"max by (instance, gpu_id) (gpu_xid_last_code{{{CLUSTER}}})", f"Xid of {GPU}", "none"),
+            ),
             width=6,
+        ),
+    ),
+)
+NPUS = Row(
+    "NPUs",
+    (
+        Panel(
+            "Each NPU",
+            "A line an NPU. Healthy: 1 if the driver reports that it is in order.",
+            "short",
+            tuple(
+                Query(f"max by (instance, npu_id, npu_name) ({expression})", legend, unit)
+                for expression, legend, unit in (
+                    (f"npu_healthy{{{CLUSTER}}}", "healthy", "none"),
+                    (f"npu_utilization_percent{{{CLUSTER}}}", "utilisation", "percent"),
+                    (
+                        f"npu_memory_used_bytes{{{CLUSTER}}} / npu_memory_total_bytes{{{CLUSTER}}}",
+                        "memory",
+                        "percentunit",
+                    ),
+                    (f"npu_temperature_celsius{{{CLUSTER}}}", "temperature", "celsius"),
+                    (f"npu_power_usage_watts{{{CLUSTER}}}", "power", "watt"),
+                    (f"npu_power_limit_watts{{{CLUSTER}}}", "limit of power", "watt"),
+                )
+            ),
+            "table",
+            24,
+            empty="no NPU",
+            first=("instance", "npu_id", "npu_name"),
         ),
     ),
 )
@@ -246,6 +287,59 @@ HOSTS = Row(
                 Query(f"sum(rate(probe_host_network_transmit_bytes_total{{{WIRES}}}[$__rate_interval]))", "sent"),
             ),
             width=6,
+        ),
+        Panel(
+            "Load of hosts",
+            "Processes that run or wait, for each processor, on average over 1, 5 and 15 minutes: the most of a host.",
+            "short",
+            tuple(
+                Query(f"max(probe_host_load{span}{{{CLUSTER}}} / probe_host_cpus{{{CLUSTER}}})", f"{span} min")
+                for span in (1, 5, 15)
+            ),
+        ),
+        Panel(
+            "Swap space",
+            "In use and in all, sum over hosts.",
+            "bytes",
+            (
+                Query(f"sum(probe_host_swap_used_bytes{{{CLUSTER}}})", "used"),
+                Query(f"sum(probe_host_swap_total_bytes{{{CLUSTER}}})", "all"),
+            ),
+        ),
+        Panel(
+            "File systems that do not answer",
+            "Such as those of a network whose server is away.",
+            "short",
+            (Query(f"sum(probe_host_disk_hung{{{CLUSTER}}})", "file systems"),),
+            limit=1,
+        ),
+    ),
+)
+PROGRAMS = Row(
+    "Programs with a JSON file",
+    (
+        Panel(
+            "Each program",
+            "A line a job whose numbers the exporter reads from a JSON file (--json-file).",
+            "short",
+            tuple(
+                Query(f"max by (job_name) ({expression})", legend, unit)
+                for expression, legend, unit in (
+                    (f"training_step{{{READ}}}", "step", ""),
+                    (f"training_epoch{{{READ}}}", "epoch", ""),
+                    (f"training_loss{{{READ}}}", "loss", ""),
+                    (f"training_validation_loss{{{READ}}}", "validation loss", ""),
+                    (f"training_accuracy{{{READ}}}", "accuracy", ""),
+                    (f"training_gradient_norm{{{READ}}} or gradient_norm{{{READ}}}", "gradient norm", ""),
+                    (f"training_learning_rate{{{READ}}}", "learning rate", "sci"),
+                    (f"training_throughput_samples_per_second{{{READ}}}", "throughput", "cps"),
+                    (f"training_step_seconds{{{READ}}}", "seconds of a step", "s"),
+                    (f"time() - training_last_update_timestamp_seconds{{{READ}}}", "since the last update", "s"),
+                )
+            ),
+            "table",
+            24,
+            empty="no such program",
         ),
     ),
 )
@@ -332,6 +426,123 @@ WATCHERS = Row(
             width=6,
             stacked=True,
         ),
+        Panel(
+            "Sources of exporters",
+            "Time since the last reading of each source, and that of a scrape: the longest of an exporter.",
+            "s",
+            (
+                Query(f"max by (source) (probe_exporter_reading_age_seconds{{{CLUSTER}}})", "{{source}}"),
+                Query(f"max(probe_exporter_scrape_seconds{{{CLUSTER}}})", "scrape"),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Failures of exporters",
+            "In the last hour: processes of a source that were started, and readings that could not be understood; "
+            "what cannot be read now.",
+            "short",
+            (
+                Query(
+                    f"sum by (probe) (increase(probe_exporter_probe_starts_total{{{CLUSTER}}}[1h]))", "start {{probe}}"
+                ),
+                Query(f"sum(increase(probe_exporter_malformed_readings_total{{{CLUSTER}}}[1h]))", "malformed"),
+                *(
+                    Query(f"sum(probe_exporter_{name}{{{CLUSTER}}})", name.replace("_", " "))
+                    for name in LEFT_OUT_BY_EXPORTERS
+                ),
+            ),
+            width=6,
+        ),
+        Panel(
+            "What exporters serve",
+            "GPUs and NPUs that are read; on the right scrapes a second.",
+            "short",
+            (
+                Query(f"sum(probe_exporter_devices{{{CLUSTER}}})", "devices"),
+                Query(f"sum(rate(probe_exporter_scrapes_total{{{CLUSTER}}}[$__rate_interval]))", "scrapes", "reqps"),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Remediation",
+            "Services whose workers all run, actions that wait and run, actions that are not rehearsed only; in the "
+            "last hour actions by state, alerts by result, and entries of the history that could not be written.",
+            "short",
+            (
+                *(
+                    Query(f"sum(probe_remediation_{name}{{{CLUSTER}}})", name.replace("_", " "))
+                    for name in ("up", "waiting", "running", "action_live")
+                ),
+                Query(
+                    f"sum by (state) (increase(probe_remediation_actions_total{{{CLUSTER}}}[1h]))", "actions {{state}}"
+                ),
+                Query(
+                    f"sum by (result) (increase(probe_remediation_alerts_total{{{CLUSTER}}}[1h]))", "alerts {{result}}"
+                ),
+                Query(
+                    f"sum by (status) (increase(probe_remediation_requests_total{{{CLUSTER}}}[1h]))",
+                    "requests {{status}}",
+                ),
+                Query(f"sum(increase(probe_remediation_history_failures_total{{{CLUSTER}}}[1h]))", "not written"),
+                Query(
+                    f"time() - max(probe_remediation_last_webhook_timestamp_seconds{{{CLUSTER}}})",
+                    "since the last request",
+                    "s",
+                ),
+            ),
+            width=6,
+        ),
+    ),
+)
+SERVER = Row(
+    "The heartbeat server",
+    (
+        Panel(
+            "Requests of the heartbeat server",
+            "Answers a second by status.",
+            "reqps",
+            (
+                Query(
+                    f"sum by (status) (rate(probe_server_requests_total{{{CLUSTER}}}[$__rate_interval]))", "{{status}}"
+                ),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Messages of ranks",
+            "Messages a second: stored, or known already; on the right jobs.",
+            "cps",
+            (
+                Query(
+                    f"sum by (result) (rate(probe_server_messages_total{{{CLUSTER}}}[$__rate_interval]))", "{{result}}"
+                ),
+                Query(f"sum(probe_server_jobs{{{CLUSTER}}})", "jobs", "none"),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Seconds of a commit",
+            "Mean time of a transaction of the server's database.",
+            "s",
+            (
+                Query(
+                    f"sum(rate(probe_server_commit_seconds_total{{{CLUSTER}}}[$__rate_interval])) "
+                    f"/ sum(rate(probe_server_commits_total{{{CLUSTER}}}[$__rate_interval]))",
+                    "mean",
+                ),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Requests that wait for a commit",
+            "Those that wait now, and transactions of the last hour that failed.",
+            "short",
+            (
+                Query(f"sum(probe_server_waiting{{{CLUSTER}}})", "waiting"),
+                Query(f"sum(increase(probe_server_commit_failures_total{{{CLUSTER}}}[1h]))", "failed"),
+            ),
+            width=6,
+        ),
     ),
 )
 
@@ -340,5 +551,5 @@ CLUSTER_BOARD = Board(
     "probe: cluster",
     "Jobs, alerts, GPUs and hosts of a cluster, and the parts that watch them.",
     (CLUSTERS,),
-    (NUMBERS, JOBS, GPUS, HOSTS, NODES, WATCHERS),
+    (NUMBERS, JOBS, GPUS, NPUS, HOSTS, PROGRAMS, NODES, WATCHERS, SERVER),
 )

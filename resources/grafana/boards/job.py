@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, Board, Row
+from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, OF_RANKS, Board, Row
 from boards.panel import FEW_POINTS, Panel, Query
 
+OF_JOBS = OF_RANKS.replace('"probe_rank', '"probe_job_ranks|probe_rank')
+JOBS_WITH_HEARTBEATS = JOBS._replace(query=JOBS.query.replace(OF_RANKS, OF_JOBS))
+"""Choice of a job, also of one of which heartbeats alone are known."""
 GPUS_OF_RANKS = f"* on (gpu_uuid) group_right () probe_rank_info{{{JOB}}}"
 
 NUMBERS = Row(
@@ -164,11 +167,15 @@ SPEED = Row(
         ),
         Panel(
             "Seconds of a step",
-            "Time from the end of a step to the end of the next: smallest, median and largest over ranks.",
+            "Time from the end of a step to the end of the next: smallest, median and largest over ranks; on the right "
+            "steps a second.",
             "s",
-            tuple(
-                Query(f"quantile({part}, probe_training_step_seconds{{{JOB}}})", name)
-                for part, name in ((1, "largest"), (0.5, "median"), (0, "smallest"))
+            (
+                *(
+                    Query(f"quantile({part}, probe_training_step_seconds{{{JOB}}})", name)
+                    for part, name in ((1, "largest"), (0.5, "median"), (0, "smallest"))
+                ),
+                Query(f"avg(rate(probe_training_steps_total{{{JOB}}}[$__rate_interval]))", "steps a second", "ops"),
             ),
         ),
         Panel(
@@ -250,11 +257,48 @@ HEALTH = Row(
         ),
     ),
 )
+HEARTBEATS = Row(
+    "Heartbeats, by the heartbeat server",
+    (
+        Panel(
+            "Loss by heartbeats",
+            "Loss of the rank that stands for the job; on the right the norm of its gradients.",
+            "short",
+            (
+                Query(f"max by (launch) (probe_job_loss{{{JOB}}})", "loss {{launch}}"),
+                Query(f"max by (launch) (probe_job_grad_norm{{{JOB}}})", "gradient norm {{launch}}", "none"),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Step by heartbeats",
+            "Step of the rank that stands for the job.",
+            "short",
+            (Query(f"max by (launch) (probe_job_step{{{JOB}}})", "{{launch}}"),),
+            width=6,
+        ),
+        Panel(
+            "Seconds of a step by heartbeats",
+            "Of the rank that stands for the job.",
+            "s",
+            (Query(f"max by (launch) (probe_job_step_seconds{{{JOB}}})", "{{launch}}"),),
+            width=6,
+        ),
+        Panel(
+            "Seconds of stages",
+            "Stages of start-up and of a step as heartbeats have them: numbers of init_time and stage_time, and those "
+            "of train_metrics that are called ..._time or ..._seconds.",
+            "s",
+            (Query(f"max by (stage) (probe_job_stage_seconds{{{JOB}}})", "{{stage}}"),),
+            width=6,
+        ),
+    ),
+)
 
 JOB_BOARD = Board(
     "job",
     "probe: job",
     "Learning, speed and health of one training job.",
-    (CLUSTERS, JOBS),
-    (NUMBERS, LEARNING, SPEED, HEALTH),
+    (CLUSTERS, JOBS_WITH_HEARTBEATS),
+    (NUMBERS, LEARNING, SPEED, HEALTH, HEARTBEATS),
 )

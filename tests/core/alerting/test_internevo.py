@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import inspect
 import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +29,7 @@ from probe.core.alert import (
     send_feishu_msg_with_webhook,
 )
 from probe.core.internevo.losses import LossRatio
+from probe.core.launch import RESTARTS, VARIABLES, WORLDS
 from probe.core.monitor_manager import MonitorManager, MonitorTracker, initialize_monitor_manager
 from tests.core.alerting.receivers import Receiver, black_hole, free_port, raw_server, serving, text_of, wait_for
 from tests.required import require
@@ -135,6 +139,9 @@ def test_lines_of_internevo_run_with_the_import_changed(receiver: Receiver, tmp_
         output = process.communicate(timeout=120)
         assert process.returncode == 0, output
         stored = wait_for_server(lambda: len(found := server.stored("pretraining")) >= 8 and found)
+        page = server.request("GET", "/metrics")[1].decode()
+    stages = re.findall(r'^probe_job_stage_seconds\{.*stage="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    assert {name: float(value) for name, value in stages} == {"init_model": 1.5, "fwd": 0.1, "bwd": 0.2}
     for words in ("training has begun", "loss spike: 9 at step 2", "loss nan at step 3", "training has ended after"):
         assert number(receiver, words) == 1, messages(receiver)
     assert "title\ntext" in messages(receiver)
@@ -226,6 +233,40 @@ def test_sigterm_waits_five_seconds_at_most_for_a_receiver_that_does_not_answer(
     assert time.monotonic() - began < 25
     kept = "".join(path.read_text() for path in (tmp_path / "output" / "alerts").rglob("*.json*"))
     assert "SIGTERM at step 3" in kept
+
+
+def test_a_critical_alert_that_is_not_delivered_is_named_on_the_terminal(tmp_path: Path) -> None:
+    """With the folder that keeps it, also where the program's log goes elsewhere; one that is delivered is not."""
+    program = """
+import logging, sys
+from probe.core.monitor_manager import initialize_monitor_manager
+logging.basicConfig(filename=sys.argv[2])
+with initialize_monitor_manager("job", sys.argv[1]):
+    raise RuntimeError("a")
+"""
+    with raw_server(black_hole) as address, serving(Receiver()) as receiver:
+        lost = script(program, address, str(tmp_path / "log")).communicate(timeout=120)[1]
+        sent = script(program, receiver.url(), str(tmp_path / "log")).communicate(timeout=120)[1]
+    kept = f"not delivered; the next run with this output directory sends what is kept in {tmp_path}/output/alerts:"
+    assert f"probe: error: {kept}\nprobe:   [critical] RuntimeError before the first step on rank 0\n" in lost
+    assert "not delivered" not in sent
+
+
+def test_messages_are_signed_with_the_secret_of_the_environment(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a run and those of one's own, by the formula of Feishu; without the variable they have no signature."""
+    assert send_feishu_msg_with_webhook(receiver.url(), "title", "text") is not None
+    monkeypatch.setenv("PROBE_FEISHU_SECRET", secret := "a-secret-of-the-bot")
+    assert send_feishu_msg_with_webhook(receiver.url(), "title", "text") is not None
+    with initialize_monitor_manager("job", receiver.url()):
+        pass
+    first, *others = (request.body for request in receiver.requests if request.body)
+    assert "sign" not in first
+    assert len(others) >= 2
+    for body in others:
+        key = f"{body['timestamp']}\n{secret}".encode()
+        assert body["sign"] == base64.b64encode(hmac.new(key, digestmod="sha256").digest()).decode()
 
 
 ELSEWHERE = """
@@ -444,7 +485,8 @@ def test_a_wrong_configuration_is_an_error(tmp_path: Path, caplog: pytest.LogCap
     assert "monitor.tensorboard is not supported" in caplog.text
 
 
-def test_ranks_send_one_message(receiver: Receiver) -> None:
+@pytest.mark.parametrize("launcher", [{"MASTER_PORT": "1"}, {}], ids=["named launch", "ranks alone"])
+def test_ranks_send_one_message(launcher: dict[str, str], receiver: Receiver) -> None:
     """Begin and end come from the first rank; an exception from the first rank that has it."""
     program = """
 import sys
@@ -455,7 +497,9 @@ with initialize_monitor_manager("job", sys.argv[1]):
     raise RuntimeError("a")
 """
     command = [sys.executable, "-c", program, receiver.url()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": "1"}
+    named = {*VARIABLES, *RESTARTS, *WORLDS}
+    environment = {name: value for name, value in os.environ.items() if name not in named}
+    environment |= {"PYTHONPATH": str(ROOT), **launcher}
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **piped) for rank in range(3)]
     for each in ranks:  # one that begins after the exception would take it for an earlier run's

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.required import require, require_program
 
@@ -48,33 +49,74 @@ def wait_until(driver: Any, script: str, *arguments: object) -> Any:
     return wait.until(lambda _: driver.execute_script(f"return {script}", *arguments), script)
 
 
-def open_page(driver: Any, path: Path) -> None:
-    """Opens a file and waits until everything is drawn."""
-    driver.get(path.as_uri())
-    wait_until(driver, "document.body.dataset.ready === 'yes'")
+DRAWN = "document.querySelector('main')?.children.length && document.body.dataset.pending === '0'"
+"""Whether a page has drawn all that it asked for."""
+SCAN = """
+const coloured = arguments[0] ?? false;
+const [base, over] = document.querySelectorAll("#heatmap canvas");
+const pixels = coloured ? base.getContext("2d").getImageData(0, 0, base.width, base.height) : null;
+const box = over.getBoundingClientRect();
+const found = {};
+const far = coloured ? 2 : 6;
+for (let y = 3; y < box.height; y += 3 * far) {
+  for (let x = 1; x < box.width; x += far) {
+    over.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + x, clientY: box.y + y }));
+    const text = document.getElementById("readout").textContent;
+    const at = 4 * (Math.round(y * devicePixelRatio) * base.width + Math.round(x * devicePixelRatio));
+    if (text) (found[text] ??= []).push(pixels ? [...pixels.data.slice(at, at + 3)] : []);
+  }
+}
+over.dispatchEvent(new PointerEvent("pointerleave"));
+return found;
+"""
+"""What the page shows of each cell under the pointer, with the colours there."""
 
 
-def click_cell(driver: Any, plot: str, row: int, column: int) -> None:
-    """Presses the mouse over the middle of a cell of a heatmap.
+def settle(driver: Any, script: str = "true", *arguments: object) -> Any:
+    """Wait for a JavaScript expression to become true, and until all is drawn; return the expression."""
+    wait_until(driver, script, *arguments)
+    wait_until(driver, DRAWN)
+    return wait_until(driver, script, *arguments)
 
-    So long after the last time that plotly, which gives two clicks 300 ms, does not take it for half of a double click.
-    """
-    wait_until(driver, "performance.now() - (window.pressed ?? -1e9) > 400")
-    element = driver.find_element("id", plot)
-    place = driver.execute_script(
-        """const [plot, row, column] = arguments;
-        plot.scrollIntoView({ block: "center" });
-        const { xaxis, yaxis } = plot._fullLayout;
-        const x = xaxis._offset + xaxis.d2p(plot.data[0].x[column]);
-        const y = yaxis._offset + yaxis.d2p(row);
-        return [x - plot.clientWidth / 2, y - plot.clientHeight / 2];""",
-        element,
-        row,
-        column,
+
+def open_page(driver: Any, path: Path, **state: object) -> None:
+    """Open a file with a state, and wait until everything is drawn."""
+    driver.get("about:blank")  # another fragment of the same file would not load it
+    driver.get(f"{path.as_uri()}#{urlencode(state)}")
+    settle(driver)
+
+
+def choose(driver: Any, name: str, value: object) -> None:
+    """Set a control of the page."""
+    driver.execute_script(
+        "const control = document.getElementById(arguments[0]); control.value = arguments[1];"
+        "control.dispatchEvent(new Event('change'));",
+        name,
+        str(value),
     )
+    settle(driver)
+
+
+def click_cell(driver: Any, row: int, column: int) -> None:
+    """Press the mouse over the middle of a cell of the heatmap."""
+    plot = driver.find_element("id", "heatmap")
+    state = """const [plot, row, column] = arguments;
+        plot.scrollIntoView({ block: "center" });
+        const [, over] = plot.querySelectorAll("canvas");
+        const texts = new Map();
+        for (let y = 2; y < over.clientHeight; y += 2) for (let x = 2; x < over.clientWidth; x += 4) {
+          over.dispatchEvent(new PointerEvent("pointermove", { clientX: over.getBoundingClientRect().x + x,
+            clientY: over.getBoundingClientRect().y + y }));
+          const text = document.getElementById("readout").textContent;
+          if (text) texts.set(text, [...(texts.get(text) ?? []), [x, y]]);
+        }
+        const rows = [...new Set([...texts.values()].map((own) => own[0][1]))].sort((a, b) => a - b);
+        const columns = [...new Set([...texts.values()].map((own) => own[0][0]))].sort((a, b) => a - b);
+        return [columns[column] + 4 - plot.clientWidth / 2, rows[row] + 4 - plot.clientHeight / 2];"""
+    place = driver.execute_script(state, plot, row, column)
     chains = require("selenium.webdriver.common.action_chains")
-    chains.ActionChains(driver).move_to_element_with_offset(element, *map(round, place)).click().perform()
-    driver.execute_script("window.pressed = performance.now()")
+    chains.ActionChains(driver, duration=10).move_to_element_with_offset(plot, *map(round, place)).click().perform()
+    settle(driver)
 
 
 def errors(driver: Any) -> list[str]:

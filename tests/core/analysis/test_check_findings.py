@@ -13,6 +13,7 @@ from probe.cli import app
 from probe.core.checks.check import CheckFinding
 from probe.core.storage.check_lines import CheckLines
 from probe.core.storage.run_directory import write_manifest
+from tests.core.analysis.test_report import PageFile
 from tests.required import require
 
 require("duckdb")
@@ -110,4 +111,4 @@ def test_the_report_has_them(ranks: list[Path], tmp_path: Path) -> None:
     CheckLines(ranks[1]).write([STALE])
     done = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")])
     assert done.exit_code in (0, 1), done.output
-    assert "stale-gradient, rank 1, step 1" in (tmp_path / "report.html").read_text()
+    assert "stale-gradient, rank 1, step 1" in str(PageFile(tmp_path / "report.html").answers)

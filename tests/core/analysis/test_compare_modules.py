@@ -21,6 +21,7 @@ from probe.core.output.sinks.context import SinkContext
 from probe.core.output.sinks.csv import CsvSink
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.storage.run_directory import write_manifest
+from tests.core.analysis.test_report import PageFile
 from tests.required import require
 
 require("duckdb")
@@ -148,7 +149,7 @@ def test_the_json_and_the_page_say_within_too(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["compare", str(one), str(run), "--json", "-o", str(page)])
         answer = json.loads(done.output)
         assert (done.exit_code, answer["same"], answer["agrees"]) == (0, same, True)
-        assert ("the same" in answer["verdict"]) == ("are the same" in page.read_text(encoding="utf-8")) == same
+        assert ("the same" in answer["verdict"]) == ("are the same" in str(PageFile(page).answers)) == same
 
 
 @pytest.mark.parametrize("parameters", [True, False])

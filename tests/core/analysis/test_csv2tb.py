@@ -178,10 +178,10 @@ def test_a_row_that_comes_twice_is_one_point(tmp_path: Path) -> None:
 
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a piece ends and the next goes on with is one step."""
-    from probe.core.storage import chunks
+    from probe.core.storage import csv_reader
 
     directory = write_run(tmp_path, 0, range(5), steps_per_file=10)
-    monkeypatch.setattr(chunks, "PIECE_BYTES", 100)
+    monkeypatch.setattr(csv_reader, "PIECE_BYTES", 100)
     done = convert(tmp_path, tmp_path / "tb")
     assert read_all(tmp_path / "tb") == written((directory, 0))
     assert done.problems.lines() == []

@@ -23,7 +23,7 @@ from probe.core.analysis.engines import PiecesDone, engine_of, read_each
 from probe.core.analysis.pieces import Piece, by_ranks
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named

@@ -19,7 +19,7 @@ from probe.core.output.sinks.parquet import ParquetSink
 from probe.core.records import Batch, Key
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.analysis.causes_data import write_rank, write_run
 from tests.core.analysis.pieces_data import Table, merged, table

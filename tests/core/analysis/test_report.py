@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
+import re
 import sys
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.report import findings as diagnosing
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, preliminary
-from probe.core.analysis.report.page import PageSection, page
 from probe.core.analysis.report.write import write_report
 from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.output.sinks.context import SinkContext
@@ -29,33 +34,34 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 
-class Text(HTMLParser):
-    """Text and elements of a page."""
+class PageFile(HTMLParser):
+    """Elements of a page from a file, and the answers in it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.said: list[str] = []
-        self._silent = False
+        self.titles: list[str] = []
+        self._name = ""
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self._silent = tag in ("script", "style")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._silent = False
+        self._name = tag if tag == "title" else dict(attrs).get("id") or ""
 
     def handle_data(self, data: str) -> None:
-        if not self._silent:
-            self.said.append(data)
+        if self._name == "title":
+            self.titles.append(data)
+        elif self._name == "cells":
+            self.cells = data
+        elif self._name == "answers":
+            self.answers: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(data)))
+        self._name = ""
 
-    @property
-    def text(self) -> str:
-        return " ".join(self.said)
+    def answer(self, name: str = "") -> Any:
+        """The answer about the run, or about a part of it."""
+        return self.answers["/api/runs/0" + f"/{name}" * bool(name)]
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -65,17 +71,18 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_a_healthy_run_gives_a_page_and_exit_code_0(tmp_path: Path) -> None:
-    """Every section is there; no problem is listed."""
+    """The run, its signals and costs are there; no problem is listed."""
     write_run(tmp_path, cost_seconds={"hooks": 3.0, "drain": 1.0, "delivery": 0.5, "steps": 8.0})
     out = tmp_path / "page.html"
     code, printed = run(tmp_path, "-o", out)
     assert code == 0, printed
     assert f"{out} ({out.stat().st_size / 1e6:.1f} MB): 84 rows of 2 ranks" in printed
-    said = Text(out).text
-    for heading in ("First cause", "Layers and steps", "Ranks side by side", "Gradient flow over depth"):
-        assert heading in said
-    assert "Nothing was found" in said
-    assert "500.00" in said  # (3 + 1) s / 8 steps in ms
+    page = PageFile(out)
+    shown = page.answer()
+    assert (shown["health"], shown["cause"], shown["problems"]) == ("healthy", None, [])
+    assert "Nothing was found" in shown["verdict"]
+    assert [signal["name"] for signal in shown["signals"]] == ["actv", "grad_reduced"]
+    assert page.answer("details")["costs"][0][:6] == [0, "8", "3.00", "1.00", "500.00", "0.50"]  # 4 s / 8 steps in ms
 
 
 def test_the_first_bad_number_is_named(tmp_path: Path) -> None:
@@ -88,7 +95,8 @@ def test_the_first_bad_number_is_named(tmp_path: Path) -> None:
     code, printed = run(tmp_path, "--no-judge", "-o", tmp_path / "page.html")
     assert code == 0
     assert "NaN at step 3, micro step 0, on rank 1: norm of fc2.output" in printed
-    assert "rank 1: norm of fc2.output" in Text(tmp_path / "page.html").text
+    cause = PageFile(tmp_path / "page.html").answer()["cause"]
+    assert [cause[name] for name in ("kind", "row", "op", "rank", "step")] == ["NaN", "fc2.output", "norm", 1, 3]
 
 
 def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
@@ -99,15 +107,13 @@ def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
 
     write_run(tmp_path, ranks=2, value=value)
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
-    said = CliRunner().invoke(app, ["anomalies", str(tmp_path)]).output
+    said = CliRunner().invoke(app, ["anomalies", str(tmp_path), "--why"]).output
     assert code == 0
     assert printed.startswith("First cause: NaN.")
     assert " ".join(printed.splitlines()[0].split()) in " ".join(said.split())
-    page_text = Text(tmp_path / "page.html")
-    assert printed.splitlines()[0] in page_text.said
-    source = (tmp_path / "page.html").read_text()
-    assert '"initiating"' in source
-    assert '"cascade"' in source
+    shown = PageFile(tmp_path / "page.html").answer()
+    assert printed.splitlines()[0] in shown["cause"]["text"]
+    assert {finding["cause"] for finding in shown["finding_list"]} >= {"initiating", "cascade"}
 
 
 def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
@@ -116,9 +122,11 @@ def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
     mark = Mark("AnomalyNan", "grad_reduced", "fc1.weight", "norm", math.inf, 2, 1, cause="initiating")
     given = Diagnosis("It was <b>the</b> batch.\n\nSecond paragraph.", [mark], number=7, note="By hand.")
     write_report(tmp_path, tmp_path / "page.html", given)
-    page_text = Text(tmp_path / "page.html")
-    assert {"It was <b>the</b> batch.", "Second paragraph.", "By hand.", "Findings (7)", "inf"} <= set(page_text.said)
-    assert "b" not in page_text.tags
+    page = PageFile(tmp_path / "page.html")
+    shown = page.answer()
+    assert shown["cause"]["text"] == "It was <b>the</b> batch.\n\nSecond paragraph.\nBy hand."
+    assert (shown["finding_total"], shown["finding_list"][0]["value"]) == (7, "inf")
+    assert "b" not in page.tags
 
 
 def run_of(root: Path, *ranks: int) -> RecordedRun:
@@ -165,7 +173,7 @@ def test_a_broken_file_of_findings_is_told(tmp_path: Path, content: str) -> None
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == (1 if content else 0)
     assert f"{path}" in printed.replace("\n", "")
-    assert str(path) in Text(tmp_path / "page.html").text
+    assert any(str(path) in line for line in PageFile(tmp_path / "page.html").answer()["problems"])
 
 
 def test_what_cannot_be_read_is_told_by_file_and_line_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -181,7 +189,8 @@ def test_what_cannot_be_read_is_told_by_file_and_line_and_the_rest_is_shown(tmp_
     (first / "manifest.json").write_text(json.dumps({**manifest, "world_size": 3}))
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 1, printed
-    said = Text(tmp_path / "page.html").text
+    page = PageFile(tmp_path / "page.html")
+    said = "\n".join(page.answer()["problems"])
     for told in (
         f"{first}/actv_4-5.csv:1",
         f"{wrong}:6",
@@ -191,7 +200,7 @@ def test_what_cannot_be_read_is_told_by_file_and_line_and_the_rest_is_shown(tmp_
     ):
         assert told in said, told
         assert told in printed.replace("\n", ""), told
-    assert "missing ranks" in said
+    assert page.answer()["missing_ranks"] == "2"
 
 
 @pytest.mark.parametrize("kind", ["empty", "foreign", "absent"])
@@ -220,24 +229,24 @@ def test_nowhere_to_write_is_wrong_use(tmp_path: Path, out: str) -> None:
     assert "expected the name of a file in a directory that exists" in " ".join(printed.split())
 
 
-@pytest.mark.parametrize("package", ["plotly.offline", "duckdb"])
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the command that installs it; the exit code is 2."""
     write_run(tmp_path, ranks=1)
-    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 2
     assert 'pip install -e ".[analysis]"' in printed
 
 
 def test_ranks_that_wrote_nothing_give_a_page_that_says_so(tmp_path: Path) -> None:
-    """A run that ended before its first step has a page too; exit code 1."""
+    """A run that ended before its first step has a page too, which is not green; exit code 1."""
     (directory,) = write_run(tmp_path, ranks=1, steps=[0])
     for path in directory.glob("*.csv"):
         path.unlink()
     code, _ = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 1
-    assert "There are no numbers to show" in Text(tmp_path / "page.html").text
+    shown = PageFile(tmp_path / "page.html").answer()
+    assert (shown["signals"], shown["health"]) == ([], "incomplete")
 
 
 def test_files_of_another_tool_need_no_manifest(tmp_path: Path) -> None:
@@ -246,33 +255,37 @@ def test_files_of_another_tool_need_no_manifest(tmp_path: Path) -> None:
         (directory / "manifest.json").unlink()
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 0, printed
-    assert "2 of 2 directories have no cost" in Text(tmp_path / "page.html").text
+    details = PageFile(tmp_path / "page.html").answer("details")
+    assert (details["directories"], details["ended"], details["costs"]) == (2, 0, [])
 
 
 @pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<!--", "&lt;", "]]>", "\u2028'\"\\"])
 def test_a_page_holds_texts_of_others_as_text(tmp_path: Path, evil: str) -> None:
-    """Titles, headings, data and scripts stay what they are, whatever is in them."""
+    """Titles and answers stay what they are, whatever is in them; NaN, which no browser reads, is a text."""
     path = tmp_path / "page.html"
-    text = page(
-        evil, [PageSection("a", evil, "<p>own</p>")], data={"names": [evil]}, scripts=[f'const a = "{evil[:1]}";']
-    )
-    path.write_text(text, encoding="utf-8")
-    parsed = Text(path)
-    assert parsed.tags.count("script") == 3
-    assert parsed.said.count(evil) >= 2
-    data = text.split('id="data-names">')[1].split("</script>")[0]
-    assert json.loads(data) == [evil]
-    assert not set(data) & set("<>&")
+    path.write_text(static_page(evil, {"/api/x": [evil, math.nan]}), encoding="utf-8")
+    parsed = PageFile(path)
+    assert parsed.tags.count("script") == 6
+    assert parsed.titles == [evil]
+    assert parsed.answers["/api/x"] == [evil, "nan"]
 
 
-def test_a_script_cannot_end_its_own_element(tmp_path: Path) -> None:
-    """What would close the element is written so that JavaScript reads the same string."""
+def test_the_scripts_of_a_page_are_those_that_its_policy_permits() -> None:
+    """The Content-Security-Policy has the hash of each script, and no address."""
+    text = static_page("t", {})
+    (policy,) = re.findall(r'Security-Policy" content="([^"]*)"', text)
+    compressed = re.findall(r"data-compressed>(.*?)</script>", text)
+    scripts = [*re.findall(r"<script>(.*?)</script>", text, re.DOTALL)]
+    scripts += [zlib.decompress(base64.b64decode(script)).decode() for script in compressed]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(digests) == 3
+    assert [f"'sha256-{digest}'" for digest in digests] == re.findall(r"'sha256-[^']*'", policy)
+    assert policy.startswith("default-src 'none'; ")
+    assert "://" not in policy
+
+
+def test_a_page_without_numbers_is_small(tmp_path: Path) -> None:
+    """Its scripts are compressed; with the numbers of the demonstration it is below 300 kB."""
     path = tmp_path / "page.html"
-    path.write_text(page("t", [], scripts=["const a = '</script><b>';"]), encoding="utf-8")
-    assert "b" not in Text(path).tags
-
-
-def test_data_of_a_page_must_be_json() -> None:
-    """NaN would be read by no browser."""
-    with pytest.raises(ValueError, match="JSON"):
-        page("t", [], data={"x": math.nan})
+    path.write_text(static_page("t", {}), encoding="utf-8")
+    assert path.stat().st_size < 110_000

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.analysis.report import layout as planning
-from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
-from probe.core.analysis.report.layout import ReportPlan, plan
-from probe.core.analysis.report.survey import survey
+from probe.core.analysis.pictures import layout as planning
+from probe.core.analysis.pictures.heatmaps import Cells, heatmaps
+from probe.core.analysis.pictures.layout import ReportPlan, plan
+from probe.core.analysis.pictures.rank_table import rank_table
+from probe.core.analysis.pictures.run_cells import CellWork, WholeRun
+from probe.core.analysis.pictures.survey import survey
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
@@ -35,15 +37,17 @@ def faulty(step: int, rank: int, micro_step: int, row: int) -> float:
     return special[n] if n in special else varied(step, rank, micro_step, row)
 
 
-def all_cells(root: Path, lines: list[int]) -> tuple[ReportPlan, dict[str, dict[str, Cells]], dict[str, Any]]:
-    """The plan of the run in ``root``, and of each signal the cells and what each line has."""
+def all_cells(root: Path) -> tuple[ReportPlan, dict[str, dict[str, Cells]], dict[str, Any]]:
+    """The plan of the run in ``root``, and of each signal the cells, and those of the ranks."""
     problems = Problems()
     run = last_run(root, problems)
     with Rows(run.directories, problems) as rows:
         stages = {n: int(directory.manifest["pp_stage"]) for n, directory in enumerate(run.directories)}
         chosen = plan(survey(rows, stages), len(run.ranks))
         maps = {signal.signal: heatmaps(rows, chosen, signal) for signal in chosen.signals}
-        side_by_side = {signal.signal: ranks(rows, chosen, signal, lines) for signal in chosen.signals}
+        table = rank_table(run)
+        of_signals = WholeRun(rows, table).cells(CellWork(chosen, table), lambda _: None)
+        side_by_side = {signal.signal: cells.ranks for signal, cells in of_signals}
     assert problems.lines() == []
     return chosen, maps, side_by_side
 
@@ -73,7 +77,7 @@ def test_a_cell_holds_what_a_loop_over_all_rows_finds(
     monkeypatch.setattr(planning, "FEWEST_COLUMNS", 1)
     monkeypatch.setattr(planning, "MOST_ROWS", rows)
     monkeypatch.setattr(planning, "ENOUGH_COLUMNS", 1)
-    chosen, maps, _ = all_cells(tmp_path, [0, 1, 2])
+    chosen, maps, _ = all_cells(tmp_path)
     assert len(chosen.columns.starts) <= columns
     assert all(len(signal.labels) <= rows for signal in chosen.signals)
     for signal in ("actv", "grad_reduced"):
@@ -102,24 +106,27 @@ def expect_cell(cells: Cells, n: int, column: int, found: list[dict[str, str]], 
     assert weight(where[0][op]) == largest
     finite = [abs(float(row[op])) for row in found if math.isfinite(float(row[op]))]
     np.testing.assert_equal(cells.least[n, column], min(finite, default=math.nan))
-    assert cells.bad[n, column] == len(found) - len(finite)
+    assert cells.nan[n, column] == sum(math.isnan(float(row[op])) for row in found)
+    assert cells.inf[n, column] == sum(math.isinf(float(row[op])) for row in found)
     if not math.isfinite(value):
         assert int(where[0]["step"]) == min(int(row["step"]) for row in found if weight(row[op]) == largest)
 
 
 def test_ranks_side_by_side_hold_the_largest_of_each_rank(tmp_path: Path) -> None:
-    """Each line has what its ranks wrote; NaN before Inf before every number."""
+    """Each line has what its rank wrote, over micro steps; NaN before Inf before every number."""
     directories = write_run(tmp_path, ranks=4, steps=range(9), names=NAMES[:3], value=faulty)
-    chosen, _, side_by_side = all_cells(tmp_path, [0, 0, 1, 1])
-    values, missing = side_by_side["grad_reduced"]["max"]
-    assert values.shape == (3, 2, 9)
-    assert not missing.any()
+    chosen, _, side_by_side = all_cells(tmp_path)
+    cells = side_by_side["actv"]
+    assert cells.rows == 2
     grouped: dict[tuple[int, int, int], list[str]] = {}
-    for row in written_rows(directories, "grad_reduced"):
-        n, column, _ = cell_of(chosen, "grad_reduced", row)
-        grouped.setdefault((n, int(row["directory"]) // 2, column), []).append(row["max"])
-    for where, found in grouped.items():
-        assert weight(str(values[where])) == max(map(weight, found))
+    for row in written_rows(directories, "actv"):
+        n, column, _ = cell_of(chosen, "actv", row)
+        grouped.setdefault((n, int(row["directory"]), column), []).append(row["max"])
+    assert len(grouped) == 2 * 4 * 9
+    for (n, *where), found in grouped.items():
+        values, missing = cells.row_cells(n)["max"]
+        assert not missing[tuple(where)]
+        assert weight(str(values[tuple(where)])) == max(map(weight, found))
 
 
 def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
@@ -129,9 +136,10 @@ def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
         path.write_text("".join(line for line in path.open() if ",1," not in line))
     for path in tmp_path.glob("*rank1*/grad_reduced_0-1.csv"):
         path.unlink()
-    _, maps, side_by_side = all_cells(tmp_path, [0, 1])
+    _, maps, side_by_side = all_cells(tmp_path)
     np.testing.assert_equal(maps["grad_reduced"]["max"].missing, [[False, True, False]])
-    np.testing.assert_equal(side_by_side["grad_reduced"]["max"][1], [[[False, True, False], [True, True, False]]])
+    missing = side_by_side["grad_reduced"].row_cells(0)["max"][1]
+    np.testing.assert_equal(missing, [[False, True, False], [True, True, False]])
 
 
 def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
@@ -142,7 +150,7 @@ def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
     (directory / "other_0-1.csv").write_text(
         f"vpp_stage,name,step,{','.join(names)},shape,dtype\n0,a.pre,0,{cells},[1],x\n"
     )
-    _, maps, _ = all_cells(tmp_path, [0])
+    _, maps, _ = all_cells(tmp_path)
     assert {op: own.value.tolist() for op, own in maps["other"].items()} == {
         name: [[n + 1]] for n, name in enumerate(names)
     }
@@ -152,14 +160,14 @@ def test_a_signal_without_numbers_is_left_out(tmp_path: Path) -> None:
     """Files with names only have nothing to show."""
     (directory,) = write_run(tmp_path, ranks=1, steps=[0])
     (directory / "exp_avg_0-1.csv").write_text("vpp_stage,name,step,shape,dtype\n0,a,0,[1],x\n")
-    chosen, _, _ = all_cells(tmp_path, [0])
+    chosen, _, _ = all_cells(tmp_path)
     assert [signal.signal for signal in chosen.signals] == ["actv", "grad_reduced"]
 
 
 def test_rows_stand_in_the_order_of_the_model(tmp_path: Path) -> None:
     """Names keep the order in which the files have them, pipeline stages one after the other."""
     write_run(tmp_path, ranks=2, stages=2, names=["z.weight", "b.weight", "k.weight"])
-    chosen, maps, _ = all_cells(tmp_path, [0, 1])
+    chosen, maps, _ = all_cells(tmp_path)
     labels = next(signal.labels for signal in chosen.signals if signal.signal == "grad_reduced")
     assert labels == tuple(f"pp{stage}:{name}.weight" for stage in (0, 1) for name in "zbk")
     assert (maps["grad_reduced"]["max"].places.directory[:3] == 0).all()
@@ -173,5 +181,5 @@ def test_a_backward_signal_is_turned_round(tmp_path: Path) -> None:
     path.rename(directory / "grad_unreduced_0-99.csv")
     for other in directory.glob("actv_*.csv"):
         other.unlink()
-    chosen, _, _ = all_cells(tmp_path, [0])
+    chosen, _, _ = all_cells(tmp_path)
     assert chosen.signals[0].labels == ("k.weight", "b.weight", "z.weight")

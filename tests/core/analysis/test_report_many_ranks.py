@@ -1,4 +1,4 @@
-"""Report of more ranks than stand side by side: ranks over steps in several orders, and ranks far from replicas."""
+"""Report of many ranks: every rank over steps, in several orders, and ranks far from their replicas."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.analysis.engines import engine_of
+from probe.core.analysis.pictures import layout, run_cells
+from probe.core.analysis.pictures.farthest import FarRank, far_ranks, farthest
+from probe.core.analysis.pictures.layout import plan
+from probe.core.analysis.pictures.rank_table import rank_table
+from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, WholeRun
 from probe.core.analysis.pieces import Piece
-from probe.core.analysis.report import layout, run_cells
-from probe.core.analysis.report.farthest import FarRank, far_ranks, farthest
-from probe.core.analysis.report.layout import FINE_CELLS, MANY_RANK_CELLS, plan
-from probe.core.analysis.report.rank_table import rank_table
-from probe.core.analysis.report.run_cells import CellWork, SignalCells, WholeRun
 from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.analysis.many_ranks_data import NAMES, TENSOR_PARALLEL, replicas, usual, write_many_ranks
 from tests.core.analysis.performance_data import write_calls, write_rank
 from tests.core.analysis.report_data import write_run
-from tests.core.analysis.test_report_sizes import surveyed
+from tests.core.analysis.test_report import PageFile
 from tests.required import require
 
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 R = TypeVar("R")
 RANKS, STEPS = 96, 6
@@ -64,19 +63,18 @@ def cells(root: Path) -> tuple[CellWork, SignalCells, list[FarRank]]:
     with Rows(run.directories, Problems()) as rows:
         source = WholeRun(rows, table)
         known, _ = source.survey()
-        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()), table.shares())
-        work = CellWork(chosen, table, tuple(table.orders()))
+        chosen = plan(known, len(run.ranks), table.shares())
+        work = CellWork(chosen, table)
         [(_, found)] = source.cells(work, lambda _: None)
         [far] = farthest([far_ranks(rows, None, table, chosen)]).values()
     return work, found, far
 
 
 def test_orders_are_those_in_which_ranks_differ(root: Path) -> None:
-    """By rank, host, stage and group; equal orders share cells; one that would tear a line is left out."""
+    """By rank, host, stage and group; one that would tear a line is left out."""
     table = rank_table(last_run(root, Problems()))
     orders = {order.title: order for order in table.orders()}
     assert list(orders) == ["rank", "host", "pipeline stage", "group"]
-    assert [order.store for order in orders.values()] == [0, 0, 0, 1]
     group = orders["group"].lines.tolist()
     assert group[: RANKS // 2 // TENSOR_PARALLEL] == replicas(0, RANKS)
     assert sorted(group) == list(range(RANKS))
@@ -84,35 +82,19 @@ def test_orders_are_those_in_which_ranks_differ(root: Path) -> None:
     assert [order.title for order in table.orders(5)] == ["rank"]
 
 
-def test_the_second_level_has_every_rank(cells: tuple[CellWork, SignalCells, list[FarRank]]) -> None:
-    """Its lines are the numbers that each rank wrote."""
+def test_every_rank_has_a_line(cells: tuple[CellWork, SignalCells, list[FarRank]]) -> None:
+    """Lines are the numbers that each rank wrote."""
     work, found, _ = cells
-    assert work.plan.fine
-    assert found.fine
-    assert work.plan.fine.ranks_a_line == 1
+    assert work.plan.ranks
+    assert found.ranks
+    assert work.plan.ranks.ranks_a_line == 1
     half = RANKS // 2  # names of the first stage come first, then those of the second; a line is of one stage
     for row in range(2 * len(NAMES)):
-        values, missing = found.fine.row_cells(row)["norm"]
+        values, missing = found.ranks.row_cells(row)["norm"]
         own = range(half) if row < len(NAMES) else range(half, RANKS)
         written = [[planted(rank, step, row % len(NAMES)) for step in range(STEPS)] for rank in own]
         np.testing.assert_allclose(values, written, rtol=1e-6)
         assert not missing.any()
-
-
-def test_a_line_of_the_first_level_is_the_extreme_of_its_ranks(
-    cells: tuple[CellWork, SignalCells, list[FarRank]],
-) -> None:
-    """In each order; NaN comes before every number."""
-    work, found, _ = cells
-    for order in work.orders:
-        lines = work.lines(order.store)
-        values, missing = found.lines[order.store].cells()["norm"]
-        for row in range(2 * len(NAMES)):
-            for line in range(values.shape[1]):
-                own = [rank for rank in np.flatnonzero(lines == line) if rank // (RANKS // 2) == row // len(NAMES)]
-                assert missing[row, line].tolist() == [not own] * STEPS
-                numbers = [[planted(int(rank), step, row % len(NAMES)) for rank in own] for step in range(STEPS)]
-                np.testing.assert_allclose(values[row, line], [np.max(of or [math.nan]) for of in numbers], rtol=1e-6)
 
 
 def test_the_farthest_ranks_are_those_that_were_planted(
@@ -186,7 +168,6 @@ def test_few_ranks_in_pieces_give_the_same_page(tmp_path: Path) -> None:
     with engine_of("local", 2, environ={}) as engine:
         write_report(first.parent, tmp_path / "pieces.html", engine=engine)
     assert (tmp_path / "pieces.html").read_bytes() == (tmp_path / "whole.html").read_bytes()
-    assert "Ranks over steps" not in (tmp_path / "whole.html").read_text()
 
 
 def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
@@ -199,46 +180,27 @@ def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
     write_report(tmp_path / "run", tmp_path / "whole.html")
     write_report(tmp_path / "run", tmp_path / "pieces.html", engine=Shuffled())
     assert (tmp_path / "pieces.html").read_bytes() == (tmp_path / "whole.html").read_bytes()
-    assert "Communication by call site" in (tmp_path / "whole.html").read_text()
+    titles = [table["title"] for table in PageFile(tmp_path / "whole.html").answer("performance")["tables"]]
+    assert "Communication by call site (40 sampled steps)" in titles
 
 
 def test_a_packed_run_gives_the_same_page(root: Path, tmp_path: Path) -> None:
-    """But for the path in its subtitle; in one go and in pieces."""
+    """But for the path that it names; in one go and in pieces."""
     pack(root, tmp_path / "packed")
     write_report(root, tmp_path / "whole.html")
-    expected = (tmp_path / "whole.html").read_text().replace(str(root.resolve()), "")
+    whole = PageFile(tmp_path / "whole.html")
+    expected = str(whole.answers).replace(str(root.resolve()), "")
     for engine in (None, Shuffled()):
         write_report(tmp_path / "packed", tmp_path / "page.html", engine=engine)
-        assert (tmp_path / "page.html").read_text().replace(str((tmp_path / "packed").resolve()), "") == expected
-
-
-@pytest.mark.parametrize(
-    ("signals", "names", "ops", "steps", "ranks"),
-    [(2, 100, 5, 20, 10_000), (9, 8000, 5, 5000, 1000), (1, 10, 5, 20, 100_000), (9, 600, 8, 1_000_000, 100_000)],
-)
-def test_cells_of_many_ranks_are_bounded(signals: int, names: int, ops: int, steps: int, ranks: int) -> None:
-    """Every row of the page has a row on the second level, whatever the number of ranks."""
-    chosen = plan(surveyed(signals, names, ops, steps), ranks, orders=3)
-    fine = chosen.fine
-    assert fine
-    assert fine.lines * fine.ranks_a_line >= ranks
-    assert chosen.ranks_a_line == fine.ranks_a_line * fine.lines_a_line
-    number = sum(len(own.labels) * len(own.ops) for own in fine.signals) * fine.lines * len(fine.columns.starts)
-    assert number <= FINE_CELLS * 1.01
-    lines = -(-ranks // chosen.ranks_a_line)
-    groups = (
-        sum(len(own.labels) * len(own.rank_ops) for own in chosen.signals) * lines * len(chosen.rank_columns.starts)
-    )
-    assert 3 * groups <= MANY_RANK_CELLS * 1.01
-    for page, own in zip(chosen.signals, fine.signals, strict=True):
-        assert len(own.row_of) == len(page.labels)
-        assert set(own.row_of) == set(range(len(own.labels)))
+        page = PageFile(tmp_path / "page.html")
+        assert page.cells == whole.cells
+        assert str(page.answers).replace(str((tmp_path / "packed").resolve()), "") == expected
 
 
 def test_a_page_of_random_numbers_of_many_ranks_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not compress fits too: the bytes of a cell, times the most cells, are below 15 MB."""
     rng = random.Random(1)
-    for name in ("MANY_CELLS", "MANY_RANK_CELLS", "FINE_CELLS"):
+    for name in ("MANY_CELLS", "MANY_RANK_CELLS"):
         monkeypatch.setattr(layout, name, getattr(layout, name) // 50)
     write_many_ranks(
         tmp_path,
@@ -248,8 +210,7 @@ def test_a_page_of_random_numbers_of_many_ranks_has_room(tmp_path: Path, monkeyp
         names=tuple(f"layers.{n}" for n in range(12)),
     )
     size = write_report(tmp_path, tmp_path / "page.html").size
-    plotly = 2_000_000
-    assert plotly + 50 * max(0, size - 2_100_000) < 15_000_000
+    assert 50 * max(0, size - 200_000) < 15_000_000
 
 
 def test_the_command_reads_in_pieces_and_says_so_before(root: Path, tmp_path: Path) -> None:

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, ReportPlan, plan
-from probe.core.analysis.report.payload import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
-from probe.core.analysis.report.survey import SignalSurvey, Survey, SurveyRow
+from probe.core.analysis.pictures.layout import (
+    CELLS,
+    FEW_RANKS,
+    MANY_RANK_CELLS,
+    MOST_COLUMNS,
+    RANK_CELLS,
+    RankPlan,
+    ReportPlan,
+    plan,
+)
+from probe.core.analysis.pictures.payload import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
+from probe.core.analysis.pictures.survey import SignalSurvey, Survey, SurveyRow
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +34,14 @@ def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) 
     return Survey(of, list(range(0, last + 1, interval)) if steps <= 4096 else [], 0, last)
 
 
-def cells(chosen: ReportPlan, ranks: int) -> tuple[int, int]:
-    """Number of cells of the heatmaps, and of the ranks side by side."""
-    lines = -(-ranks // chosen.ranks_a_line)
-    return (
-        sum(len(one.labels) * len(one.ops) for one in chosen.signals) * len(chosen.columns.starts),
-        sum(len(one.labels) * len(one.rank_ops) for one in chosen.signals) * lines * len(chosen.rank_columns.starts),
-    )
+def cells(chosen: ReportPlan) -> int:
+    """Number of cells of the heatmaps."""
+    return sum(len(one.labels) * len(one.ops) for one in chosen.signals) * len(chosen.columns.starts)
+
+
+def rank_cells(plan: RankPlan) -> int:
+    """Number of cells of the ranks."""
+    return sum(len(own.labels) * len(own.ops) for own in plan.signals) * plan.lines * len(plan.columns.starts)
 
 
 @pytest.mark.parametrize(
@@ -42,22 +52,29 @@ def cells(chosen: ReportPlan, ranks: int) -> tuple[int, int]:
         (9, 1000, 8, 1_000_000, 1024),
         (30, 6000, 8, 100, 64),
         (1, 500, 5, 5000, 16),
+        (2, 100, 5, 20, 10_000),
+        (9, 8000, 5, 5000, 1000),
+        (1, 10, 5, 20, 100_000),
+        (9, 600, 8, 1_000_000, 100_000),
     ],
 )
 def test_cells_do_not_grow_with_the_run(signals: int, names: int, ops: int, steps: int, ranks: int) -> None:
     """However large the run, the page has room for it; and what is small is shown whole."""
     chosen = plan(surveyed(signals, names, ops, steps), ranks)
-    maps, lines = cells(chosen, ranks)
-    assert maps <= CELLS * 1.01
-    assert lines <= RANK_CELLS * 1.01
+    assert cells(chosen) <= CELLS * 1.01
+    assert chosen.ranks
+    assert rank_cells(chosen.ranks) <= (RANK_CELLS if ranks <= FEW_RANKS else MANY_RANK_CELLS) * 1.01
+    assert chosen.ranks.lines * chosen.ranks.ranks_a_line >= ranks
+    for page, lines in zip(chosen.signals, chosen.ranks.signals, strict=True):
+        assert len(lines.row_of) == len(page.labels)
+        assert set(lines.row_of) == set(range(len(lines.labels)))
     for own in chosen.signals:
         assert len({member for members in own.members for member in members}) == sum(map(len, own.members)) == names
         assert len(set(own.labels)) == len(own.labels)
-    assert -(-ranks // chosen.ranks_a_line) <= MOST_LINES
-    if steps <= 20:
-        assert len(chosen.columns.starts) == len(chosen.rank_columns.starts) == steps
+    if steps <= 20 and ranks <= FEW_RANKS:
+        assert len(chosen.columns.starts) == len(chosen.ranks.columns.starts) == steps
         assert chosen.signals[0].labels == tuple(member.name for (member,) in chosen.signals[0].members)
-        assert chosen.signals[0].rank_ops == chosen.signals[0].ops
+        assert chosen.ranks.signals[0].ops == chosen.signals[0].ops
 
 
 @pytest.mark.parametrize(("steps", "interval"), [(1, 1), (400, 10), (401, 1), (401, 10), (5000, 3), (100_000, 1)])

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import BFLOAT16, FLOAT16, FLOAT32, FixedArrays
 from tests.required import require_compiled
 
 require_compiled()
 
 
-def of(x: Any, kind: str = "float32", **more: Any) -> fused_reduce.Row | None:
+def of(x: Any, kind: int = FLOAT32, **more: Any) -> fused_reduce.Row | None:
     return fused_reduce.one(x.ctypes.data, x.size, kind, **more)
 
 
+FIRST = ("min", "max", "sum", "sumsq")
 EVERY = fused_reduce.BELOW | fused_reduce.DEVIATIONS
 SIZES = [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 100_003]
 """Around the ends of vectors, of vectors side by side, and of runs."""
@@ -73,35 +75,29 @@ def test_bfloat16_is_read_as_it_is(size: int) -> None:
     """Its numbers are those float32 numbers whose lower half is zero."""
     bits = np.random.default_rng(size).normal(0.5, 2, size).astype(np.float32).view(np.uint32) & 0xFFFF0000
     x, halves = bits.view(np.float32), (bits >> 16).astype(np.uint16)
-    every = {"eps": 0.3, "more": EVERY}
-    assert of(halves, "bfloat16", **every) == of(x, **every)
+    every: dict[str, Any] = {"eps": 0.3, "more": EVERY}
+    assert of(halves, BFLOAT16, **every) == of(x, **every)
 
 
 @pytest.mark.parametrize("size", [1, 33, 1024, 5001])
 def test_float16_is_read_as_it_is(size: int) -> None:
     """Numbers without an exponent too."""
     halves = (np.random.default_rng(size).normal(0.5, 2, size) * np.where(np.arange(size) % 3, 1, 1e-6)).astype("f2")
-    every = {"eps": 0.3, "more": EVERY}
-    assert of(halves, "float16", **every) == of(halves.astype(np.float32), **every)
+    every: dict[str, Any] = {"eps": 0.3, "more": EVERY}
+    assert of(halves, FLOAT16, **every) == of(halves.astype(np.float32), **every)
 
 
 def test_every_float16_is_read_as_numpy_reads_it() -> None:
     """Alone, where the rest that fills no vector is read, and in vectors."""
     every = np.arange(1 << 16, dtype=np.uint16)
     finite = every[np.isfinite(every.view(np.float16))]
-    for value in finite:
-        alone = np.array([value])
-        expected = float(alone.view(np.float16)[0])
-        found = fused_reduce._library.brief["float16"]  # type: ignore[union-attr]
-        row = np.empty(fused_reduce.NUMBERS)
-        found(alone.ctypes.data, 1, 0.0, 0, row.ctypes.data)
-        assert (row[0], row[3]) == (expected, expected**2)
-    for begin in range(0, len(finite) - 64, 64):
-        part = finite[begin : begin + 64].copy()
-        row = np.empty(fused_reduce.NUMBERS)
-        fused_reduce._library.brief["float16"](part.ctypes.data, 64, 0.0, 0, row.ctypes.data)  # type: ignore[union-attr]
-        wide = part.view(np.float16).astype(np.float64)
-        assert (row[0], row[1]) == (wide.min(), wide.max())
+    parts = [*finite[:, None], *np.split(finite, range(64, len(finite), 64))]
+    places = [part.ctypes.data for part in parts], [part.size for part in parts]
+    rows, valid = FixedArrays(("min", "max", "sumsq"), *places, FLOAT16).read()
+    assert 0 not in valid
+    numbers = [part.view(np.float16).astype(np.float64) for part in parts]
+    assert rows()[:, :2].tolist() == [[wide.min(), wide.max()] for wide in numbers]
+    assert rows()[: len(finite), 2].tolist() == [wide[0] ** 2 for wide in numbers[: len(finite)]]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -133,18 +129,22 @@ def test_deviations_that_float32_cannot_hold_are_left_to_others() -> None:
 
 def test_many_at_once_are_as_one_by_one() -> None:
     arrays = [np.linspace(-i, 2, i * 700 + 1, dtype=np.float32) for i in range(1, 6)] + [np.full(3, np.nan, np.float32)]
-    rows, sound = fused_reduce.each([x.ctypes.data for x in arrays], [x.size for x in arrays])
-    assert sound.tolist() == [True] * 5 + [False]
-    assert [tuple(row) for row in rows[:5].tolist()] == [of(x) for x in arrays[:5]]
+    arrays += [np.array([0.5, -3.0], np.float16)]
+    kinds = [FLOAT32] * 6 + [FLOAT16]
+    read = FixedArrays(FIRST, [x.ctypes.data for x in arrays], [x.size for x in arrays], kinds)
+    rows, valid = read.read()
+    assert valid == b"\1\1\1\1\1\0\1"
+    others = [0, 1, 2, 3, 4, 6]
+    assert rows()[others].tolist() == [[*of(arrays[i], kinds[i])[:4]] for i in others]  # type: ignore[index]
 
 
 def test_what_is_read_again_and_again_is_as_it_is_now() -> None:
     """Each reading is of the numbers of that moment; it stays as it was when they change."""
     x, y = np.arange(5, dtype=np.float32), np.full(3, 2, np.float32)
-    arrays = fused_reduce.FixedArrays([x.ctypes.data, y.ctypes.data], [x.size, y.size])
+    arrays = FixedArrays(FIRST, [x.ctypes.data, y.ctypes.data], [x.size, y.size])
     (before, valid), _ = arrays.read(), x.__imul__(2)
     y[1] = np.inf
     after, now_valid = arrays.read()
     assert (valid, now_valid) == (b"\1\1", b"\1\0")
-    assert fused_reduce.rows_of(before)[:, :4].tolist() == [[0, 4, 10, 30], [2, 2, 6, 12]]
-    assert fused_reduce.rows_of(after)[0, :4].tolist() == [0, 8, 20, 120]
+    assert before().tolist() == [[0, 4, 10, 30], [2, 2, 6, 12]]
+    assert after()[0].tolist() == [0, 8, 20, 120]

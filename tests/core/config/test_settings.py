@@ -121,7 +121,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.sa_order, settings.cc_distribution.cc_codeline) == ("s,b,h,d", ())
 
 
-FORMATS = "csv, tensorboard, sqlite, parquet, prometheus, otlp, wandb, mlflow, swanlab, trackio, api"
+FORMATS = "csv, tensorboard, sqlite, parquet, csv_v2, prometheus, otlp, wandb, mlflow, swanlab, trackio, api"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -49,13 +49,13 @@ def file(tmp_path: Path) -> Path:
 def inbox(
     file: Path,
     rank: int = 0,
-    ahead: int | Callable[[int], int] = 0,
+    ahead: int | Callable[[], int] = 0,
     first: int = 0,
     began: float = 0.0,
     notices: Notices | None = None,
 ) -> CommandInbox:
     """Commands as one rank gets them; announcements lie in a folder that all ranks see."""
-    steps = ahead if callable(ahead) else lambda _: ahead
+    steps = ahead if callable(ahead) else lambda: ahead
     notices = notices or FolderNotices(file.parent / "announced", rank)
     return CommandInbox(folder_of(file), rank, rank == 0, steps, notices, first, began, Faults())
 
@@ -147,7 +147,7 @@ def test_a_command_is_announced_when_the_one_before_was_read_back(file: Path) ->
 def test_a_later_command_comes_in_no_earlier_step(file: Path) -> None:
     """Also if fewer steps are needed by then, since steps have become slower; neither counts as too late."""
     steps = iter([5, 0])
-    commands = inbox(file, ahead=lambda _: next(steps))
+    commands = inbox(file, ahead=lambda: next(steps))
     request(file, ReduceBatchSize(), "test")
     until(lambda: commands.due(0, ()) or commands._pending)
     request(file, RollbackCheckpoint(), "test")

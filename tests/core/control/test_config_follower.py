@@ -33,7 +33,7 @@ class Rank:
         text = path.read_text() if read is None else read
         self.faults, self.taken = Faults(), Taken()
         settings, content = load(json.loads(text)), text.encode()
-        self.control = Control(path, settings, content, 0, False, rank == 0, self.faults, lambda _: AHEAD)
+        self.control = Control(path, settings, content, 0, False, rank == 0, self.faults, lambda: AHEAD)
         self._left = 0
 
     def step(self, number: int) -> None:
@@ -110,7 +110,7 @@ def test_a_change_that_waits_for_its_step_outlives_the_end_of_collecting(tmp_pat
 def alone(path: Path, read: str | None = None) -> Control:
     """A run of one rank that has read ``read`` (None: what is there)."""
     text = path.read_text() if read is None else read
-    return Control(path, load(json.loads(text)), text.encode(), 0, True, True, Faults(), lambda _: 0)
+    return Control(path, load(json.loads(text)), text.encode(), 0, True, True, Faults(), lambda: 0)
 
 
 def test_what_was_changed_before_training_began_is_taken_up(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_step_that_is_over_when_training_begins_is_not_waited_for(
     path.write_text(json.dumps(ON | {"apply_at_step": at}))
     settings, content = load(json.loads(path.read_text())), path.read_bytes()
     with caplog.at_level(logging.WARNING, logger="probe.control"):
-        control = Control(path, settings, content, 5, True, True, Faults(), lambda _: AHEAD)
+        control = Control(path, settings, content, 5, True, True, Faults(), lambda: AHEAD)
     assert [f"begins at step {at}" in record.getMessage() for record in caplog.records] == [True] * warned
     assert control.poll(6, idle=True) is not None
 
@@ -256,7 +256,7 @@ class SharingRank(Rank):
         self.faults, self.taken, self.number = Faults(), Taken(), 0
         settings, content = load(json.loads(path.read_text())), path.read_bytes()
         groups: Any = Place(rank, ranks)
-        self.control: Any = follow(path, settings, content, 0, groups, self.faults, lambda _: AHEAD)
+        self.control: Any = follow(path, settings, content, 0, groups, self.faults, lambda: AHEAD)
         self._left = 0
 
     def next_step(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probe.core.control.agreement import FEWEST, Ahead
+from probe.core.control.agreement import FEWEST, LeadTime
 from probe.core.control.on_anomaly import Arming
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
@@ -13,7 +13,7 @@ from tests.core.output.sink_data import finding
 
 def arming(folder: Path, faults: Faults, rank: int = 0) -> Arming:
     """For three steps, four steps ahead, then two of rest."""
-    return Arming(FolderNotices(folder, rank), rank, 3, 2, lambda _: 4, faults)
+    return Arming(FolderNotices(folder, rank), rank, 3, 2, lambda: 4, faults)
 
 
 def test_an_order_whose_steps_passed_at_rest_is_none(tmp_path: Path) -> None:
@@ -56,16 +56,16 @@ def test_the_rest_after_an_order_ends_with_its_last_step(tmp_path: Path) -> None
 def test_announced_steps_last_as_long_as_a_file_takes_to_be_seen() -> None:
     """A first step of five minutes, or one that saves, does not make the others seem long."""
     now = 0.0
-    ahead = Ahead(False, 5.0, lambda: now)
-    assert ahead(0) == FEWEST
+    lead_time = LeadTime(False, 5.0, lambda: now)
+    assert lead_time.steps() == FEWEST
     for seconds in (300.0, *[0.1] * 30, 60.0, *[0.1] * 5):
         now += seconds
-        ahead.ended()
-    assert ahead(37) * 0.1 >= 5.0
-    assert ahead(37) <= 51
+        lead_time.step_ended()
+    assert lead_time.steps() * 0.1 >= 5.0
+    assert lead_time.steps() <= 51
 
 
 def test_a_rank_alone_waits_for_nobody() -> None:
-    ahead = Ahead(True, 5.0)
-    ahead.ended()
-    assert ahead(1) == 0
+    lead_time = LeadTime(True, 5.0)
+    lead_time.step_ended()
+    assert lead_time.steps() == 0

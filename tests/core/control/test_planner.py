@@ -203,8 +203,7 @@ def test_no_source_of_plans_touches_the_session() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "probe.core.instrumentation.session":
                 users[path.relative_to(ROOT / "probe" / "core").as_posix()] = {alias.name for alias in node.names}
     assert {file for file, names in users.items() if "Session" in names} == {
-        "monitor/collector.py",
-        "monitor/readback.py",
+        "monitor/attachment.py",  # makes and ends it
         "monitor/sentinel_attachment.py",  # shows it every update
     }
     calls = [

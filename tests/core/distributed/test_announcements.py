@@ -295,7 +295,7 @@ class Host:
         self.path.write_text('{"dynamic_on": false}')
         self.notices = StoreNotices("control", lambda: None, SEAL, self.faults)
         settings, content = load(self.path), self.path.read_bytes()
-        ahead: Any = lambda _: AHEAD  # noqa: E731
+        ahead: Any = lambda: AHEAD  # noqa: E731
         groups: Any = SimpleNamespace(rank=lambda: rank, world_size=lambda: 2)
         self.switch: Any = follow(self.path, settings, content, 0, groups, self.faults, ahead, self.notices)
         self.taken: dict[int, tuple[str, ...]] = {}

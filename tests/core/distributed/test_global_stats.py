@@ -19,7 +19,7 @@ from probe.core.faults import Faults
 from probe.core.histogram import HISTOGRAM, quantile
 from probe.core.records import Batch, Coverage, Key
 
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 class AbsentError(Exception):

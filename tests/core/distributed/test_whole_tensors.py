@@ -12,10 +12,11 @@ import pytest
 
 from probe.core.distributed import whole_tensors
 from probe.core.distributed.global_stats import GlobalStats
-from probe.core.distributed.whole_tensors import LATE, WAITING, Line, Wholes
+from probe.core.distributed.whole_tensors import ExchangeThread
 from probe.core.faults import Faults
 from probe.core.output.run_output import delivery
-from probe.core.records import Batch, Coverage
+from probe.core.output.write_order import LATE, WAITING, WriteOrder
+from probe.core.records import Batch, Coverage, Snapshot
 from tests.core.distributed.test_global_stats import batch_of
 
 SECONDS = 120.0
@@ -52,28 +53,30 @@ class Writing:
 
     def __init__(self, other: Other) -> None:
         self.faults, self.written = Faults(), list[tuple[int, str]]()
-        self.delivery, self.line = delivery(4, "wait", self.faults), Line(self.faults)
-        self.exchange = self.exchange_with(other)
+        self.delivery = delivery(4, "wait", self.faults)
+        self.order = WriteOrder(self.faults, self.delivery)
+        self.order.begin(self.exchange_with(other))
 
-    def exchange_with(self, other: Any) -> Wholes:
-        stats = GlobalStats(other, "run 0", "", ["norm"], SECONDS, self.faults)
-        return Wholes(stats, lambda: self.delivery.submit(self.line.advance, must=True), lambda _: None, self.faults)
+    def exchange_with(self, other: Any) -> ExchangeThread:
+        return self.order.thread(GlobalStats(other, "run 0", "", ["norm"], SECONDS, self.faults))
 
     def submit(self, step: int) -> None:
         """As training does it."""
 
         def work() -> None:
             whole = replace(batch_of(0, 2, step), coverage=(Coverage((1,), "0:1", (0, 1)),) * 2)
-            offer = self.exchange.offer(step, [whole])
-            self.line.add(offer, lambda batches: self.written.append((step, known(batches))))
+            self.order.write(Snapshot(step, 0, 0.0, [whole], ("norm",)), self._write)
 
         self.delivery.submit(work)
 
+    def _write(self, snapshot: Snapshot) -> None:
+        self.written.append((snapshot.step, known(snapshot.batches)))
+
     def end(self) -> None:
-        self.line.end()
-        self.delivery.submit(self.line.advance, must=True)
+        self.order.end()
+        self.delivery.submit(self.order.advance, must=True)
         self.delivery.close(SECONDS)
-        self.exchange.close(SECONDS)
+        self.order.close(SECONDS)
 
 
 def known(batches: Sequence[Batch]) -> str:
@@ -169,11 +172,9 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     writing, awake = Writing(other), Other()
     awake.awake.set()
     writing.submit(0)
-    first = writing.exchange
 
     def change() -> None:
-        writing.exchange = writing.exchange_with(awake)
-        writing.line.add(None, lambda _: writing.written.append((-1, "changed")))
+        writing.order.change(writing.exchange_with(awake), lambda: writing.written.append((-1, "changed")))
 
     writing.delivery.submit(change, must=True)
     writing.submit(1)
@@ -182,7 +183,6 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     other.awake.set()
     until(lambda: len(writing.written) == 3)
     assert writing.written == [(0, "whole"), (-1, "changed"), (1, "whole")]
-    first.close(SECONDS)
     writing.end()
 
 
@@ -212,10 +212,10 @@ def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
     for step in range(3):
         writing.submit(step)
     assert writing.delivery.flush(SECONDS)
-    writing.line.end()
-    writing.delivery.submit(writing.line.advance, must=True)
+    writing.order.end()
+    writing.delivery.submit(writing.order.advance, must=True)
     writing.delivery.close(SECONDS)
     assert writing.written == [(step, "missing") for step in range(3)]
     assert writing.faults.counts == {LATE: 3}
     other.awake.set()
-    writing.exchange.close(SECONDS)
+    writing.order.close(SECONDS)

@@ -21,7 +21,6 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.context import Clock, Listeners
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.signals.collectives import DISTINCT, EARLY, LOST_EARLY, CallLog, Listening
 from probe.core.moments import derive
 from probe.core.records import Batch, Key
@@ -79,9 +78,9 @@ def listen(wire: Wire, **settings: Any) -> Listening:
     settings["cc_distribution"] = {"enable": True, **settings.pop("cc", {})}
     groups: Any = SimpleNamespace(rank=lambda: 0)
     adapter = FrameworkAdapter("numpy", "1", NumPy(), None, groups, wire)  # type: ignore[arg-type]
-    found = collectives.of_configuration(load(settings), adapter, Faults())
-    assert found is not None
-    return found
+    listening = Listening(load(settings), adapter, Faults())
+    listening.start()
+    return listening
 
 
 def rows(listening: Listening, step: int = 0) -> dict[tuple[str, str], dict[str, Any]]:

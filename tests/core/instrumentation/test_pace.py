@@ -132,7 +132,7 @@ def two_ranks(folder: Path, steps: int, costs: dict[int, float], late: int = 0) 
     hidden = folder / "hidden"
     hidden.mkdir(exist_ok=True)
     places = (folder / "seen", hidden) if late else (folder / "seen", folder / "seen")
-    paces = [AgreedPace(0.1, 1, FolderNotices(place, r), r == 0, lambda _: 2, faults) for r, place in enumerate(places)]
+    paces = [AgreedPace(0.1, 1, FolderNotices(place, r), r == 0, lambda: 2, faults) for r, place in enumerate(places)]
     schedules, found = [Schedule(pace=pace) for pace in paces], ([], [])
     cost = 0.0
     for step in range(steps):

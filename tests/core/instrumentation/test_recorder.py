@@ -58,9 +58,6 @@ class NumPy:
         limit = eps if scale is None else eps * float(scale.values[0])
         return [[_moment(name, tensor.values, limit) for name in columns] for tensor in tensors]
 
-    def unchanged(self, tensor: Array, block: Any, column: int) -> bool:
-        return bool(block[0][column] == tensor.values.sum() != 0)
-
     def to_host(self, blocks: Sequence[Any]) -> Callable[[], np.ndarray]:
         self.copies += 1
         return lambda: np.array([row for block in blocks for row in block])
@@ -269,30 +266,3 @@ def test_every_row_has_its_own_scale(tensors: NumPy) -> None:
     recorder.record("grad", Key("b"), Array(6), scale=Array(2.0))
     recorder.record("grad", Key("c"), Array(5))
     assert column(drained(recorder)["grad"], "max") == {"a": 2, "b": 3, "c": 5}
-
-
-def test_what_has_not_changed_is_not_reduced_again() -> None:
-    """Within a step, and from one step to the next; a write that leaves the version as it is shows."""
-    tensors = NumPy()
-    recorder = recorder_of(tensors)
-    kept, written = Array(1.0, 2.0), Array(3.0, 4.0)
-    for name, tensor in (("kept", kept), ("written", written)):
-        recorder.record("grad_unreduced", Key(name), tensor, remember=True)
-    written.values[:] = 5.0
-    recorder.record_all("grad_reduced", [Key("kept"), Key("written")], [kept, written])
-    assert tensors.reduced == [1, 1, 1]
-    first = drained(recorder)
-    assert column(first["grad_reduced"], "max") == {"kept": 2.0, "written": 5.0}
-    recorder.record_all("grad_reduced", [Key("kept"), Key("written")], [kept, written])
-    assert tensors.reduced == [1, 1, 1]
-    assert column(drained(recorder)["grad_reduced"], "max") == {"kept": 2.0, "written": 5.0}
-
-
-def test_a_sum_of_zero_is_no_proof() -> None:
-    """Scaled in place behind the version's back, elements that cancel still do: they are reduced again."""
-    tensors = NumPy()
-    recorder, tensor = recorder_of(tensors), Array(1.0, -1.0)
-    recorder.record("grad_unreduced", Key("w"), tensor, remember=True)
-    tensor.values[:] *= 3
-    recorder.record_all("grad_reduced", [Key("w")], [tensor])
-    assert column(drained(recorder)["grad_reduced"], "max") == {"w": 3.0}

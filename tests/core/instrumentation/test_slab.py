@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import FLOAT32, LEAST, FixedArrays, Slab
 from probe.core.faults import Faults
 from probe.core.histogram import BINS, HISTOGRAM
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.slab import LEAST, Slab
 from probe.core.moments import columns_for
 from probe.core.records import Key
 from tests.core.instrumentation.test_recorder import Array, NumPy
@@ -39,21 +38,19 @@ def test_rows_stay_where_they_are_while_memory_grows(together: bool) -> None:
         slab.clear()
         some = arrays(number)
         if together:
-            places, valid = slab.read_each([x.ctypes.data for x in some], [x.size for x in some], "float32")
-            assert valid.all()
+            places = slab.read_each([x.ctypes.data for x in some], [x.size for x in some], [FLOAT32] * number)
         else:
-            places = [slab.read(x.ctypes.data, x.size, "float32") for x in some]
+            places = [slab.read(x.ctypes.data, x.size, FLOAT32) for x in some]
         assert slab.rows()[[*places]].tolist() == expected(number)
 
 
 def test_an_invalid_row_is_none_and_harms_no_other() -> None:
     slab, bad = Slab(COLUMNS, 0.0), np.array([1, np.nan], np.float32)
     (one, other) = arrays(2)
-    places = [slab.read(x.ctypes.data, x.size, "float32") for x in (one, bad, other)]
+    places = [slab.read(x.ctypes.data, x.size, FLOAT32) for x in (one, bad, other)]
     assert places[1] is None
     assert slab.rows()[[places[0], places[2]]].tolist() == expected(2)
-    _, valid = slab.read_each([x.ctypes.data for x in (bad, one)], [2, one.size], "float32")
-    assert valid.tolist() == [False, True]
+    assert slab.read_each([x.ctypes.data for x in (bad, one)], [2, one.size], [FLOAT32] * 2) == [None, 4]
 
 
 def test_histograms_are_left_to_others() -> None:
@@ -73,7 +70,7 @@ class Plain(NumPy):
             raise RuntimeError("no place")
         self.kept = np.array(tensor.values, np.float32) if not hasattr(self, "kept") else self.kept
         self.kept[:] = tensor.values
-        return self.kept.ctypes.data, 3, "float32", ((3,), "float32", None)
+        return self.kept.ctypes.data, 3, FLOAT32, ((3,), "float32", None)
 
 
 def recorded(tensors: NumPy, ops: Sequence[str] = ("max", "zeros")) -> Recorder:
@@ -97,14 +94,14 @@ def test_both_paths_meet_in_one_batch() -> None:
 
 def test_a_list_is_read_in_one_call_but_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    each = fused_reduce.each
-    monkeypatch.setattr(fused_reduce, "each", lambda *args: (calls.append(len(args[0])), each(*args))[1])
+    write = FixedArrays.write
+    monkeypatch.setattr(FixedArrays, "write", lambda self, to: (calls.append(len(self.addresses)), write(self, to))[1])
     arrays = [np.full(3, n, np.float32) for n in range(4)]
 
     class InPlace(NumPy):
         def host_place(self, tensor: Any) -> Any:
             here = arrays[int(tensor.values[0])] if len(tensor.values) == 3 else None
-            return None if here is None else (here.ctypes.data, 3, "float32", ((3,), "float32", None))
+            return None if here is None else (here.ctypes.data, 3, FLOAT32, ((3,), "float32", None))
 
     recorder = recorded(InPlace(), ("max",))
     given = [Array(0, 0, 0), Array(9), Array(2, 2, 2), Array(3, 3, 3)]

@@ -9,7 +9,8 @@ import pytest
 
 import probe
 from probe.core.instrumentation.context import Clock
-from probe.core.instrumentation.step_boundary import Searches, Turns
+from probe.core.instrumentation.step_boundary import Updates
+from tests.matrix.numpy_framework import TENSORS
 
 
 def micro_steps(events: str) -> list[int]:
@@ -86,14 +87,14 @@ class Optimizer:
 def steps(updates: str) -> list[int]:
     """The number of the step that each update belongs to; optimizers are letters, all that occur anywhere are known."""
     optimizers = {letter: Optimizer() for letter in "ab"}
-    turns, step, found = Turns(list(optimizers.values())), 0, []
+    updates_of_step, step, found = Updates(TENSORS, list(optimizers.values())), 0, []
     for letter in updates:
-        if turns.ends_by(optimizers[letter]):
-            turns.updated.clear()
+        if updates_of_step.ends_by(optimizers[letter]):
+            updates_of_step.updated.clear()
             step += 1
         found.append(step)
-        if turns.take(optimizers[letter]):
-            turns.updated.clear()
+        if updates_of_step.take(optimizers[letter]):
+            updates_of_step.updated.clear()
             step += 1
     return found
 
@@ -127,12 +128,12 @@ def test_nobody_sets_an_attribute_of_a_run() -> None:
 
 def test_an_optimizer_that_searches_is_known_by_its_evaluations() -> None:
     """From three in one update on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
-    searches, line_search, other = Searches(), object(), object()
+    updates, line_search, other = Updates(TENSORS, []), object(), object()
 
     def include(optimizer: object, evaluations: int) -> bool:
         for _ in range(evaluations - 1):
-            searches.evaluated()
-        return searches.include(optimizer)
+            updates.evaluated()
+        return updates.searches(optimizer)
 
     assert [include(line_search, number) for number in (1, 2, 3, 1)] == [False, False, True, True]
     assert [include(other, number) for number in (1, 2, 1)] == [False] * 3

@@ -1,98 +1,50 @@
-"""Both orders of set_monitor's arguments."""
+"""Objects of an attachment in a running program: of how many classes they are, and that none is left at the end."""
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from probe.core.monitor.attachment import Attachment, read
+from tests.matrix import numpy_harness
+from tests.matrix.numpy_framework import Tensor, TrainerMon
+from tests.matrix.watching import EVERYTHING
+
+ROOMS = tuple(f"probe.core.{room}" for room in ("monitor", "control", "distributed", "instrumentation", "output"))
+BESIDE = ("probe.core.output.sinks", "probe.core.output.metrics", "probe.core.instrumentation.signals.")
+"""Writers and sources: a user who has configured one knows its name."""
+MOST_CLASSES = 43
+CONFIG = {**EVERYTHING, "history": 3, "max_overhead": 0.5, "format": ["csv"], "run": {"enable": True}}
 
 
-class Optimizer:
-    """Attributes that distinguish an optimizer from a number."""
-
-    def step(self) -> None: ...
-
-
-MODEL, OPTIMIZER = object(), Optimizer()
-FULL = Attachment(MODEL, 4, OPTIMIZER, dp_group="dp", tp_group="tp", start_iteration=7)
+def objects() -> Counter[str]:
+    """The number of objects in the process of each class of the rooms; the interpreter knows them all."""
+    gc.collect()
+    kinds = (type(each) for each in gc.get_objects())
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if isinstance(kind.__module__, str))
+    return Counter(name for name in names if name.startswith(ROOMS) and not name.startswith(BESIDE))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ((MODEL, 4, OPTIMIZER, "dp", "tp", 7), {}),
-        ((MODEL, OPTIMIZER, 4, "tp", "dp", 7), {}),
-        ((MODEL, 4), {"optimizer": OPTIMIZER, "tp_group": "tp", "dp_group": "dp", "start_iteration": 7}),
-        ((MODEL, OPTIMIZER), {"grad_acc_steps": 4, "dp_group": "dp", "tp_group": "tp", "start_iteration": 7}),
-        (
-            (),
-            {
-                "model": MODEL,
-                "optimizer": OPTIMIZER,
-                "grad_acc_steps": 4,
-                "tp_group": "tp",
-                "dp_group": "dp",
-                "start_iteration": 7,
-            },
-        ),
-    ],
-    ids=["documented", "existing", "documented with keywords", "existing with keywords", "keywords"],
-)
-def test_every_way_to_call(given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-    """The documented order, the existing tool's (an optimizer in second place) and keywords mean the same."""
-    args, kwargs = given
-    assert read(*args, **kwargs) == FULL
-
-
-def test_defaults() -> None:
-    """One micro batch, no groups, from step 0."""
-    expected = Attachment(MODEL, 1, OPTIMIZER, None, None, 0)
-    assert read(MODEL, 1, OPTIMIZER) == expected
-    assert read(MODEL, OPTIMIZER) == expected
-    assert read(model=MODEL, optimizer=OPTIMIZER) == expected
-
-
-def test_a_list_of_optimizers() -> None:
-    """Several optimizers may stand wherever one may."""
-    optimizers = [OPTIMIZER, Optimizer()]
-    assert read(MODEL, optimizers, 4).optimizer is optimizers
-    assert read(MODEL, optimizers, 4).grad_acc_steps == 4
-    assert read(MODEL, 4, optimizers).optimizer is optimizers
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("grad_acc_steps", 0), ("grad_acc_steps", 1.5), ("grad_acc_steps", True), ("start_iteration", -1)],
-)
-def test_numbers_out_of_range(name: str, value: Any) -> None:
-    """A count that cannot be is refused by name."""
-    with pytest.raises(ValueError, match=f"{name}: expected an integer of at least ., got {value}"):
-        read(**{"model": MODEL, "optimizer": OPTIMIZER, name: value})
-
-
-def test_missing_and_unknown_arguments() -> None:
-    """No optimizer, or an argument that does not exist, is an error that names it."""
-    with pytest.raises(TypeError, match="optimizer"):
-        read(MODEL, 4)
-    with pytest.raises(TypeError, match=r"^set_monitor: .*'start_step'; call set_monitor\(model, grad_acc_steps"):
-        read(MODEL, 4, OPTIMIZER, start_step=3)
-    with pytest.raises(TypeError, match=r"^set_monitor: too many positional arguments"):
-        read(MODEL, 4, OPTIMIZER, None, None, 0, 1)
-
-
-def test_integers_of_other_kinds() -> None:
-    """A number from a checkpoint is accepted as a number."""
-    found = read(MODEL, np.int64(2), OPTIMIZER, start_iteration=np.array(7, np.int32))
-    assert (found.grad_acc_steps, found.start_iteration) == (2, 7)
-    assert {type(found.grad_acc_steps), type(found.start_iteration)} == {int}
-
-
-@pytest.mark.parametrize("given", [{"model": []}, {"optimizer": []}, {"optimizer": ()}])
-def test_an_empty_list_is_told(given: dict[str, Any]) -> None:
-    """There would be nothing to watch."""
-    (name,) = given
-    with pytest.raises(ValueError, match=f"^set_monitor: {name}: expected one or a list"):
-        read(**{"model": MODEL, "optimizer": OPTIMIZER, **given})
+def test_an_attachment_has_objects_of_few_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running monitor consists of a limited number of classes, values included; its end leaves no object of any."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+    before = objects()
+    model = numpy_harness.linear(np.ones((2, 3)), np.ones(2))
+    optimizer = numpy_harness.optimizer("momentum", model, lr=0.1)
+    loop = numpy_harness.loop(model, optimizer)
+    monitor = TrainerMon(CONFIG)
+    monitor.set_monitor(model, 1, optimizer)
+    for _ in range(3):
+        loop.micro_batch(Tensor(np.ones((4, 3))))
+        loop.update()
+    loop.micro_batch(Tensor(np.ones((4, 3))))
+    assert monitor.flush()  # no step is on its way
+    made = objects() - before
+    assert {"probe.core.monitor.attachment.Attachment", "probe.core.instrumentation.schedule.Pace"} <= {*made}
+    assert len(made) <= MOST_CLASSES, sorted(made)
+    monitor.stop()
+    del monitor
+    assert objects() - before == Counter()

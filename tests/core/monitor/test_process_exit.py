@@ -15,7 +15,7 @@ import pytest
 from probe.core.backend.patch import Shared
 from probe.core.control.config_follower import Toggle
 from probe.core.monitor import process_exit
-from probe.core.monitor.process_exit import Endings, put_back
+from probe.core.monitor.process_exit import Endings, restore_handler
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,7 +48,7 @@ def ended_elsewhere(number: int) -> Any:
     """Return the handler of a signal after the monitor's has ended on another thread."""
     owner = Owner()
     watching = Endings(owner.ended, owner.flush) if number == signal.SIGTERM else Toggle()
-    thread = threading.Thread(target=watching.forget)
+    thread = threading.Thread(target=watching.remove)
     thread.start()
     thread.join()
     return owner
@@ -71,7 +71,7 @@ def test_the_handler_is_put_back_on_the_main_thread(came: list[int]) -> None:
     """By the next thing that is asked there; another monitor finds the user's handler and puts that back."""
     users = signal.getsignal(signal.SIGTERM)
     ended_elsewhere(signal.SIGTERM)
-    put_back()
+    restore_handler()
     assert signal.getsignal(signal.SIGTERM) is users
     ended_elsewhere(signal.SIGTERM)
     signal.signal(signal.SIGTERM, users)
@@ -79,7 +79,7 @@ def test_the_handler_is_put_back_on_the_main_thread(came: list[int]) -> None:
     another = Endings(owner.ended, owner.flush)
     signal.raise_signal(signal.SIGTERM)
     assert (owner.flushed, len(came)) == (1, 2)
-    another.forget()
+    another.remove()
     assert signal.getsignal(signal.SIGTERM) is users
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from probe.core.output.history_buffer import Past
+from probe.core.output.history_buffer import HistoryBuffer
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from tests.core.output.sink_data import batch, finding, snapshot
 
@@ -22,12 +22,12 @@ def a_step(step: int, bad: bool = False) -> Snapshot:
     return snapshot(step, *batches, findings=(finding(step),) if bad else (), cost={"hooks": step * 0.5})
 
 
-def steps_written(past: Past, *bad: int, steps: int = 12) -> list[int]:
+def steps_written(past: HistoryBuffer, *bad: int, steps: int = 12) -> list[int]:
     return [out.step for step in range(steps) for out in past.admit(a_step(step, step in bad))]
 
 
 def test_a_healthy_run_writes_nothing() -> None:
-    past = Past(3)
+    past = HistoryBuffer(3)
     assert steps_written(past) == []
     past.forget()
     assert past.unwritten == 12
@@ -45,12 +45,12 @@ def test_a_healthy_run_writes_nothing() -> None:
 )
 def test_an_incident_is_written_with_what_was_before_and_after(bad: tuple[int, ...], written: list[int]) -> None:
     """Three steps before, the step, three after; each step once, in order."""
-    assert steps_written(Past(3), *bad) == written
+    assert steps_written(HistoryBuffer(3), *bad) == written
 
 
 def test_what_was_held_is_what_it_was() -> None:
     """To the last bit, with all that the files say of it."""
-    past = Past(5)
+    past = HistoryBuffer(5)
     for step in range(3):
         assert not [*past.admit(a_step(step))]
     for step, out in enumerate(past.release()):
@@ -77,13 +77,13 @@ def test_memory_is_bounded() -> None:
     def large(step: int) -> Snapshot:
         return snapshot(step, batch("exp_avg", step, {"min": list(rng.normal(size=1000))}))
 
-    past = Past(100, most_bytes=20_000)
+    past = HistoryBuffer(100, most_bytes=20_000)
     for step in range(10):
         assert not [*past.admit(large(step))]
     held = [out.step for out in past.release()]
     assert held == [8, 9]
     assert past.unwritten == 8
-    tiny = Past(100, most_bytes=1)
+    tiny = HistoryBuffer(100, most_bytes=1)
     assert not [*tiny.admit(large(0))]
     assert [out.step for out in tiny.release()] == [0]
 
@@ -110,7 +110,7 @@ def test_what_is_not_a_number_counts_too(other: str) -> None:
             ),
         )
 
-    past = Past(10_000, most_bytes=most)
+    past = HistoryBuffer(10_000, most_bytes=most)
     tracemalloc.start()
     try:
         for step in range(80):

@@ -20,7 +20,6 @@ from tests.core.output.sink_data import context, finding
 from tests.required import require
 
 require("duckdb")
-require("plotly")
 
 
 def name_of(time: str, rank: int = 0) -> str:

@@ -18,7 +18,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 
 def test_a_copied_directory_is_no_other_run(tmp_path: Path) -> None:

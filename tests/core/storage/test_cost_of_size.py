@@ -21,7 +21,7 @@ from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
 from probe.view.curves import RankChoice, row_curves

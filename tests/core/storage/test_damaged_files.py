@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -28,11 +29,11 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
 from tests.core.storage.run_files import write_run
 from tests.required import require
+from tests.view.view_process import viewing
 
 pytestmark = pytest.mark.slow
 
-require("duckdb")
-require("plotly")
+duckdb = require("duckdb")
 
 HEADER = b"vpp_stage,name,step,norm,shape,dtype\n"
 ROW = b'0,fc.weight,0,1,"[3, 2]",torch.float32\n'
@@ -61,6 +62,15 @@ READABLE = {
     "ranks beyond number": HEADER[:-1] + b",coverage\n" + ROW[:-1] + b",1 of [3] at 0:1 over ranks 0-99999999999\n",
 }
 """The same of files whose rows can be read."""
+FOREIGN_TABLES = {
+    "other columns": "SELECT 1 AS a",
+    "text for numbers": "SELECT 0 AS vpp_stage, 'w' AS name, 'x' AS step, 1.5::DOUBLE AS norm",
+    "a structure": "SELECT 0 AS vpp_stage, 'w' AS name, 0 AS step, {'a': 1} AS norm",
+    "thousands of columns": "SELECT 0 AS vpp_stage, 'w' AS name, 0 AS step, "
+    + ", ".join(f"1.5::DOUBLE AS c{n}" for n in range(2000)),
+}
+"""Parquet tables of others."""
+FOREIGN_SIGNALS = [(f"foreign{n}", "norm") for n in range(len(FOREIGN_TABLES))]
 GOOD_ROWS = {"actv": 4 * 4, "grad_reduced": 4 * 2}
 
 
@@ -102,25 +112,90 @@ def python_s_own_limit() -> Iterator[None]:
     csv.field_size_limit(before)
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_damaged_csv_files_are_named_and_the_rest_is_read(tmp_path: Path, part: int) -> None:
-    """Each of them in each command; exit code 1 where rows are read."""
-    rank = a_run(tmp_path / "run")
-    a_run(tmp_path / "other")
-    names = {f"other_{n}-{n}.csv": what for n, what in enumerate(FILES) if n % 2 == part}
-    for name, what in names.items():
-        (rank / name).write_bytes(FILES[what])
-    for command, arguments in commands(tmp_path / "run", tmp_path / "other", tmp_path).items():
+def damaged(root: Path, part: str) -> set[str]:
+    """Write a run of three ranks in two formats with damaged files; return the names of these."""
+    rank = a_run(root)
+    parquet = write_run(root, 2, range(4), sink="parquet")
+    write_manifest(parquet, {"rank": 2, "world_size": 3, "run": 0, "start_time": "2025-12-03T21:34:40+0800"})
+    if part != "other formats":
+        files = {f"other_{n}-{n}.csv": what for n, what in enumerate(FILES) if n % 2 == (part == "odd")}
+        for name, what in files.items():
+            (rank / name).write_bytes(FILES[what])
+        return set(files)
+    whole = sorted(parquet.glob("actv*.parquet"))[0].read_bytes()
+    pages = whole[:60] + bytes(40) + whole[100:]
+    contents = {
+        parquet / "other_0-0.parquet": b"PAR1 is how it begins",
+        parquet / "other_1-1.parquet": pages,
+        parquet / "other_2-2.parquet": whole[:4] + whole[-4:],
+        rank / "actv_0-0.parquet": pages,  # the same steps are in a CSV file
+        rank / "grad_reduced_0-0.parquet": b"nothing",
+        rank / "notes.csv": b"a,b\n",
+        rank / "monitor_metrics.db": b"nothing",
+    }
+    for path, content in contents.items():
+        path.write_bytes(content)
+    tables = {parquet / f"foreign{n}_0-3.parquet": query for n, query in enumerate(FOREIGN_TABLES.values())}
+    for path, query in tables.items():
+        duckdb.sql(query).write_parquet(str(path))
+    return {path.name for path in (*contents, *tables)}
+
+
+@pytest.mark.parametrize("part", ["even", "odd", "other formats"])
+def test_every_command_leaves_out_the_same_damaged_files(tmp_path: Path, part: str) -> None:
+    """All of them are named, with exit code 1, and the rest is read."""
+    names = damaged(tmp_path / "run", part)
+    damaged(tmp_path / "other", part)
+    reading = commands(tmp_path / "run", tmp_path / "other", tmp_path)
+    table = "actv" if part == "other formats" else "other"  # a query finds damaged lines of what it reads
+    reading["sql"] = ["sql", str(tmp_path / "run"), f"SELECT count(*) FROM {table}"]
+    del reading["status"]  # it reads no rows
+    for command, arguments in reading.items():
         result = ended(arguments)
         text = result.output.replace("\n", "")
-        assert result.exit_code == (0 if command == "status" else 1), (command, result.output)
-        if command in ("anomalies", "csv2db", "csv2tb"):  # compare reads what both runs have
-            assert [what for name, what in names.items() if f"{name}:" not in text] == [], command
+        assert result.exit_code == 1, (command, result.output)
+        assert {name for name in names if f"{name}:" in text} == names, command
     with closing(sqlite3.connect(tmp_path / "db" / "monitor_metrics.db")) as database:
         for kind, rows in GOOD_ROWS.items():
             assert database.execute(f"SELECT count(*) FROM {kind}_rows WHERE rank = 0").fetchone() == (rows,)
-        (kept,) = database.execute("SELECT count(*) FROM other_rows WHERE target_name = 'fc.weight'").fetchone()
-    assert kept > 0
+        if part != "other formats":
+            (kept,) = database.execute("SELECT count(*) FROM other_rows WHERE target_name = 'fc.weight'").fetchone()
+            assert kept > 0
+
+
+@pytest.mark.parametrize("part", ["even", "odd", "other formats"])
+def test_the_page_leaves_out_the_same_damaged_files(tmp_path: Path, part: str) -> None:
+    """Once the signals are shown; Parquet whose steps are in CSV files is not opened."""
+    names = damaged(tmp_path / "run", part) - {"actv_0-0.parquet"}
+    with viewing(tmp_path / "server", tmp_path / "run") as server:
+        for signal, op in (("actv", "max"), ("grad_reduced", "max"), ("other", "norm"), *FOREIGN_SIGNALS):
+            for _ in range(2):  # the first request that meets a damaged file fails
+                server.client.get("/api/runs/0/heatmap", params={"signal": signal, "op": op})
+        text = "\n".join(server.get("/api/runs/0")["problems"])
+    assert {name for name in names if f"{name}:" in text} == names
+
+
+def test_an_op_that_cannot_be_merged_is_named(tmp_path: Path) -> None:
+    """The others of the file are merged."""
+    rank = a_run(tmp_path / "run", ranks=1)
+    (rank / "weight_0-0.csv").write_bytes(HEADER.replace(b"norm", b"norm,flatness") + ROW.replace(b",1,", b",1,2,"))
+    result = ended(["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")])
+    text = result.output.replace("\n", "")
+    assert result.exit_code == 1
+    assert "weight_0-0.csv:1:expectedops;'flatness'cannotbemerged:leftout" in "".join(text.split())
+    header, row = (tmp_path / "merged" / "weight_0-0.csv").read_text().splitlines()
+    assert header.split(",")[:4] == ["vpp_stage", "name", "step", "norm"]
+    assert row.startswith("0,fc.weight,0,1,")
+
+
+def test_a_database_beside_files_is_named_by_conversions(tmp_path: Path) -> None:
+    """As a loss, with exit code 1, if it has later steps than the files; else as a note."""
+    rank = write_run(tmp_path / "run", 0, range(4))
+    for number, (steps_of, code) in enumerate([(range(4), 0), (range(6), 1)]):
+        path = write_run(tmp_path / f"database{number}", 0, steps_of, sink="sqlite") / "monitor_metrics.db"
+        shutil.copy(path, rank / path.name)
+        result = ended(["csv2db", str(tmp_path / "run"), "-o", str(tmp_path / f"db{number}")])
+        assert (result.exit_code, "monitor_metrics.db: " in result.output.replace("\n", "")) == (code, True)
 
 
 @pytest.mark.parametrize("content", READABLE.values(), ids=READABLE)
@@ -214,3 +289,17 @@ def test_files_of_gigabytes_of_zeros_are_left_out(tmp_path: Path) -> None:
             text = output.replace("\n", "")
             times = {text.count(f"other_{number}-{number}.csv") for number in range(3)}
             assert times == {2 if command == "compare" else 1}, command
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5])
+def test_zeros_in_a_parquet_file_end_no_command(tmp_path: Path, place: float) -> None:
+    """A block that a disk has lost: the file is left out, or its numbers are read, which no checksum guards."""
+    rank = write_run(tmp_path / "run", 0, range(4), sink="parquet", steps_per_file=4)
+    path = rank / "actv_0-3.parquet"
+    data = bytearray(path.read_bytes())
+    begin = int(place * len(data))
+    data[begin : begin + 64] = bytes(64)
+    path.write_bytes(data)
+    result = ended(["anomalies", str(tmp_path / "run")])
+    assert result.exit_code in (0, 1)
+    assert (result.exit_code == 1) == ("actv_0-3.parquet" in result.output.replace("\n", "") or "NaN" in result.output)

@@ -16,7 +16,6 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 require("duckdb")
-require("plotly")
 
 ODD = [None, True, -1, 10**30, 1.5, "1", [[]], {"x": {"y": [1]}}]
 READ = (

@@ -6,18 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from probe.core.storage.fetched_parts import FetchedParts, ListedObject
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="copies are shared on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files cannot be locked")
 
 KEEPER = """
 import sys
-from probe.core.storage.fetched_parts import CopyAddress, FetchedParts, ListedObject
-address = eval(sys.stdin.readline())
-parts = FetchedParts(address)
+from probe.core.storage.fetched_parts import FetchedParts, ListedObject
+parts = FetchedParts(sys.argv[1])
 for n in range(200):
     with parts.alone("s3://b/o", n):
         if not parts.has("s3://b/o", n):
@@ -29,26 +29,13 @@ for n in range(200):
 ABOUT = ListedObject(1000, 1.5, "a")
 
 
-def others(parts: FetchedParts, number: int) -> list[str]:
-    """What ``number`` processes print that run KEEPER at the same time."""
-    command = [sys.executable, "-c", KEEPER]
-    running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(number)
-    ]
-    for process in running:
-        assert process.stdin
-        process.stdin.write(f"{parts.address!r}\n")
-        process.stdin.flush()
-    printed = [process.communicate()[0] for process in running]
-    assert all(process.returncode == 0 for process in running)
-    return printed
-
-
 def test_processes_keep_each_part_once() -> None:
     """Each of 200 parts is kept by one of three processes, and read here as it was kept."""
     parts = FetchedParts()
-    kept = [int(n) for text in others(parts, 3) for n in text.split()]
-    assert sorted(kept) == list(range(200))
+    command = [sys.executable, "-c", KEEPER, parts.folder]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = [process.communicate()[0] for process in running]
+    assert sorted(int(n) for text in printed for n in text.split()) == list(range(200))
     assert [parts.read("s3://b/o", n, n, 9) for n in range(200)] == [b"%5d" % n for n in range(200)]
     assert parts.read("s3://b/o", 3, 3 + 4, 9) == b"3"
     assert parts.read("s3://b/o", 200, 200, 9) is None
@@ -56,32 +43,30 @@ def test_processes_keep_each_part_once() -> None:
     assert parts.read("s3://b/another", 3, 3, 9) is None
 
 
-def test_a_copy_of_another_machine_or_an_ended_process_is_left_alone() -> None:
-    """A process that cannot open the copy has one of its own."""
+def test_a_copy_that_is_not_there_is_left_alone() -> None:
+    """As that of another machine, or of a process that has ended: a process then has one of its own."""
     parts = FetchedParts()
     parts.keep("s3://b/o", ABOUT, 0, b"here")
-    address = parts.address
-    assert address
-    same = FetchedParts(address)
-    assert same.read("s3://b/o", 0, 0, 9) == b"here"
-    (data, identity), index = address.files
-    for elsewhere in (
-        address._replace(machine="another"),
-        address._replace(process=2**22),
-        address._replace(files=((data, (identity[0], identity[1] + 1)), index)),
-    ):
-        assert FetchedParts(elsewhere).read("s3://b/o", 0, 0, 9) is None
+    assert FetchedParts(parts.folder).read("s3://b/o", 0, 0, 9) == b"here"
+    folder = parts.folder
+    del parts
+    assert not Path(folder).exists()
+    other = FetchedParts(folder)
+    assert (other.folder != folder, other.read("s3://b/o", 0, 0, 9)) == (True, None)
 
 
-def test_a_disk_that_takes_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is raised, and the part is fetched again by the next who wants it."""
-    parts = FetchedParts()
-    parts.keep("s3://b/o", ABOUT, 0, b"first")
-    full = FetchedParts(parts.address)
-    monkeypatch.setattr(full, "_data", os.open("/dev/full", os.O_RDWR))
-    full.keep("s3://b/o", ABOUT, 1, b"second")
-    assert not full.has("s3://b/o", 1)
-    assert parts.read("s3://b/o", 0, 0, 9) == b"first"
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next copy that is made in the same folder; those of processes that live stay."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alive = FetchedParts()
+    code = f"import os; from probe.core.storage.fetched_parts import FetchedParts\n{KILLED}"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    new = FetchedParts()
+    assert {str(path) for path in tmp_path.iterdir()} == {alive.folder, new.folder}
+
+
+KILLED = "parts = FetchedParts()\nos.kill(os.getpid(), 9)"
 
 
 READER = """

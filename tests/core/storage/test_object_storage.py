@@ -31,7 +31,7 @@ from probe.core.storage.fetched_parts import FetchedParts
 from probe.core.storage.layout import COSTS, cost_line
 from probe.core.storage.location import Location, Place, located, readable_by_duckdb
 from probe.core.storage.object_store import LocationError
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble
@@ -113,8 +113,8 @@ def inflated(page: str) -> str:
     def text(found: re.Match[str]) -> str:
         return zlib.decompress(base64.b64decode(found[1])).decode("utf-8", "replace")
 
-    page = re.sub(r'<script[^>]* id="data-cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
-    return re.sub(r'"(eN[A-Za-z0-9+/]{40,}=*)"', text, page)
+    page = re.sub(r'<script[^>]* id="cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
+    return re.sub(r">(eN[A-Za-z0-9+/]{40,}=*)<", text, page)
 
 
 @pytest.mark.parametrize("packed", [False, True])

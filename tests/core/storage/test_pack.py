@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from probe.core.storage.directories import last_run
-from probe.core.storage.pack import PackError, damaged, pack, pack_followed
-from probe.core.storage.pack_blocks import SEALS
-from probe.core.storage.packed_run import INDEX, packed_index
+from probe.core.storage.packed.blocks import SEALS
+from probe.core.storage.packed.pack import PackError, damaged, pack, pack_followed
+from probe.core.storage.packed.run import INDEX, packed_index
 from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
 from tests.forks import ROOT
@@ -176,7 +176,7 @@ def test_several_at_a_time_give_the_same_bytes(run: Path, tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from probe.core.storage.pack import pack
+from probe.core.storage.packed.pack import pack
 
 root, out, last = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 seen = 0
@@ -201,7 +201,9 @@ def killed(run: Path, out: Path, last: int) -> Ended:
     script = run.parent / "killed.py"
     script.write_text(KILLED)
     words = [str(script), str(run), str(out), str(last), str(SMALL)]
-    return ran(forks("duckdb", "probe.core.storage.pack"), words, run.parent, os.environ | {"PYTHONPATH": str(ROOT)})
+    return ran(
+        forks("duckdb", "probe.core.storage.packed.pack"), words, run.parent, os.environ | {"PYTHONPATH": str(ROOT)}
+    )
 
 
 def test_a_killed_pack_goes_on_and_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:

@@ -80,3 +80,25 @@ def test_another_text_is_no_time_of_a_folder(text: str) -> None:
     """As a user might write it for --time-start."""
     with pytest.raises(ValueError, match=r"month|format|unconverted"):
         parsed_stamp(text, 2025)
+
+
+ZONES = """
+from probe.core.storage.run_directory import local_stamp, zone_note
+print(local_stamp(1796304880.0))
+print(zone_note("out/Dec03_21-34-40-rank0-1f0c9a3e"))
+print(zone_note("out/other"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("zone", "time", "note"),
+    [
+        ("UTC", "Dec03 13:34:40", " (its name has the time of UTC+08:00)"),
+        ("Asia/Shanghai", "Dec03 21:34:40", ""),
+    ],
+)
+def test_people_read_times_of_their_own_zone(zone: str, time: str, note: str) -> None:
+    """Lists have the local time; a name with another one is printed with its zone."""
+    environ = {**os.environ, "TZ": zone}
+    done = subprocess.run([sys.executable, "-c", ZONES], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{time}\n{note}\n\n"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable
 from probe.core.trackers.tracker_budget import TrackerBudget
 from probe.core.trackers.tracker_thread import MOST_WAITING, Item, TrackerThread
+from tests.core.trackers.slow_tracker import STEPS
+from tests.core.trackers.training import ROOT
 
 SECONDS = 120.0
 
@@ -117,6 +124,49 @@ def test_the_exit_waits_for_a_beginning_that_is_under_way() -> None:
     exiting.join(SECONDS)
     assert after == ["begin"]
     thread.close(SECONDS)
+
+
+def test_a_run_that_begins_after_the_end_is_ended_without_rows() -> None:
+    """The end reports the rows that were not taken; the run that is then in the tracker does not stay open."""
+    allowed, entered, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        def begin(self) -> None:
+            entered.set()
+            allowed.wait()
+            super().begin()
+
+        def end(self) -> None:
+            super().end()
+            ended.set()
+
+    tracker, faults = Slow(), Faults()
+    thread = started(tracker, faults, SECONDS, {"x": "end"})
+    thread.put(row(0, a=0.0))
+    assert entered.wait(SECONDS)
+    thread.put(row(1, a=0.0))
+    assert thread.close(0.05) == 2
+    allowed.set()
+    assert ended.wait(SECONDS)
+    assert tracker.got == ["begin", "end"]
+    assert faults.counts["tracker kept: rows not taken"] >= 2
+
+
+@pytest.mark.parametrize(("begin", "grace"), [(1.0, 60.0), (30.0, 0.2)], ids=["in time", "too late"])
+def test_a_short_run_waits_for_a_tracker_as_long_as_the_grace(begin: float, grace: float, tmp_path: Path) -> None:
+    """Its tracker then has every step, and the run is ended; else the command that sends the files is printed."""
+    command = [sys.executable, "-m", "tests.core.trackers.slow_tracker", str(begin), str(grace)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": str(tmp_path / "out")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    got = (tmp_path / "got").read_text().split()
+    sentence = "probe: warning: wandb has not taken "
+    printed = f"probe:   probe track {tmp_path}/out --to wandb --project 'a b'\n"
+    if begin < grace:
+        assert (got[0], got[-1], {*map(int, got[1:-1])}) == ("begin", "end", {*range(STEPS)})
+        assert sentence not in done.stderr
+    else:
+        assert got == []
+        assert f" rows; this sends all that are in files:\n{printed}" in done.stderr.partition(sentence)[2]
 
 
 def test_a_budget_of_processor_time_is_kept() -> None:

@@ -66,15 +66,15 @@ Name = Annotated[Text, AfterValidator(not_blank)]
 
 
 def at_most_one(section: Section, keys: Sequence[str], needed: bool) -> None:
-    """Check that one of ``keys`` has a value, or that none has if none is ``needed``.
+    """Check that at most one of ``keys`` has a value, or exactly one if ``needed``.
 
     Raises:
         PydanticCustomError: if not.
     """
-    there = [key for key in keys if getattr(section, key) is not None]
-    if len(there) > 1 or (needed and not there):
+    present = [key for key in keys if getattr(section, key) is not None]
+    if len(present) > 1 or (needed and not present):
         expected = f"{'exactly' if needed else 'at most'} one of {', '.join(keys)}"
-        raise PydanticCustomError("expected", "expected", {"expected": expected, "shown": ", ".join(there) or "none"})
+        raise PydanticCustomError("expected", "expected", {"expected": expected, "shown": ", ".join(present) or "none"})
 
 
 class AddressArgs(Section):

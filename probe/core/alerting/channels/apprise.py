@@ -62,11 +62,11 @@ class AppriseServices:
         install()  # the loggers of its plugins exist from here on
         end, failed = time.monotonic() + timeout, list[str]()
         for number, (service, accepted) in enumerate(zip(self._services, self._accepted, strict=True), 1):
-            left = [alert for alert in alerts if _identity(alert) not in accepted]
-            if left and (reason := _failure(service, left, end)):
+            unsent = [alert for alert in alerts if _identity(alert) not in accepted]
+            if unsent and (reason := _failure(service, unsent, end)):
                 failed.append(f"service {number} of {len(self._services)}: {reason}")
             else:
-                accepted |= set(map(_identity, left))
+                accepted |= set(map(_identity, unsent))
         if failed:
             raise NotReceived("; ".join(failed), refusal="refused")  # Apprise only logs why
         for accepted in self._accepted:

@@ -63,8 +63,8 @@ def post(
     sent = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "probe", **(headers or {})}
     answer = _exchange(server, "POST", url, timeout, sent, body)
     if not 200 <= answer.status < 300:
-        shown = answer.body[:MOST_SHOWN].decode("utf-8", "replace").strip()
-        text = f"HTTP status {answer.status}: {shown}".rstrip(": ")
+        excerpt = answer.body[:MOST_SHOWN].decode("utf-8", "replace").strip()
+        text = f"HTTP status {answer.status}: {excerpt}".rstrip(": ")
         raise NotReceived(text, answer.retry_after(LONGEST_WAIT), refusal_of(answer.status))
     return answer
 
@@ -96,8 +96,8 @@ def json_object(answer: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        shown = answer[:MOST_SHOWN].decode("utf-8", "replace")
-        raise NotReceived(f"expected a JSON object as the answer, got {shown!r}", refusal="refused")
+        excerpt = answer[:MOST_SHOWN].decode("utf-8", "replace")
+        raise NotReceived(f"expected a JSON object as the answer, got {excerpt!r}", refusal="refused")
     return parsed
 
 

@@ -1,103 +1,76 @@
-"""Result of a comparison as one HTML page."""
+"""Result of a comparison for the page, and as one HTML file."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+import shlex
 from pathlib import Path
+from typing import Any
 
 from probe.core.analysis.compare.compare import Comparison
-from probe.core.analysis.compare.explain import COLUMNS, about, place, verdict
-from probe.core.analysis.report.page import PageSection
-from probe.core.analysis.report.page import page as framed
+from probe.core.analysis.compare.explain import COLUMNS, about, place, sentence, verdict
+from probe.core.analysis.compare.first_difference import DifferingRow
+from probe.core.analysis.pictures.static_page import static_page
 from probe.core.naming import signal_of
-
-SMALLEST = -8
-"""Smallest power of ten that is drawn."""
-INFINITE = 2
-"""Power of ten that stands for an infinite difference; larger differences are drawn the same."""
+from probe.core.storage.layout import MICRO_STEP
+from probe.core.storage.run_directory import plain
 
 
 def page(found: Comparison) -> str:
-    """Text of an HTML file that needs no network.
-
-    Raises:
-        ImportError: if plotly is missing.
-    """
-    title = f"{Path(found.a).name} and {Path(found.b).name}"
-    script = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-    subtitle = f"A: {found.a}; B: {found.b}"
-    return framed(title, list(_sections(found)), subtitle=subtitle, plotly=True, data=_data(found), scripts=[script])
-
-
-def _sections(found: Comparison) -> Iterator[PageSection]:
-    kind = "good" if found.agrees and not found.skipped else "bad"
-    lines = "".join(f"<p>{escape(line)}</p>" for line in about(found))
-    yield PageSection("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{lines}')
-    if found.first:
-        rows = [(str(row.rank), *place(row)) for row in found.first]
-        what = f"<p>The first {len(rows)} of {found.beyond}, in causal order. Step 7.1 is step 7, micro step 1.</p>"
-        yield PageSection("rows", "Rows that differ", what + _table(("rank", *COLUMNS), rows))
-    if found.jumps:
-        parted = [
-            (str(j.rank), f"{j.step}.{j.micro_step}", j.signal, j.module, f"{j.before:.2g}", f"{j.after:.2g}")
-            for j in found.jumps
-        ]
-        columns = ("rank", "step", "signal", "module", "goes in", "comes out")
-        what = "<p>The largest relative differences of what goes into a module and of what comes out of it.</p>"
-        yield PageSection("modules", "Modules in which the runs part", what + _table(columns, parted))
-    counts = [
-        (signal, signal_of(signal).meaning, str(rows), str(beyond), f"{largest:.2g}")
-        for signal, rows, beyond, largest in found.counts
-    ]
-    yield PageSection(
-        "signals", "Signals", _table(("signal", "meaning", "rows", "differ", "largest difference"), counts)
-    )
-    yield PageSection("growth", "Differences over steps", '<div id="growth-plot" class="plot"></div>')
-    shown = found.first[0].signal if found.first else ""
-    options = "".join(
-        f"<option{' selected' * (layers.signal == shown)}>{escape(layers.signal)}</option>" for layers in found.layers
-    )
-    chooser = f'<div class="controls"><label>signal <select id="layers-signal">{options}</select></label></div>'
-    what = "<p>The largest relative difference of each name in each range of steps, in the order of execution.</p>"
-    yield PageSection("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
-    if found.problems:
-        listed = "".join(f"<li>{escape(problem)}</li>" for problem in found.problems)
-        yield PageSection("problems", "Data that could not be read", f"<ul>{listed}</ul>")
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    numbers = {"rank", "step", "A", "B", "relative", "rows", "differ", "largest difference", "goes in", "comes out"}
-    kinds = [' class="number"' if column in numbers else "" for column in columns]
-    head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _data(found: Comparison) -> dict[str, object]:
-    growth = [
-        {"signal": each.signal, "steps": each.steps, "powers": [_power(value) for value in each.differences],
-         "texts": [f"{value:.2g}" for value in each.differences]}
-        for each in found.growth
-    ]  # fmt: skip
-    layers = {
-        each.signal: {
-            "names": each.names,
-            "steps": each.steps,
-            "powers": [[_power(value) for value in row] for row in each.differences],
-        }
-        for each in found.layers
+    """Text of an HTML file that needs no network."""
+    names = [Path(side).name for side in (found.a, found.b)]
+    runs = {
+        f"/api/runs/{n}": {"number": n, "name": names[n], "location": side, "signals": [], "numbers": []}
+        for n, side in enumerate((found.a, found.b))
     }
-    return {"growth": growth, "layers": layers, "tolerance": _power(found.tolerance), "ends": [SMALLEST, INFINITE]}
+    command = f"probe view {shlex.quote(found.a)} {shlex.quote(found.b)}"
+    answers = {"/api/compare?run=0&against=1": {"state": "done", **answer(found)}, "/api/command": command, **runs}
+    return static_page(f"{names[0]} ↔ {names[1]} – probe", answers)
 
 
-def _power(value: float | None) -> float | None:
-    """Logarithm to base 10, between :data:`SMALLEST` and :data:`INFINITE`; None for None."""
-    if value is None:
-        return None
-    power = math.log10(value) if 0 < value < math.inf else SMALLEST if value <= 0 else INFINITE
-    return round(min(max(power, SMALLEST), INFINITE), 3)
+def answer(found: Comparison) -> dict[str, Any]:
+    """Comparison as the page asks for it; NaN and Inf are texts."""
+    differences = [_difference(row) for row in found.first]
+    fields: dict[str, Any] = plain(
+        {
+            "same": found.same,
+            "agrees": found.agrees and not found.skipped,
+            "first_difference": differences[0] if differences else None,
+            "differences": differences,
+            "beyond": found.beyond,
+            "columns": ("rank", *COLUMNS),
+            "rows": [(row.rank, *place(row)) for row in found.first],
+            "jumps": [
+                (j.rank, f"{j.step}.{j.micro_step}", j.signal, j.module, f"{j.before:.2g}", f"{j.after:.2g}")
+                for j in found.jumps
+            ],
+            "counts": [
+                (signal, signal_of(signal).meaning, rows, beyond, f"{largest:.2g}")
+                for signal, rows, beyond, largest in found.counts
+            ],
+            "growth": found.growth,
+            "layers": found.layers,
+            "tolerance": found.tolerance,
+            "verdict": verdict(found),
+            "about": list(about(found)),
+            "problems": found.problems,
+        }
+    )
+    return fields
+
+
+def _difference(row: DifferingRow) -> dict[str, object]:
+    number = row.numbers[0] if row.numbers else None
+    return {
+        "sentence": sentence(row),
+        "signal": row.signal,
+        "row": row.name,
+        "row_b": row.name_b,
+        "stage": row.stage,
+        "op": number.op if number else "",
+        "rank": row.rank,
+        "step": row.step,
+        MICRO_STEP: row.micro_step if row.micro_stepped else None,
+        "left": number.a if number else None,
+        "right": number.b if number else None,
+        "relative": number.difference if number else None,
+    }

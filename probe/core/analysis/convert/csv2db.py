@@ -92,9 +92,9 @@ class Imported:
         """One line for people."""
         if not self.files + self.known:
             return f"nothing could be converted: {self.path} was not written"
-        known = f", {self.known} {plural(self.known, 'was', 'were')} there already" if self.known else ""
+        held_text = f", {self.known} {plural(self.known, 'was', 'were')} there already" if self.known else ""
         rows, files = plural(self.rows, "row"), plural(self.files, "file")
-        return f"{self.rows} {rows} of {self.files} {files} in {self.path}{known}"
+        return f"{self.rows} {rows} of {self.files} {files} in {self.path}{held_text}"
 
 
 class _Work(NamedTuple):
@@ -146,14 +146,14 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
     """
     problems = Problems()
     root = checked_place("monitor_path", config.monitor_path)
-    chosen = choose(root, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems)
-    check_size(root, chosen)
+    choice = choose(root, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems)
+    check_size(root, choice)
     folder = output_folder(root, config.output_dirpath, "csv2db")
     done = Imported(folder / FILE_NAME, problems)
     with _nothing_left(done):
         database = MetricsDatabase(done.path, config.step_partition)
         try:
-            _Import(database, chosen, done, observe or _ignore).run(config.process_num)
+            _Import(database, choice, done, observe or _ignore).run(config.process_num)
             database.index()
         finally:
             database.close()
@@ -164,21 +164,21 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
 def _nothing_left(done: Imported) -> Iterator[None]:
     """Remove, at the end, a new database to which no file was added, and the folders that were made for it."""
     folder, is_new = done.path.parent, not done.path.exists()
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
         if is_new and not done.files:
             with suppress(OSError):
                 done.path.unlink(missing_ok=True)
-                for each in made:
-                    each.rmdir()
+                for path in made:
+                    path.rmdir()
 
 
 class _Import:
-    def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, observe: Observer) -> None:
-        self._database, self._chosen, self._done, self._observe = database, chosen, done, observe
-        self._total = sum(chosen.kinds.values())
+    def __init__(self, database: MetricsDatabase, choice: Chosen, done: Imported, observe: Observer) -> None:
+        self._database, self._chosen, self._done, self._observe = database, choice, done, observe
+        self._total = sum(choice.kinds.values())
         self._counted = _Counted()
 
     def run(self, processes: int) -> None:
@@ -196,7 +196,7 @@ class _Import:
         for unit in self._chosen.units(self._done.problems):
             for work in self._missing(unit):
                 try:
-                    parts = list(pieces(work.file, work.directory.rank, work.size))
+                    parts = list(pieces(work.file, work.directory.rank))
                 except (ImportError, OSError, ValueError) as error:
                     self._done.problems.add(work.file.path, f"{error}: left out")
                     continue
@@ -219,12 +219,12 @@ class _Import:
                 continue
             twice = len(formats[directory.path]) > 1
             works.append(_Work(directory, file, size, modified_ns, afresh=False, twice=twice))
-        held = self._database.imported(unit.kind, unit.rank)
-        known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
-        new = known.index(False) if False in known else len(works)
-        if any(known[new:]) or any(work.name in held for work in works[new:]):
+        imported = self._database.imported(unit.kind, unit.rank)
+        is_imported = [imported.get(work.name) == (work.size, work.modified_ns) for work in works]
+        new = is_imported.index(False) if False in is_imported else len(works)
+        if any(is_imported[new:]) or any(work.name in imported for work in works[new:]):
             new = 0
-            works[0] = works[0]._replace(afresh=held.keys() <= {work.name for work in works})
+            works[0] = works[0]._replace(afresh=imported.keys() <= {work.name for work in works})
         self._done.known += new
         return works[new:]
 
@@ -267,9 +267,9 @@ class _Counted:
 
     def new(self, work: _Work, steps: Counter[int]) -> int:
         """Return the number of a file's rows, counted by step, that no file of the other format had."""
-        about = work.directory.path, work.file.signal
-        if about != self._about:
-            self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
+        source = work.directory.path, work.file.signal
+        if source != self._about:
+            self._about, self._steps = source, {"csv": Counter(), "parquet": Counter()}
         before = self._most(steps)
         self._steps[work.file.path.suffix[1:]].update(steps)
         return self._most(steps) - before

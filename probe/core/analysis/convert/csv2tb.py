@@ -118,21 +118,21 @@ def convert(
     checked_number("process_num", process_num, 1, MOST_PROCESSES)
     problems = Problems()
     root = checked_place("monitor_path", monitor_path)
-    chosen = choose(root, time_start, time_end, checked_kinds(data_type_list), problems)
+    choice = choose(root, time_start, time_end, checked_kinds(data_type_list), problems)
     done = Converted(output_folder(root, output_dirpath, "csv2tensorboard_by_step"), problems)
-    ranks = {directory.rank for directory in chosen.directories}
-    total = len(ranks) * len(chosen.kinds)
+    ranks = {directory.rank for directory in choice.directories}
+    total = len(ranks) * len(choice.kinds)
     try:
         done.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{done.path}: expected a folder that can be written to; {error.strerror}") from None
-    folders = [curves_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
+    folders = [curves_folder(done.path, rank, kind) for rank in ranks for kind in choice.kinds]
     for folder in folders:
         _check_empty(folder)
     if engine is not None:
-        _convert_by_ranks(engine, chosen, done, folders)
+        _convert_by_ranks(engine, choice, done, folders)
         return done
-    works = (_Work(unit, curves_folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
+    works = (_Work(unit, curves_folder(done.path, unit.rank, unit.kind)) for unit in choice.units(problems))
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
             done.add(work.folder, outcome)
@@ -146,11 +146,11 @@ def convert(
     return done
 
 
-def _convert_by_ranks(engine: PieceEngine, chosen: Chosen, done: Converted, folders: Sequence[Path]) -> None:
+def _convert_by_ranks(engine: PieceEngine, choice: Chosen, done: Converted, folders: Sequence[Path]) -> None:
     """Convert pieces of whole ranks; in the order of ranks, whatever the pieces."""
-    run = RecordedRun(tuple(chosen.directories), ())
-    pieces = by_ranks(run, signals=chosen.kinds, least=1 if engine.width == 1 else PIECES_EACH * engine.width)
-    work = partial(_convert_piece, kinds=tuple(chosen.kinds), output=done.path)
+    run = RecordedRun(tuple(choice.directories), ())
+    pieces = by_ranks(run, signals=choice.kinds, least=1 if engine.width == 1 else PIECES_EACH * engine.width)
+    work = partial(_convert_piece, kinds=tuple(choice.kinds), output=done.path)
     try:
         for problems, attempt, outcomes in mapped(engine, work, pieces, done.problems):
             done.problems.extend(problems)
@@ -212,9 +212,9 @@ def _remove(folders: Sequence[Path]) -> None:
                 if is_event_file(path.name) or (path.name.startswith(".") and path.suffix == ".tmp"):
                     path.unlink()
     for folder in folders:
-        for each in (folder, folder.parent, folder.parent.parent):
+        for path in (folder, folder.parent, folder.parent.parent):
             with suppress(OSError):
-                each.rmdir()
+                path.rmdir()
 
 
 def _convert(work: _Work) -> CurveOutcome:

@@ -29,7 +29,7 @@ from probe.core.storage.table_files import TableFile, size_and_time
 class _Template(NamedTuple):
     """The summary of a step, ready to be filled in."""
 
-    about: tuple[object, ...]
+    layout: tuple[object, ...]
     """The parts from which the summary follows; while they stay the same, so does the template."""
     summary: npt.NDArray[np.uint8]
     places: npt.NDArray[np.int64]
@@ -58,15 +58,15 @@ class CurveFile:
         if not rows.values:
             return
         table = np.stack([np.asarray(column) for column in rows.values.values()], axis=1)
-        there = np.stack([_there(column) for column in rows.values.values()], axis=1)
+        present = np.stack([_there(column) for column in rows.values.values()], axis=1)
         last = _last_of_each(rows.target)
         if last is not None:
-            there[~last] = False
-        about = (tuple(rows.targets), rows.target.tobytes(), rows.micro_stepped, tuple(rows.values), there.tobytes())
-        if self._template is None or self._template.about != about:
-            self._template = _template(about, _tags(rows, there))
+            present[~last] = False
+        layout = (tuple(rows.targets), rows.target.tobytes(), rows.micro_stepped, tuple(rows.values), present.tobytes())
+        if self._template is None or self._template.layout != layout:
+            self._template = _template(layout, _tags(rows, present))
         with np.errstate(over="ignore"):
-            numbers = table[there].astype("<f4")
+            numbers = table[present].astype("<f4")
         self._template.summary[self._template.places] = numbers.view(np.uint8).reshape(-1, 4)
         summary = self._template.summary.tobytes()
         head = struct.pack("<Bd", 0x09, time) + b"\x10" + _varint(step) + b"\x2a" + _varint(len(summary))
@@ -85,11 +85,13 @@ def _there(column: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return np.ones(len(column), dtype=bool) if mask is None else ~np.broadcast_to(mask, len(column))
 
 
-def _tags(rows: MetricRows, there: npt.NDArray[np.bool_]) -> list[str]:
+def _tags(rows: MetricRows, present: npt.NDArray[np.bool_]) -> list[str]:
     names = [curve_name(target, rows.micro_stepped) for target in rows.targets]
     ops = list(rows.values)
-    lines = zip(rows.target.tolist(), there.tolist(), strict=True)
-    return [f"{names[target]}/{op}" for target, kept in lines for op, is_kept in zip(ops, kept, strict=True) if is_kept]
+    lines = zip(rows.target.tolist(), present.tolist(), strict=True)
+    return [
+        f"{names[target]}/{op}" for target, flags in lines for op, is_kept in zip(ops, flags, strict=True) if is_kept
+    ]
 
 
 def _last_of_each(target: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
@@ -97,12 +99,12 @@ def _last_of_each(target: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None
     _, places = np.unique(target[::-1], return_index=True)
     if len(places) == len(target):
         return None
-    taken = np.zeros(len(target), dtype=bool)
-    taken[len(target) - 1 - places] = True
-    return taken
+    mask = np.zeros(len(target), dtype=bool)
+    mask[len(target) - 1 - places] = True
+    return mask
 
 
-def _template(about: tuple[object, ...], tags: Sequence[str]) -> _Template:
+def _template(layout: tuple[object, ...], tags: Sequence[str]) -> _Template:
     parts, places, size = [], np.zeros(len(tags), dtype=np.int64), 0
     for number, tag in enumerate(tags):
         text = tag.encode("utf-8", "backslashreplace")
@@ -111,7 +113,7 @@ def _template(about: tuple[object, ...], tags: Sequence[str]) -> _Template:
         size += len(parts[-1])
         places[number] = size - 4
     summary = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
-    return _Template(about, summary, places[:, None] + np.arange(4))
+    return _Template(layout, summary, places[:, None] + np.arange(4))
 
 
 def _varint(number: int) -> bytes:
@@ -166,8 +168,8 @@ def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
     """Return the files of each directory, separate for each format: rows that a run has written in two formats are
     taken from the Parquet files, which have all digits."""
     parts = []
-    for directory, own in groupby(unit.files, key=lambda pair: pair[0]):
-        files = sorted((file for _, file in own), key=lambda file: file.format)
+    for directory, pairs in groupby(unit.files, key=lambda pair: pair[0]):
+        files = sorted((file for _, file in pairs), key=lambda file: file.format)
         parts += [(directory, list(alike)) for _, alike in groupby(files, key=lambda file: file.format)]
     return parts
 
@@ -201,25 +203,25 @@ class _Folder:
     def _write(self, directory: RankDirectory, files: Sequence[TableFile], path: Path) -> tuple[Steps, int]:
         """Write ``files`` to ``path``; return their steps, and the number of rows written."""
         steps, rows = self._write_stretches(directory, files, path, None)
-        found, last = np.unique(steps[::-1], return_index=True)
-        if len(found) < len(steps):
+        distinct, last = np.unique(steps[::-1], return_index=True)
+        if len(distinct) < len(steps):
             numbers = len(steps) - 1 - last
             _, rows = self._write_stretches(directory, files, path, set(numbers.tolist()))
-            again = found[np.bincount(np.searchsorted(found, steps)) > 1]
+            again = distinct[np.bincount(np.searchsorted(distinct, steps)) > 1]
             self._record(directory, f"{_listed(again)} come again in the same directory: the later rows are taken")
-        return found, rows
+        return distinct, rows
 
     def _write_stretches(
-        self, directory: RankDirectory, files: Sequence[TableFile], path: Path, chosen: set[int] | None
+        self, directory: RankDirectory, files: Sequence[TableFile], path: Path, numbers: set[int] | None
     ) -> tuple[Steps, int]:
-        """Write the stretches that are ``chosen`` (None: all); return the steps of all, and the number of rows."""
+        """Write the stretches of ``numbers`` (None: all); return the steps of all and the number of rows."""
         steps, rows = array("q"), 0
         with path.open("wb") as opened:
             curves = CurveFile(opened, directory.began)
             for stretch in self._stretches(files, directory.rank):
                 if stretch.number == len(steps):
                     steps.append(stretch.step)
-                if not _holds(self._done, stretch.step) and (chosen is None or stretch.number in chosen):
+                if not _holds(self._done, stretch.step) and (numbers is None or stretch.number in numbers):
                     curves.add(stretch.step, stretch.time, stretch.rows)
                     rows += len(stretch.rows.steps)
         return np.array(steps, dtype=np.int64), rows
@@ -237,18 +239,17 @@ class _Folder:
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
         """Yield the readable rows of ``file``, with the time at which it was written."""
         try:
-            size, modified_ns = size_and_time(file)
-            seconds, rest = divmod(modified_ns, 10**9)
-            for piece in pieces(file, rank, size):
+            seconds, rest = divmod(size_and_time(file)[1], 10**9)
+            for piece in pieces(file, rank):
                 parsed = parse(piece)
-                self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
+                self.troubles += (Trouble(file.path, text, line) for line, text in parsed.troubles)
                 if parsed.rows is not None:
                     yield parsed.rows, seconds + 1e-9 * rest
         except (ImportError, OSError, ValueError) as error:
             self.troubles.append(Trouble(file.path, f"{error}: left out"))
 
-    def _record(self, directory: RankDirectory, what: str) -> None:
-        self.troubles.append(Trouble(directory.path, f"{self._path.name}: {what}", skipped=False))
+    def _record(self, directory: RankDirectory, text: str) -> None:
+        self.troubles.append(Trouble(directory.path, f"{self._path.name}: {text}", skipped=False))
 
 
 def _holds(steps: Steps, step: int) -> bool:

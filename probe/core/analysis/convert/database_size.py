@@ -31,15 +31,15 @@ class ExpectedSize(NamedTuple):
     rows: int
 
 
-def expected_size(chosen: Chosen) -> ExpectedSize:
+def expected_size(choice: Chosen) -> ExpectedSize:
     """Estimate the size of a conversion; no more than one file of each kind is opened."""
     lengths: dict[str, float] = {}
     number = total = 0
     rows = 0.0
-    for kind, format_, path, size, known in _files(chosen):
+    for kind, format_, path, size, known_rows in _files(choice):
         number, total = number + 1, total + size
-        if known or format_ != CSV:
-            rows += known or size / PARQUET_ROW
+        if known_rows or format_ != CSV:
+            rows += known_rows or size / PARQUET_ROW
             continue
         if kind not in lengths and (length := _line_length(path)):
             lengths[kind] = length
@@ -47,34 +47,34 @@ def expected_size(chosen: Chosen) -> ExpectedSize:
     return ExpectedSize(number, total, int(rows))
 
 
-def check_size(root: Place, chosen: Chosen) -> None:
+def check_size(root: Place, choice: Chosen) -> None:
     """Check that a database can hold the chosen files.
 
     Raises:
         ValueError: if it cannot, with the limit and the alternatives.
     """
-    found = expected_size(chosen)
-    if found.rows <= MOST_ROWS and found.bytes <= MOST_BYTES:
+    size = expected_size(choice)
+    if size.rows <= MOST_ROWS and size.bytes <= MOST_BYTES:
         return
     raise ValueError(
         f"{root}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 1e9:,.0f} GB of files for a SQLite database; "
-        f"there are about {found.rows:,} rows in {found.files:,} files of {found.bytes / 1e9:,.1f} GB: choose some "
+        f"there are about {size.rows:,} rows in {size.files:,} files of {size.bytes / 1e9:,.1f} GB: choose some "
         "with --data-type-list, --time-start and --time-end, or write few large Parquet files with `probe pack` and "
         "query the run as it is with `probe sql`"
     )
 
 
-def _files(chosen: Chosen) -> Iterator[tuple[str, str, Place, int, int]]:
+def _files(choice: Chosen) -> Iterator[tuple[str, str, Place, int, int]]:
     """Yield kind, format, path, size and rows (0 if unknown) of each chosen file."""
-    for directory in chosen.directories:
+    for directory in choice.directories:
         if directory.packed is not None:
             for file in files_in(directory, Problems()):
-                if file.signal in chosen.kinds:
+                if file.signal in choice.kinds:
                     yield file.signal, file.format, file.path, file.bytes, file.rows
             continue
         for path in directory.path.iterdir():
             name = table_name(path.name)
-            if name and not path.name.startswith(".") and name.signal in chosen.kinds:
+            if name and not path.name.startswith(".") and name.signal in choice.kinds:
                 with suppress(OSError):  # the conversion names it
                     yield name.signal, name.format, path, path.stat().st_size, 0
 

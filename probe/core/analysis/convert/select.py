@@ -16,10 +16,10 @@ from probe.core.storage.directories import RankDirectory, find
 from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
 from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
-from probe.core.storage.sqlite_reader import may_have_rows
+from probe.core.storage.sqlite_reader import last_steps
 from probe.core.storage.table_files import TableFile
 
 Observer = Callable[[int, int, str], None]
@@ -71,42 +71,55 @@ def choose(
     """
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
-    directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    by_directory = [Counter(_kinds_in(directory)) for directory in directories]
-    there = sum(by_directory, Counter[str]())
-    for directory, own in zip(directories, by_directory, strict=True):
-        if not own and directory.packed is None and may_have_rows(directory.path):
-            what = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
-            problems.add(directory.path, what)
-    if not there:
-        what = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
-        raise ValueError("\n".join([what, *problems.lines()]))
+    directories = [directory._replace(manifest=Manifest()) for directory in find(root, problems, time_start, time_end)]
+    counts = Counter(kind for directory in directories for kind in _kinds_in(directory))
+    for directory in directories:
+        _record_databases(directory, problems)
+    if not counts:
+        problem = f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}"
+        raise ValueError("\n".join([problem, *problems.lines()]))
     if kinds is None:
-        return Chosen(directories, dict(sorted(there.items())))
-    unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]
+        return Chosen(directories, dict(sorted(counts.items())))
+    unknown = [kind for kind in kinds if kind not in counts and kind not in DOCUMENTED]
     if unknown:
-        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(there))}")
-    if not set(kinds) & set(there):
+        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(counts))}")
+    if not set(kinds) & set(counts):
         raise ValueError(
-            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(there))}"
+            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(counts))}"
         )
     for kind in kinds:
-        if kind not in there:
+        if kind not in counts:
             problems.add(root, f"there are no files of {kind}", skipped=False)
-    return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
+    return Chosen(directories, {kind: counts[kind] for kind in sorted(set(kinds)) if kind in counts})
+
+
+def _record_databases(directory: RankDirectory, problems: Problems) -> None:
+    """Record the databases of a directory, which are not converted: their rows are missing, unless files have them."""
+    if directory.packed is not None:
+        return
+    names = [name for path in directory.path.iterdir() if (name := table_name(path.name))]
+    for path, step in last_steps(directory.path).items():
+        if not names:
+            problem = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            problems.add(directory.path, problem)
+        elif step > (last := max(name.last for name in names)):
+            problem = f"expected CSV or Parquet files of all steps; steps of this database after {last} are left out"
+            problems.add(path, problem)
+        else:
+            problems.add(path, "a database is not converted: the files of the same steps are", skipped=False)
 
 
 def _kinds_in(directory: RankDirectory) -> Iterator[str]:
     if directory.packed is not None:
-        for signal, about in packed_index(directory.path.parent).signals.items():
-            number = about.of[directory.packed]
-            own = about.sets[number] if number >= 0 else ()
-            yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
+        for signal, entry in packed_index(directory.path.parent).signals.items():
+            number = entry.of[directory.packed]
+            files = entry.sets[number] if number >= 0 else ()
+            yield from (signal for name, _, _ in files if entry.names[name].format in FORMATS)
         return
     for path in directory.path.iterdir():
-        found = table_name(path.name)
-        if found and not path.name.startswith("."):
-            yield found.signal
+        table = table_name(path.name)
+        if table and not path.name.startswith("."):
+            yield table.signal
 
 
 def output_folder(monitor_path: str | PathLike[str] | Location, given: str | PathLike[str] | None, suffix: str) -> Path:

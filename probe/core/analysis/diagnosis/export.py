@@ -11,12 +11,12 @@ from probe.core.analysis.diagnosis.evaluate import counted
 from probe.core.analysis.diagnosis.explain import kind_of_finding
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding
+from probe.core.analysis.diagnosis.run_verdict import grade_of, verdict_about
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.naming import tag
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import documented_fields, entry_key, in_json, value_fields
 from probe.core.storage.layout import cell_name
-from probe.core.verdict import Grade
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "judged": analysis.extent._asdict(),
         "run_found": {str(rank): number for rank, number in counted(analysis.run).items()},
         "number": analysis.number,
+        "verdict": verdict_about(analysis).as_json(),
         "findings": graded(analysis),
         "diagnosis": _of(analysis.diagnosis, analysis.topology) if analysis.diagnosis else None,
         "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
@@ -56,13 +57,6 @@ def graded(analysis: Analysis) -> list[dict[str, Any]]:
     ]
     of_run = [*map(_of_number, analysis.of_run), *check_entries(analysis.of_checks)]
     return sorted([*rows, *of_run], key=lambda entry: entry["step"])
-
-
-def grade_of(located: Located, cause: Cause, spoilt: int | None) -> Grade:
-    """Return the grade of a finding about a row; a note if the end of the run explains it, or weights that an update of
-    the step ``spoilt`` had spoilt."""
-    follows = spoilt is not None and located.is_non_finite and located.began > spoilt
-    return "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
 
 
 def _of_row(located: Located, cause: Cause, spoilt: int | None) -> dict[str, Any]:

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from math import nan
 
 from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
+from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import NEXT, beginning
-from probe.core.analysis.diagnosis.export import grade_of
+from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.judged_findings import of_check, of_number
 from probe.core.language import capitalized, joined, message
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import NAME, STEP, cell_name
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
-from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
+from probe.core.verdict import Grade, JudgedFinding, Looked, Verdict, verdict_of
 from probe.core.verdict_picture import Cell, VerdictPicture, column_of, picture_from
 
 EARLIER, LATER = 200, 50
@@ -56,6 +57,13 @@ def picture_about(verdict: Verdict, analysis: Analysis) -> VerdictPicture | None
             for signal in rows.signals
         }
         return picture_from(files, cells, verdict)
+
+
+def grade_of(located: Located, cause: Cause, spoilt: int | None) -> Grade:
+    """Return the grade of a finding about a row; a note if the end of the run explains it, or weights that an update of
+    the step ``spoilt`` had spoilt."""
+    follows = spoilt is not None and located.is_non_finite and located.began > spoilt
+    return "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
 
 
 def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFinding:

@@ -36,9 +36,6 @@ class PieceEngine(Protocol):
         are yielded."""
 
 
-Engine = PieceEngine
-
-
 class PiecesDone(NamedTuple):
     """Pieces that are done, for progress."""
 
@@ -132,8 +129,8 @@ def read_each(
 ) -> Iterator[R]:
     """Yield the results of ``function``, which is called with the opened rows of each piece, in the order of
     ``pieces``; the problems of all pieces are recorded in ``problems``, in the same order."""
-    for result, found in mapped(engine, _Reading(function), pieces, problems):
-        problems.extend(found)
+    for result, piece_problems in mapped(engine, _Reading(function), pieces, problems):
+        problems.extend(piece_problems)
         yield result
 
 
@@ -169,7 +166,7 @@ def _complete(waiting: Mapping[tuple[int, ...], object], place: tuple[int, ...])
     """Return the places of the parts of a piece, in order, if all of them are there; else none."""
     if place in waiting:
         return [place]
-    if not any(other[: len(place)] == place for other in waiting):
+    if not any(key[: len(place)] == place for key in waiting):
         return []
     halves = [_complete(waiting, (*place, half)) for half in (0, 1)]
     return [*halves[0], *halves[1]] if all(halves) else []

@@ -16,7 +16,7 @@ APART = 2
 
 
 class LocalEngine:
-    """Processes of this machine, which read one pass over a run after the other; with one, this process does the
+    """Processes of this machine, for one pass over a run after the other. With a width of 1, this process does the
     work."""
 
     def __init__(self, processes: int) -> None:
@@ -35,14 +35,14 @@ class LocalEngine:
         again one by one, so that the others' results are kept."""
         source = iter(pieces)
         while True:
-            taken: deque[Piece] = deque()
+            pending: deque[Piece] = deque()
             try:
-                for piece, result in self._in_order(function, _recorded(source, taken)):
-                    taken.popleft()
+                for piece, result in self._in_order(function, _recorded(source, pending)):
+                    pending.popleft()
                     yield from self._settled(function, piece, result)
                 return
             except WorkersDiedError:
-                suspects = list(taken)
+                suspects = list(pending)
             for piece in suspects:
                 yield from self._apart(function, piece)
 
@@ -72,9 +72,9 @@ class LocalEngine:
         yield from self._settled(function, piece, result)
 
 
-def _recorded(source: Iterator[Piece], taken: deque[Piece]) -> Iterator[Piece]:
+def _recorded(source: Iterator[Piece], pending: deque[Piece]) -> Iterator[Piece]:
     for piece in source:
-        taken.append(piece)
+        pending.append(piece)
         yield piece
 
 

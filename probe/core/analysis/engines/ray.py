@@ -191,11 +191,11 @@ class _Call(Generic[R]):
         return list(ready)
 
     def _submit_more(self) -> None:
-        while len(self._running) < self._width * AHEAD and (found := self._found()) is not None:
-            self._submit(found)
+        while len(self._running) < self._width * AHEAD and (attempt := self._found()) is not None:
+            self._submit(attempt)
         if self._exhausted and not self._again:
-            for each in self._slow()[: max(self._width - len(self._running), 0)]:
-                self._submit(each)
+            for attempt in self._slow()[: max(self._width - len(self._running), 0)]:
+                self._submit(attempt)
 
     def _found(self) -> _Try | None:
         """Return the next piece to do: those that were lost come first."""
@@ -210,75 +210,75 @@ class _Call(Generic[R]):
     def _slow(self) -> list[_Try]:
         """Return the pieces that are late and have one task, the latest first."""
         limit = max(SLOW * statistics.median(self._seconds or [0.0]), self._engine.patience_seconds)
-        now, tries = time.monotonic(), sorted(self._running.values(), key=lambda each: each.began)
-        numbers = [each.number for each in tries]
-        return [each for each in tries if now - each.began > limit and numbers.count(each.number) == 1]
+        now, tries = time.monotonic(), sorted(self._running.values(), key=lambda attempt: attempt.began)
+        numbers = [attempt.number for attempt in tries]
+        return [attempt for attempt in tries if now - attempt.began > limit and numbers.count(attempt.number) == 1]
 
-    def _submit(self, each: _Try) -> None:
-        ref = self._task.remote(__version__, self._function, each.piece)
-        self._running[ref] = each._replace(began=time.monotonic())
+    def _submit(self, attempt: _Try) -> None:
+        ref = self._task.remote(__version__, self._function, attempt.piece)
+        self._running[ref] = attempt._replace(began=time.monotonic())
 
-    def _settled(self, ref: Any, each: _Try) -> Iterator[tuple[Piece, R | Exception]]:
+    def _settled(self, ref: Any, attempt: _Try) -> Iterator[tuple[Piece, R | Exception]]:
         """Yield the result of a task, if the piece has one now."""
         kinds = self._ray.exceptions
-        twins = [other for other, one in self._running.items() if one.number == each.number]
+        twins = [twin for twin, running in self._running.items() if running.number == attempt.number]
         try:
             outcome: _Outcome = self._ray.get(ref)
         except kinds.OutOfMemoryError:
-            yield from self._after_memory(each, twins)
+            yield from self._after_memory(attempt, twins)
         except kinds.RayTaskError as error:
             raise ValueError(f"--engine ray: a worker cannot run probe {__version__}: {_last_line(error)}") from error
         except kinds.WorkerCrashedError:
-            yield from self._after_death(each, twins)
+            yield from self._after_death(attempt, twins)
         except kinds.RayError as error:
-            logger.warning("a piece was lost and is done again: %s: %s", each.piece, _last_line(error))
+            logger.warning("a piece was lost and is done again: %s: %s", attempt.piece, _last_line(error))
             lost = PieceLostError(f"it was lost {LOST} times with its machine: {_last_line(error)}")
-            yield from self._after_loss(each, twins, lost)
+            yield from self._after_loss(attempt, twins, lost)
         else:
             result = self._unpacked(outcome)
             if isinstance(result, Exception) and is_of_memory(result):
-                yield from self._halved(each, twins, result)
+                yield from self._halved(attempt, twins, result)
                 return
             self._seconds.append(outcome.seconds)
             self._drop(twins)
-            yield each.piece, result
+            yield attempt.piece, result
 
     def _unpacked(self, outcome: _Outcome) -> R | Exception:
         if outcome.version != __version__:
-            has, wanted = outcome.version, __version__
-            raise ValueError(f"--engine ray: a worker has probe {has}; expected {wanted}, as here: install it there")
+            has, expected = outcome.version, __version__
+            raise ValueError(f"--engine ray: a worker has probe {has}; expected {expected}, as here: install it there")
         result: R | Exception = self._ray.cloudpickle.loads(outcome.result)
         return result
 
-    def _after_death(self, each: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
+    def _after_death(self, attempt: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
         if twins:
             return
-        if each.died + 1 < DIED:
-            self._again.append(each._replace(died=each.died + 1))
+        if attempt.died + 1 < DIED:
+            self._again.append(attempt._replace(died=attempt.died + 1))
         else:
-            yield from self._halved(each, twins, WorkersDiedError())
+            yield from self._halved(attempt, twins, WorkersDiedError())
 
-    def _after_memory(self, each: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
+    def _after_memory(self, attempt: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
         """Halve a piece; do again one that cannot be halved, since others may have used the machine's memory."""
         error = MemoryError("its machine had too little memory")
-        yield from (self._halved if each.piece.halves() else self._after_loss)(each, twins, error)
+        yield from (self._halved if attempt.piece.halves() else self._after_loss)(attempt, twins, error)
 
-    def _after_loss(self, each: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
+    def _after_loss(self, attempt: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
         if twins:
             return
-        if each.lost + 1 < LOST:
-            self._again.append(each._replace(lost=each.lost + 1))
+        if attempt.lost + 1 < LOST:
+            self._again.append(attempt._replace(lost=attempt.lost + 1))
         else:
-            yield each.piece, error
+            yield attempt.piece, error
 
-    def _halved(self, each: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
+    def _halved(self, attempt: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
         self._drop(twins)
-        halves = halved(each.piece)
+        halves = halved(attempt.piece)
         for half in halves:
             self._next -= 1
             self._again.append(_Try(half, self._next))
         if not halves:
-            yield each.piece, error
+            yield attempt.piece, error
 
     def _drop(self, refs: list[Any]) -> None:
         for ref in refs:

@@ -106,21 +106,21 @@ class Workers:
         Args:
             at_once: whether they end in the middle of their work.
         """
-        pool, held = self._pool, self._held
+        pool, lifeline = self._pool, self._held
         self._pool = self._held = None
-        if held is not None and at_once:
-            held.close()
+        if lifeline is not None and at_once:
+            lifeline.close()
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
-        if held is not None:
-            held.close()
+        if lifeline is not None:
+            lifeline.close()
 
 
-def _end_with(other: Connection) -> None:
+def _end_with(lifeline: Connection) -> None:
     """End this process when no process holds the other end of a pipe any more."""
 
     def wait_and_end() -> None:
-        other.poll(None)  # nothing is ever sent: it returns when the other end is closed
+        lifeline.poll(None)  # nothing is ever sent: it returns when the other end is closed
         os._exit(1)
 
     threading.Thread(target=wait_and_end, daemon=True).start()

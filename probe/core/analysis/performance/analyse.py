@@ -75,8 +75,6 @@ class Performance:
     drops: list[Drop]
     """Drops that reach into the steps of the analysis."""
     phases: list[PhaseTime]
-    phases_left_out: int
-    """Phases that count as part of the rest, since there are too many."""
     communication: Communication | None
     slow: list[SlowRank]
     stretches: list[LossStretch]
@@ -95,7 +93,7 @@ class Performance:
         """Kinds of what was found: ``drop``, ``straggler``, ``rating``."""
         low = self.efficiency.rating in LOW
         kinds = {"drop": bool(self.drops), "straggler": bool(self.slow), "rating": low}
-        return [kind for kind, there in kinds.items() if there]
+        return [kind for kind, is_found in kinds.items() if is_found]
 
 
 def analysed(
@@ -118,11 +116,11 @@ def analysed(
     observe(f"reading the numbers of {len(run.ranks)} ranks")
     with Rows(run.directories, problems) as rows:
         try:
-            found = performance(rows, run, root, hours)
+            result = performance(rows, run, root, hours)
         except NoNumbersError as error:
             advice = "set run.enable: true, or log one with monitor.log; the seconds of steps come with it"
             raise NoNumbersError("\n".join([f"{root}: {error}: {advice}", *problems.lines()])) from None
-    return found, problems
+    return result, problems
 
 
 def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None = None) -> Performance:
@@ -138,8 +136,8 @@ def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None =
     calls = communication(rows, table, first)
     span, paces = _span(table, scope), rank_paces(table, first)
     stages = {directory.rank: directory.manifest.pipeline_stage for directory in run.directories}
-    known = devices(table, first, root, min(each.began for each in run.directories), hours, rows.problems)
-    found = Performance(
+    use = devices(table, first, root, min(directory.began for directory in run.directories), hours, rows.problems)
+    result = Performance(
         run=run,
         hours=hours,
         span=span,
@@ -148,19 +146,18 @@ def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None =
         levels=levels,
         drops=[drop for drop in levels.drops if drop.last_step >= first],
         phases=phase_times(table, first),
-        phases_left_out=table.left_out,
         communication=calls,
         slow=slow_ranks(table, first, calls is not None, stages, span.median),
         stretches=loss_stretches(scope.steps, scope.rates, scope.losses, scope.not_finite),
-        devices=known,
-        efficiency=efficiency(known.utilization_percent, rates[0].average, rates[0].best),
+        devices=use,
+        efficiency=efficiency(use.utilization_percent, rates[0].average, rates[0].best),
         costs=rank_costs(rows.connection, run.directories, first),
         series=whole,
         speeds=speeds,
         usual=usual,
     )
     table.close()
-    return found
+    return result
 
 
 def _judged_unit(series: RunSeries) -> tuple[str, Numbers]:
@@ -179,7 +176,7 @@ def _steps_a_second(series: RunSeries) -> Numbers:
 def _resuming(run: RecordedRun, series: RunSeries) -> Flags:
     """Return the steps that follow upon a resume."""
     begins = sorted({directory.first_step for directory in run.directories})[1:]
-    later = {directory.first_step for own in run.by_rank().values() for directory in own[1:]}
+    later = {directory.first_step for directories in run.by_rank().values() for directory in directories[1:]}
     after = np.zeros(len(series.steps), dtype=np.bool_)
     for begin in begins:
         if begin in later:
@@ -199,25 +196,25 @@ def _rates(
     }
     rates = []
     for name, (column, speeds) in sorted(columns.items(), key=lambda pair: pair[0] != unit):
-        own = levels if name == unit else judged(series.steps, speeds, usual)
-        kept = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
-        if kept.any():
-            average = float((speeds * series.seconds)[kept].sum() / series.seconds[kept].sum())
+        judgement = levels if name == unit else judged(series.steps, speeds, usual)
+        mask = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
+        if mask.any():
+            average = float((speeds * series.seconds)[mask].sum() / series.seconds[mask].sum())
             ranks = sum(1 for _, number in table.of_ranks(f"count({column})", first) if number)
-            rates.append(Rate(name, ranks, average, own.best.speed if own.best else NAN, own.now))
+            rates.append(Rate(name, ranks, average, judgement.best.speed if judgement.best else NAN, judgement.now))
     return rates or [Rate(unit, 0, NAN, NAN, NAN)]
 
 
 def _span(table: StepTable, scope: RunSeries) -> StepSpan:
-    known = scope.seconds[np.isfinite(scope.seconds)]
+    seconds = scope.seconds[np.isfinite(scope.seconds)]
     skipped = table.skipped(int(scope.steps[0]))
-    half, high = (float(value) for value in np.quantile(known, (0.5, 0.95))) if len(known) else (NAN, NAN)
-    longest = int(np.nanargmax(scope.seconds)) if len(known) else 0
+    half, high = (float(value) for value in np.quantile(seconds, (0.5, 0.95))) if len(seconds) else (NAN, NAN)
+    longest = int(np.nanargmax(scope.seconds)) if len(seconds) else 0
     return StepSpan(
         int(scope.steps[0]),
         int(scope.steps[-1]),
         len(scope.steps),
-        float(known.sum()),
+        float(seconds.sum()),
         skipped,
         half,
         high,

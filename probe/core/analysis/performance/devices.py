@@ -85,7 +85,7 @@ def devices(
 
 
 def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
-    found = []
+    uses = []
     for name, column in table.uses.items():
         query = (
             f"SELECT avg({column}), max({column}), first(rank ORDER BY {column} DESC, rank) FROM {TABLE} "  # noqa: S608 - our own words
@@ -93,8 +93,8 @@ def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
         )
         mean, highest, rank = table.connection.execute(query, [first]).fetchone() or (None, None, None)
         if mean is not None and highest is not None and rank is not None:
-            found.append(LoggedUse(name, mean, highest, rank))
-    return tuple(found)
+            uses.append(LoggedUse(name, mean, highest, rank))
+    return tuple(uses)
 
 
 def _percent(number: LoggedUse) -> float:
@@ -147,21 +147,23 @@ def _read(
         last = max((reading.time for _, reading in readings(root, Problems())), default=0.0)
         began = max(began, last - hours * HOUR)
     hosts: dict[str, _HostSums] = {}
-    found: dict[tuple[str, str, str], _DeviceSums] = {}
+    sums_by_device: dict[tuple[str, str, str], _DeviceSums] = {}
     for source, reading in readings(root, problems):
         if reading.time < began:
             continue
         hosts.setdefault(source, _HostSums()).add(reading)
         for device in reading.devices:
-            found.setdefault((source, device.id, device.name), _DeviceSums()).add(device)
+            sums_by_device.setdefault((source, device.id, device.name), _DeviceSums()).add(device)
     return (
         tuple(
-            DeviceUse(*place, own.readings, own.use.mean, own.memory.mean, own.memory.highest, own.temperature.highest)
-            for place, own in sorted(found.items())
+            DeviceUse(
+                *place, sums.readings, sums.use.mean, sums.memory.mean, sums.memory.highest, sums.temperature.highest
+            )
+            for place, sums in sorted(sums_by_device.items())
         ),
         tuple(
-            HostUse(source, own.readings, own.cpu.mean, own.memory.mean, own.memory.highest)
-            for source, own in sorted(hosts.items())
+            HostUse(source, sums.readings, sums.cpu.mean, sums.memory.mean, sums.memory.highest)
+            for source, sums in sorted(hosts.items())
         ),
     )
 

@@ -35,8 +35,8 @@ def efficiency(gpu_utilization: float, throughput: float, best: float) -> Effici
         throughput: average; NaN if unknown.
         best: throughput of the best healthy stretch; NaN if there is none.
     """
-    known = isfinite(throughput) and isfinite(best) and best > 0
-    percent = 100 * max(0.0, min(throughput / best, 1.0)) if known else nan
+    is_known = isfinite(throughput) and isfinite(best) and best > 0
+    percent = 100 * max(0.0, min(throughput / best, 1.0)) if is_known else nan
     score = UTILIZATION_WEIGHT * gpu_utilization + THROUGHPUT_WEIGHT * percent
     return Efficiency(score, rating(score), gpu_utilization, percent)
 

@@ -13,48 +13,48 @@ SCHEMA = 1
 """Version of the structure; increased when a reader of the older one would be wrong. Keys may be added."""
 
 
-def as_json(found: Performance, problems: Problems) -> dict[str, Any]:
+def as_json(result: Performance, problems: Problems) -> dict[str, Any]:
     """Export a performance whole."""
     exported: dict[str, Any] = {
         "schema": SCHEMA,
-        "run": found.run.name,
-        "hours": found.hours,
-        "ranks": len(found.run.ranks),
-        "missing_ranks": found.run.missing,
-        "steps": {name: getattr(found.span, name) for name in ("first", "last", "number", "seconds", "skipped")},
-        "step_seconds": _step_seconds(found),
+        "run": result.run.name,
+        "hours": result.hours,
+        "ranks": len(result.run.ranks),
+        "missing_ranks": result.run.missing,
+        "steps": {name: getattr(result.span, name) for name in ("first", "last", "number", "seconds", "skipped")},
+        "step_seconds": _step_seconds(result),
         "throughput": {
-            "judged": found.rates[0].unit,
-            "rates": found.rates,
-            "healthy": found.levels.healthy,
-            "best": found.levels.best,
-            "slow_start": found.levels.slow_start,
-            "drops": found.drops,
+            "judged": result.rates[0].unit,
+            "rates": result.rates,
+            "healthy": result.levels.healthy,
+            "best": result.levels.best,
+            "slow_start": result.levels.slow_start,
+            "drops": result.drops,
         },
-        "phases": found.phases,
-        "communication": found.communication,
-        "stragglers": found.slow,
-        "learning_rate": found.stretches,
-        "devices": {"utilization_percent": found.devices.utilization_percent, **found.devices._asdict()},
-        "efficiency": {**found.efficiency._asdict(), "formula": FORMULA},
-        "own_cost": found.costs,
-        "found": found.found,
+        "phases": result.phases,
+        "communication": result.communication,
+        "stragglers": result.slow,
+        "learning_rate": result.stretches,
+        "devices": {"utilization_percent": result.devices.utilization_percent, **result.devices._asdict()},
+        "efficiency": {**result.efficiency._asdict(), "formula": FORMULA},
+        "own_cost": result.costs,
+        "found": result.found,
         "problems": [str(problem) for problem in problems.kept],
         "skipped": problems.skipped,
     }
     return {name: without_nan(value) for name, value in exported.items()}
 
 
-def _step_seconds(found: Performance) -> dict[str, Any]:
-    known = [pace for pace in found.paces if isfinite(pace.median)]
-    slowest = max(known, key=lambda pace: pace.median, default=None)
-    fastest = min(known, key=lambda pace: pace.median, default=None)
+def _step_seconds(result: Performance) -> dict[str, Any]:
+    paces = [pace for pace in result.paces if isfinite(pace.median)]
+    slowest = max(paces, key=lambda pace: pace.median, default=None)
+    fastest = min(paces, key=lambda pace: pace.median, default=None)
     return {
-        **{name: getattr(found.span, name) for name in ("median", "p95", "longest", "longest_step")},
+        **{name: getattr(result.span, name) for name in ("median", "p95", "longest", "longest_step")},
         "slowest_rank": slowest.rank if slowest else None,
         "fastest_rank": fastest.rank if fastest else None,
         "spread": slowest.median / fastest.median if slowest and fastest else None,
-        "by_rank": found.paces,
+        "by_rank": result.paces,
     }
 
 

@@ -78,12 +78,12 @@ def _bounds(rates: Numbers) -> list[int]:
 
 
 def _stretch(steps: Steps, rates: Numbers, losses: Numbers, not_finite: Numbers) -> LossStretch:
-    known, finite = rates[np.isfinite(rates)], np.isfinite(losses)
+    finite_rates, finite = rates[np.isfinite(rates)], np.isfinite(losses)
     return LossStretch(
         int(steps[0]),
         int(steps[-1]),
-        float(known[0]) if len(known) else float("nan"),
-        float(known[-1]) if len(known) else float("nan"),
+        float(finite_rates[0]) if len(finite_rates) else float("nan"),
+        float(finite_rates[-1]) if len(finite_rates) else float("nan"),
         float(np.median(losses[finite])) if finite.any() else float("nan"),
         PER_STEPS * robust_slope(steps[finite].astype(np.float64), losses[finite]),
         int((not_finite > 0).sum()),

@@ -10,7 +10,7 @@ from probe.core.storage.cost_file import PACKED_COSTS, costs_source, packed_cost
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Connection
 from probe.core.storage.layout import COST_COLUMNS, COSTS
-from probe.core.storage.packed_run import packed_index
+from probe.core.storage.packed.run import packed_index
 
 
 class RankCost(NamedTuple):
@@ -29,10 +29,10 @@ class RankCost(NamedTuple):
 
 def rank_costs(connection: Connection, directories: Sequence[RankDirectory], first: int) -> list[RankCost]:
     """Return the cost on each rank from step ``first`` on; none of ranks about which nothing is known."""
-    found = _read(connection, directories, first)
+    sums_by_directory = _read(connection, directories, first)
     costs: dict[int, RankCost] = {}
     for directory in directories:  # a later directory of a rank continues an earlier one
-        steps, seconds, overhead = found.get(str(directory.path), (0, 0.0, nan))
+        steps, seconds, overhead = sums_by_directory.get(str(directory.path), (0, 0.0, nan))
         before = costs.get(directory.rank, RankCost(directory.rank, 0, nan, nan, 0))
         number = before.steps + steps
         total = seconds + (before.step_seconds * before.steps if before.steps else 0.0)

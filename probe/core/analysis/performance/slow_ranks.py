@@ -48,8 +48,8 @@ class SlowRank(NamedTuple):
 
 def rank_paces(table: StepTable, first: int) -> list[RankPace]:
     """Return the pace of each rank from step ``first`` on."""
-    known = "FILTER (isfinite(step_seconds))"
-    cells = f"count(*) {known}, median(step_seconds) {known}, quantile_cont(step_seconds, 0.95) {known}"
+    is_finite = "FILTER (isfinite(step_seconds))"
+    cells = f"count(*) {is_finite}, median(step_seconds) {is_finite}, quantile_cont(step_seconds, 0.95) {is_finite}"
     nan = float("nan")
     return [
         RankPace(rank, steps, nan if half is None else half, nan if high is None else high)
@@ -71,23 +71,25 @@ def slow_ranks(
     """
     args = RunStragglerArgs.model_validate({})
     groups = stages if len(set(stages.values())) > 1 else None
-    found: dict[tuple[int, str], list[SlowRank]] = {}
+    parts_by_rank: dict[tuple[int, str], list[SlowRank]] = {}
     for number, expression, source in _compared(table, has_calls):
         blocks = list(_blocks(table, expression, source, first))
         for low, high, medians in blocks:
             for slow in stragglers(medians, args.factor, SHARE * step_seconds, groups):
-                one = SlowRank(slow.rank, number, slow.seconds, slow.expected, low, high, 1 / len(blocks))
-                found.setdefault((slow.rank, number), []).append(one)
-    together = [_together(parts) for parts in found.values()]
-    return sorted(together, key=lambda each: (-each.share * (each.seconds - each.expected), each.rank))
+                part = SlowRank(slow.rank, number, slow.seconds, slow.expected, low, high, 1 / len(blocks))
+                parts_by_rank.setdefault((slow.rank, number), []).append(part)
+    together = [_together(parts) for parts in parts_by_rank.values()]
+    return sorted(
+        together, key=lambda slow_rank: (-slow_rank.share * (slow_rank.seconds - slow_rank.expected), slow_rank.rank)
+    )
 
 
 def _together(parts: list[SlowRank]) -> SlowRank:
-    worst = max(parts, key=lambda each: each.seconds - each.expected)
+    worst = max(parts, key=lambda part: part.seconds - part.expected)
     return worst._replace(
-        first_step=min(each.first_step for each in parts),
-        last_step=max(each.last_step for each in parts),
-        share=min(1.0, sum(each.share for each in parts)),
+        first_step=min(part.first_step for part in parts),
+        last_step=max(part.last_step for part in parts),
+        share=min(1.0, sum(part.share for part in parts)),
     )
 
 
@@ -105,8 +107,8 @@ def _compared(table: StepTable, has_calls: bool) -> Iterator[tuple[str, str, str
 
 def _blocks(table: StepTable, expression: str, source: str, first: int) -> Iterator[tuple[int, int, dict[int, float]]]:
     """Yield the first and the last step of each part with the medians of the ranks."""
-    known = f"FROM {source} WHERE step >= {first} AND isfinite({expression})"
-    ends = table.connection.execute(f"SELECT min(step), max(step), count(DISTINCT step) {known}").fetchone()
+    finite_rows = f"FROM {source} WHERE step >= {first} AND isfinite({expression})"
+    ends = table.connection.execute(f"SELECT min(step), max(step), count(DISTINCT step) {finite_rows}").fetchone()
     low, high, number = ends or (None, None, 0)
     if low is None or high is None:
         return
@@ -114,7 +116,7 @@ def _blocks(table: StepTable, expression: str, source: str, first: int) -> Itera
     blocks = max(1, min(BLOCKS, number // window))
     width = -(-(high - low + 1) // blocks)
     for begin in range(low, high + 1, width):
-        query = f"SELECT rank, median({expression}), count(*) {known} AND step BETWEEN ? AND ? GROUP BY rank"
+        query = f"SELECT rank, median({expression}), count(*) {finite_rows} AND step BETWEEN ? AND ? GROUP BY rank"
         rows = table.connection.execute(query, [begin, begin + width - 1]).fetchall()
         medians = {rank: value for rank, value, count in rows if count >= LEAST and isfinite(value)}
         if len(medians) > 1:
@@ -123,5 +125,5 @@ def _blocks(table: StepTable, expression: str, source: str, first: int) -> Itera
 
 def middle(paces: list[RankPace]) -> float:
     """Return the median of the ranks' medians; NaN if there are none."""
-    known = [pace.median for pace in paces if isfinite(pace.median)]
-    return median(known) if known else float("nan")
+    medians = [pace.median for pace in paces if isfinite(pace.median)]
+    return median(medians) if medians else float("nan")

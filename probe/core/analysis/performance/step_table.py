@@ -82,14 +82,14 @@ class RunSeries:
         the first of all if None."""
         if hours is None:
             return int(self.steps[0])
-        left = np.cumsum(np.nan_to_num(self.seconds)[::-1])[::-1]
-        within = np.flatnonzero(left <= hours * HOUR)
+        seconds_to_end = np.cumsum(np.nan_to_num(self.seconds)[::-1])[::-1]
+        within = np.flatnonzero(seconds_to_end <= hours * HOUR)
         return int(self.steps[within[0]] if len(within) else self.steps[-1])
 
     def from_step(self, first: int) -> RunSeries:
         """Return the part from step ``first`` on."""
-        kept = self.steps >= first
-        return RunSeries(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
+        mask = self.steps >= first
+        return RunSeries(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
 
 
 class StepTable:
@@ -110,7 +110,6 @@ class StepTable:
         """Columns of the seconds in a phase, by the number's name."""
         self.uses: dict[str, str] = {}
         """Columns of the numbers about memory and utilisation, by name."""
-        self.left_out = 0
         """Phases that have no column."""
         names = self._names(_ends(rows))
         if self._make(rows.view(RUN), names):
@@ -119,12 +118,12 @@ class StepTable:
             rank
             for (rank,) in self.connection.execute(f"SELECT DISTINCT rank FROM {TABLE} ORDER BY rank").fetchall()  # noqa: S608
         ]
-        found = self.connection.execute(
+        row = self.connection.execute(
             f"SELECT min(step), max(step), count(DISTINCT step), count(step_seconds) FROM {TABLE}"  # noqa: S608
         ).fetchone()
-        first, last, number, known = found or (0, 0, 0, 0)
+        first, last, number, durations = row or (0, 0, 0, 0)
         self.first, self.last, self.number = int(first or 0), int(last or 0), int(number)
-        if not known:
+        if not durations:
             self.close()
             raise NoNumbersError("the numbers of the run have no step_seconds")
 
@@ -141,16 +140,15 @@ class StepTable:
         phases, uses = [name for name in names if is_phase(name)], [name for name in names if is_use(name)]
         self.phases = {name: f"phase_{n}" for n, name in enumerate(phases[:MOST_PHASES])}
         self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
-        self.left_out = len(phases) - len(self.phases)
         columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
         cells = "".join(f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items())
-        known = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
+        texts = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
         self.connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {TABLE} AS SELECT rank, step::INTEGER AS step{cells}, "  # noqa: S608 - names are literals
-            f"count(*) FILTER (name NOT IN ({known})) AS others FROM {view} WHERE step IS NOT NULL GROUP BY rank, step"
+            f"count(*) FILTER (name NOT IN ({texts})) AS others FROM {view} WHERE step IS NOT NULL GROUP BY rank, step"
         )
-        found = self.connection.execute(f"SELECT sum(others) FROM {TABLE}").fetchone()  # noqa: S608
-        return bool(found and found[0])
+        row = self.connection.execute(f"SELECT sum(others) FROM {TABLE}").fetchone()  # noqa: S608
+        return bool(row and row[0])
 
     def close(self) -> None:
         """Drop the table."""
@@ -185,14 +183,14 @@ class StepTable:
 
     def has(self, name: str) -> bool:
         """Return whether any rank has the number ``name``, one of ``FIXED``."""
-        found = self.connection.execute(f"SELECT count({name}) FROM {TABLE}").fetchone()  # noqa: S608 - our own words
-        return bool(found and found[0])
+        row = self.connection.execute(f"SELECT count({name}) FROM {TABLE}").fetchone()  # noqa: S608 - our own words
+        return bool(row and row[0])
 
     def skipped(self, first: int) -> int:
         """Return the number of steps from ``first`` on whose update was skipped on any rank."""
         query = f"SELECT count(DISTINCT step) FILTER (skipped = 1) FROM {TABLE} WHERE step >= ?"  # noqa: S608
-        found = self.connection.execute(query, [first]).fetchone()
-        return found[0] if found else 0
+        row = self.connection.execute(query, [first]).fetchone()
+        return row[0] if row else 0
 
     def of_ranks(self, selected: str, first: int) -> Iterator[tuple[Any, ...]]:
         """Yield each rank with the aggregates ``selected`` (SQL) of its steps from ``first`` on."""
@@ -220,9 +218,9 @@ def _ends(rows: Rows) -> str:
     """Return SQL of the rows of the first and the last directory: most runs have the same names on every rank."""
     files = rows.files[RUN]
     ends = dict.fromkeys((files[0][0], files[-1][0]))
-    chosen = [file for directory in ends for file in rows.files_of(RUN, directory)]
+    end_files = [file for directory in ends for file in rows.files_of(RUN, directory)]
     groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
-    for file in chosen:
+    for file in end_files:
         groups.setdefault((file.format, file.columns), []).append(file)
     parts = (f"SELECT name, value FROM {rows.source(group)}" for group in groups.values())  # noqa: S608 - paths
     return f"({' UNION ALL '.join(parts)})"
@@ -245,7 +243,7 @@ def _filled(cells: npt.NDArray[Any]) -> Numbers:
 
 def _usual(phases: Sequence[Flags], number: int) -> Flags:
     usual = np.ones(number, dtype=np.bool_)
-    for there in phases:
-        if 2 * there.sum() <= number:
-            usual &= ~there
+    for phase_present in phases:
+        if 2 * phase_present.sum() <= number:
+            usual &= ~phase_present
     return usual

@@ -95,12 +95,12 @@ def judged(steps: Steps, speeds: Numbers, usual: Flags) -> ThroughputLevels:
         speeds: throughput of each step; what is no positive number is left out.
         usual: False for the steps that are left out, such as those with an evaluation.
     """
-    kept = usual & np.isfinite(speeds) & (speeds > 0)
-    if 2 * kept.sum() < len(steps):  # there is no usual step
-        kept = np.isfinite(speeds) & (speeds > 0)
+    judged_steps = usual & np.isfinite(speeds) & (speeds > 0)
+    if 2 * judged_steps.sum() < len(steps):  # there is no usual step
+        judged_steps = np.isfinite(speeds) & (speeds > 0)
     warm_up = min(WARM_UP, len(steps) // 4)
-    kept[:warm_up] = False
-    steps, speeds = steps[kept], speeds[kept]
+    judged_steps[:warm_up] = False
+    steps, speeds = steps[judged_steps], speeds[judged_steps]
     noise = _noise(speeds)
     size = _size(len(steps), noise)
     if len(steps) < size:
@@ -130,8 +130,8 @@ def _noise(speeds: Numbers) -> float:
 
 def _size(steps: int, noise: float) -> int:
     """Return the steps of a window."""
-    wanted = max(steps // WINDOWS, ceil((MEDIAN_ERROR * noise / ERROR) ** 2))
-    return max(FEWEST, min(MOST, wanted, steps // STABLE))
+    least = max(steps // WINDOWS, ceil((MEDIAN_ERROR * noise / ERROR) ** 2))
+    return max(FEWEST, min(MOST, least, steps // STABLE))
 
 
 def stable_level(speeds: Numbers) -> float | None:

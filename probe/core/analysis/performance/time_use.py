@@ -39,17 +39,17 @@ def phase_times(table: StepTable, first: int) -> list[PhaseTime]:
         for column in table.phases.values()
     )
     query = f"SELECT count(DISTINCT step), sum(step_seconds), count(*){cells} FROM {TABLE} WHERE step >= ? AND isfinite(step_seconds)"  # noqa: S608, E501
-    steps, total, rows, *found = table.connection.execute(query, [first]).fetchone() or (0, None, 0)
+    steps, total, rows, *sums = table.connection.execute(query, [first]).fetchone() or (0, None, 0)
     if not total:
         return []
-    triples = zip(table.phases, found[0::3], found[1::3], found[2::3], strict=True)
+    triples = zip(table.phases, sums[0::3], sums[1::3], sums[2::3], strict=True)
     times = [
         PhaseTime(phase_name(name), seconds / ranks, seconds / total, number, seconds / count)
         for name, seconds, count, number in triples
         if count
     ]
-    times.sort(key=lambda each: -each.seconds)
-    rest = max(0.0, total / ranks - sum(each.seconds for each in times))
+    times.sort(key=lambda time: -time.seconds)
+    rest = max(0.0, total / ranks - sum(time.seconds for time in times))
     return [*times, PhaseTime(None, rest, rest * ranks / total, steps, rest * ranks / rows)]
 
 
@@ -69,7 +69,7 @@ class CallSite(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Collectives of all ranks in the sampled steps whose seconds are known, which those of the first one are not."""
+    """Collectives of all ranks in the sampled steps of known duration: all but the first step."""
 
     sites: tuple[CallSite, ...]
     """The longest first."""
@@ -87,14 +87,14 @@ def communication(rows: Rows, table: StepTable, first: int) -> Communication | N
     if OTHER not in rows.signals or not {"seconds", "bytes", "count"} <= set(rows.numbers(OTHER)):
         return None
     view, connection = rows.view(OTHER), rows.connection
-    chosen = (
+    rows_of_calls = (
         f"FROM {view} SEMI JOIN (SELECT rank, step FROM {TABLE} WHERE isfinite(step_seconds)) AS t USING (rank, step) "  # noqa: S608 - our own words
         f"WHERE name LIKE '{OUTPUT}' AND step >= {first}"
     )
     query = (
         "SELECT name, sum(count) FILTER (isfinite(count)), sum(bytes) FILTER (isfinite(bytes)), "
         "sum(seconds) FILTER (isfinite(seconds)), sum(bytes) FILTER (isfinite(bytes) AND isfinite(seconds)) "
-        f"{chosen} GROUP BY name ORDER BY name"
+        f"{rows_of_calls} GROUP BY name ORDER BY name"
     )
     sites: dict[tuple[str, str], _Sums] = {}
     total = _Sums()
@@ -103,12 +103,12 @@ def communication(rows: Rows, table: StepTable, first: int) -> Communication | N
             sums.add(*numbers)
     if not sites:
         return None
-    steps, whole = _sampled(table, chosen)
-    found = sorted(
+    steps, whole = _sampled(table, rows_of_calls)
+    sites_by_time = sorted(
         (CallSite(*place, *sums.numbers(whole)) for place, sums in sites.items()),
-        key=lambda each: (-each.seconds if isfinite(each.seconds) else 0.0, each.operation, each.site),
+        key=lambda call: (-call.seconds if isfinite(call.seconds) else 0.0, call.operation, call.site),
     )
-    return Communication(tuple(found), steps, *total.numbers(whole))
+    return Communication(tuple(sites_by_time), steps, *total.numbers(whole))
 
 
 class _Sums:
@@ -133,13 +133,13 @@ class _Sums:
         return self._calls, self._bytes, self._seconds, share, rate
 
 
-def _sampled(table: StepTable, chosen: str) -> tuple[int, float]:
+def _sampled(table: StepTable, rows_of_calls: str) -> tuple[int, float]:
     """Return the number of sampled steps with a collective, and the seconds of these steps over all ranks."""
     table.connection.execute(
         f"CREATE OR REPLACE TEMP TABLE {WAITS} AS SELECT rank, step::INTEGER AS step, sum(seconds) AS waited "
-        f"{chosen} GROUP BY rank, step"
+        f"{rows_of_calls} GROUP BY rank, step"
     )
-    found = table.connection.execute(
+    row = table.connection.execute(
         f"SELECT count(DISTINCT step), sum(step_seconds) FROM {WAITS} JOIN {TABLE} USING (rank, step)"  # noqa: S608
     ).fetchone()
-    return found or (0, nan)
+    return row or (0, nan)

@@ -1,6 +1,5 @@
-"""HTML page about a run, which needs nothing but a browser.
+"""Report of a run: its diagnosis, and the page with its pictures in one file.
 
-:mod:`write` makes the file. :mod:`survey` lists names and steps of a run, :mod:`layout` chooses rows and columns,
-:mod:`heatmaps` fills their cells, :mod:`payload` packs them for the scripts; :mod:`findings` holds the
-cause that is shown, :mod:`sections` writes text and tables, and :mod:`page` is the frame that pages share.
+:mod:`write` makes the file of what :mod:`probe.core.analysis.pictures` reads; :mod:`findings` holds the cause that is
+shown.
 """

@@ -17,7 +17,7 @@ from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.check_findings import check_texts
 from probe.core.analysis.diagnosis.evaluate import counted, nothing_judged, run_found
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.analysis.report.survey import Survey
+from probe.core.analysis.pictures.survey import Survey
 from probe.core.language import capitalized, joined, message, translated
 from probe.core.messages import printable
 from probe.core.naming import signal_of

@@ -1,37 +1,50 @@
-"""Report of a directory with any number of ranks."""
+"""Report of a directory with any number of ranks: the page of ``probe view`` with its answers inside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import isfinite
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from probe.core.analysis.engines import PieceEngine
-from probe.core.analysis.report import sections
-from probe.core.analysis.report.farthest import FarPart, far_part
+from probe.core.analysis.pictures.farthest import FarKind, far_picture
+from probe.core.analysis.pictures.heatmaps import Cells
+from probe.core.analysis.pictures.layout import ReportPlan, SignalPlan, plan
+from probe.core.analysis.pictures.payload import payload
+from probe.core.analysis.pictures.performance_picture import performance_picture
+from probe.core.analysis.pictures.rank_table import RankTable, rank_table
+from probe.core.analysis.pictures.run_cells import CellWork, opened_run
+from probe.core.analysis.pictures.run_curves import run_curves
+from probe.core.analysis.pictures.run_details import run_details
+from probe.core.analysis.pictures.static_page import static_page
+from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
-from probe.core.analysis.report.layout import ReportPlan, plan
-from probe.core.analysis.report.page import asset, page, plotly_bundle
-from probe.core.analysis.report.payload import payload
-from probe.core.analysis.report.performance import PerformancePart, performance_part
-from probe.core.analysis.report.rank_table import rank_table
-from probe.core.analysis.report.run_cells import CellWork, opened_run
-from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
-from probe.core.analysis.report.survey import Survey
 from probe.core.language import message
 from probe.core.messages import plural
+from probe.core.naming import signal_of
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
+from probe.core.storage.layout import MICRO_STEP, STAGE
+from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
-SCRIPTS = (
-    *("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js"),
-    *("findings.js", "run.js", "performance.js", "report.js"),
-)
-MANY_RANKS_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name != "ranks.js"), "lines.js", "farthest.js", SCRIPTS[-1])
-"""Scripts of a page that groups ranks."""
+MOST_PROBLEMS = 100
+BAD_OF_A_SIGNAL = 100
+"""Most rows of a signal whose first numbers that are not finite are listed."""
+RUN = "/api/runs/0"
+"""Address of the run on the page."""
+
+
+class RunSteps(NamedTuple):
+    """First and last step of a run."""
+
+    first_step: int
+    last_step: int
 
 
 class Written(NamedTuple):
@@ -65,83 +78,162 @@ def write_report(
 
     Raises:
         ValueError: if there is no run in ``root``, or nowhere to write to.
-        ImportError: if DuckDB or plotly is missing.
+        ImportError: if DuckDB is missing.
     """
     check_target(out)
     problems = problems or Problems()
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} {plural(len(run.directories), 'directory', 'directories')}")
     table = rank_table(run)
+    bad: list[Mark] = []
     with opened_run(run, table, problems, engine) as source:
         known, files = source.survey()
-        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()), table.shares())
-        orders = table.orders(chosen.fine.ranks_a_line) if chosen.fine else table.orders()[:1]
-        work = CellWork(chosen, table, tuple(orders))
-        data, bad = payload(source.cells(work, observe), run, known, work, files)
-        rows = source.run_rows
-        curves = run_curves(rows)
-        speed = performance_part(rows, run, root)
-        far = far_part(source, work, speed.paces, observe)
-    if not known.signals and not curves.curves:
+        work = CellWork(plan(known, len(run.ranks), table.shares()), table)
+        look = lambda signal, maps: bad.extend(_first_bad(maps, signal, run))  # noqa: E731 - of one use
+        cells = payload(source.cells(work, observe), run, known, work, files, look)
+        curves = run_curves(source.run_rows)
+        speed = performance_picture(source.run_rows, run, root)
+        far = far_picture(source, work, speed.paces, observe)
+    if not known.signals and curves is None:
         problems.add(root, message("expected rows in the files of its ranks; there are none"))
     if diagnosis is None:
         is_of_rank = [directory.path for directory in run.directories] == [root]
         found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
+    label = _Labels(run, work.plan, table)
     observe("writing")
+    answers = {
+        RUN: {
+            **_description(root, run, known, table, problems),
+            **_judged(root, diagnosis, label),
+            "signals": list(_signals(work.plan)),
+            "numbers": curves["names"] if curves else [],
+            "performance": speed.data is not None,
+            "farthest": far is not None,
+        },
+        f"{RUN}/numbers": curves,
+        f"{RUN}/details": run_details(run),
+        f"{RUN}/performance": speed.data,
+        f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
+        "/api/command": f"probe view {shlex.quote(str(root.resolve()))}",
+    }
     with replacing(out) as file:
-        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves, speed, far))
+        file.write(static_page(f"{run.name} – probe", answers, cells))
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
 def check_target(out: Path) -> None:
-    """Raise ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
+    """Raise ValueError if no report can be written to ``out``."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
-    plotly_bundle()
+        raise ValueError(
+            message("{out}: expected the name of a file in a directory that exists, such as report.html", out=out)
+        )
 
 
-def _page(
-    root: Place,
-    run: RecordedRun,
-    plan: ReportPlan,
-    known: Survey,
-    diagnosis: Diagnosis,
-    problems: Problems,
-    data: Mapping[str, object],
-    curves: RunCurves,
-    speed: PerformancePart,
-    far: FarPart,
-) -> str:
-    ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
-    numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
-    return page(
-        f"Training run {run.name}",
-        [
-            sections.first_cause(diagnosis),
-            sections.timeline(diagnosis),
-            *run_section(curves),
-            *speed.sections,
-            *sections.interactive(plan, len(run.ranks)),
-            *far.sections,
-            sections.configuration(run),
-            sections.cost(run),
-            sections.reading(problems),
-        ],
-        subtitle=f"{numbers} in {root.resolve()}",
-        plotly=True,
-        data={
-            **data,
-            "run": curves.curves,
-            **({} if speed.data is None else {"performance": speed.data}),
-            **({} if far.data is None else {"far": far.data}),
-            "findings": [_finding(mark) for mark in diagnosis.findings],
-        },
-        scripts=[asset(name) for name in (SCRIPTS if plan.fine is None else MANY_RANKS_SCRIPTS)],
-    )
+def _description(
+    root: Place, run: RecordedRun, known: Survey, table: RankTable, problems: Problems
+) -> dict[str, object]:
+    kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
+    return {
+        "number": 0,
+        "name": run.name,
+        "location": str(root.resolve()),
+        "known": True,
+        "alive": False,
+        **RunSteps(known.first, known.last)._asdict(),
+        "ranks": len(run.ranks),
+        "read": known.number,
+        "rank_list": listed(run.ranks),
+        "missing_ranks": listed(run.missing),
+        "orders": [order.title for order in table.orders()],
+        # Pieces of a run find them in another order.
+        "problems": replace(problems, kept=kept).lines(MOST_PROBLEMS),
+        "cost": None,
+    }
 
 
-def _finding(mark: Mark) -> dict[str, object]:
-    value = mark.value if mark.value is not None and isfinite(mark.value) else None
-    text = "" if mark.value is None else f"{mark.value:.6g}"
-    return {**mark._asdict(), "value": value, "text": text, "kind": kind(mark)}
+def _judged(root: Place, diagnosis: Diagnosis, label: _Labels) -> dict[str, object]:
+    """Fields of the run's description that follow from its diagnosis."""
+    findings = [
+        {
+            **{name: getattr(mark, name) for name in ("rule", "signal", "op", "rank", "step", "value", "cause")},
+            "row": label.of(mark.signal, mark.rank, mark.vpp_stage, mark.name),
+            MICRO_STEP: mark.micro_step,
+            "message": mark.message,
+            "kind": kind(mark),
+        }
+        for mark in diagnosis.findings
+    ]
+    text = "\n".join(filter(None, [diagnosis.paragraph, diagnosis.note]))
+    first: dict[str, object] = {**findings[0], "text": text} if findings else {}
+    if first and not diagnosis.is_placed:
+        first = {"kind": diagnosis.paragraph.split("\n")[0], "row": "", "text": text}
+    return {
+        "analysis": "done",
+        "analysis_error": "",
+        "analysis_command": f"probe anomalies {shlex.quote(str(root))}",
+        "finding_list": findings,
+        "finding_total": diagnosis.total,
+        "cause": first or None,
+        "health": "found" if findings else "healthy" if diagnosis.clear else "incomplete",
+        "verdict": "" if findings else text,
+    }
+
+
+def _labelled(far: FarKind, label: _Labels) -> dict[str, object]:
+    """Farthest ranks of a signal, each with the label of its row."""
+    rows = [{**own, "row": label.of(far.signal, own["rank"], own[STAGE], own["tensor"])} for own in far.ranks]
+    return {"signal": far.signal, "op": far.op, "ranks": rows}
+
+
+class _Labels:
+    """Labels of the page's rows, which may stand for several names."""
+
+    def __init__(self, run: RecordedRun, plan: ReportPlan, table: RankTable) -> None:
+        self._stages = {directory.rank: directory.manifest.pipeline_stage for directory in run.directories}
+        self._known = {
+            (signal.signal, member): label
+            for signal in plan.signals
+            for label, members in zip(signal.labels, signal.members, strict=True)
+            for member in members
+        }
+        self._other = RowStages((row for _, row in self._known), len(np.unique(table.stages)) > 1)
+
+    def of(self, signal: str, rank: int, vpp_stage: int, name: str) -> str:
+        """Label of the row of a name on a rank."""
+        row = SurveyRow(self._stages.get(rank, 0), vpp_stage, name)
+        return self._known.get((signal, row)) or self._other.label(row)
+
+
+def _signals(plan: ReportPlan) -> Iterator[dict[str, object]]:
+    for signal in plan.signals:
+        about = signal_of(signal.signal)
+        yield {
+            "name": signal.signal,
+            "meaning": about.meaning,
+            "phase": about.phase,
+            "micro_stepped": signal.micro_stepped,
+            "ops": signal.ops,
+            "rows": signal.labels,
+            "grouped": signal.most_members > 1,
+        }
+
+
+def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun) -> Iterator[Mark]:
+    """First number of each row that is not finite, of the principal op, else of another."""
+    listed: set[int] = set()
+    first = principal(signal.ops)
+    for op in sorted(maps, key=lambda op: op != first):
+        cells = maps[op]
+        there = (cells.nan + cells.inf) > 0
+        for row in np.flatnonzero(there.any(axis=1)).tolist():
+            if row in listed or len(listed) >= BAD_OF_A_SIGNAL:
+                continue
+            listed.add(row)
+            column = int(np.argmax(there[row]))
+            step, directory, micro_step, member = (int(array[row, column]) for array in cells.places)
+            about = signal.members[row][member]
+            value = float(cells.value[row, column])
+            rank = run.directories[directory].rank
+            micro = micro_step if signal.micro_stepped else None
+            yield Mark("", signal.signal, about.name, op, value, step, rank, micro, "", "", about.vpp_stage, row)

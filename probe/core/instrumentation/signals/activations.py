@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Module, OutOfReach, Parameter, Remove, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
@@ -58,17 +56,16 @@ def activations(run: Run) -> Iterator[None]:
 
         return gone
 
-    with run.each_watched_module.added(attach), run.step_ended.added(partial(_end_step, run, listeners)):
+    def end_step() -> None:
+        run.forwards.clear()
+        ran = [(listener.inner, listener.drop_step()) for listener in listeners]
+        if run.framework.hooks.has_compiled():  # hooks of the whole model are outside the graph: they run in any case
+            ran = [pair for pair in ran if pair[0]] or ran
+        if ran and not any(called for _, called in ran):
+            note_unseen(run, "activations")
+
+    with run.each_watched_module.added(attach), run.step_ended.added(end_step):
         yield
-
-
-def _end_step(run: Run, listeners: Collection[ActivationListener]) -> None:
-    run.forwards.clear()
-    ran = [listener.forget() for listener in listeners]
-    if run.framework.hooks.has_compiled():  # hooks of the whole model are outside the graph: they run in any case
-        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
-    if listeners and not any(ran):
-        note_unseen(run, "activations")
 
 
 class _Opened(NamedTuple):
@@ -94,18 +91,14 @@ class ActivationListener:
         self._run, self._module, self._places = run, module, places
         self._record = record
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
-        self._guard = partial(run.guard, f"gradient of module {module.full!r}")
+        self._guard = run.guard_of(f"gradient of module {module.full!r}")
         self._misfits: set[str] = set()
-        self._wants_gradients = "input_grad" in places or "output_grad" in places
-        self._open: OpenCalls[_Opened] = OpenCalls(run.forwards, module.thing, not self.inner)
-        self.forget()
-
-    @property
-    def inner(self) -> bool:
+        self.inner = bool(module.full)
         """True if this is a module of a model, not the whole model."""
-        return bool(self._module.full)
+        self._wants_gradients = "input_grad" in places or "output_grad" in places
+        self.drop_step()
 
-    def forget(self) -> bool:
+    def drop_step(self) -> bool:
         """Drop the rest of a step; return true if the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
         self._calls: dict[tuple[str, int], Iterator[int]] = {}
@@ -131,12 +124,13 @@ class ActivationListener:
                 edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
             except OutOfReach as out:
                 self._miss(out.rows)
-        self._open.begin(micro_step, _Opened(self._run.clock.step, micro_step, call, names, edges))
+        opened = _Opened(self._run.clock.step, micro_step, call, names, edges)
+        self._run.forwards.begin(self, self._module.thing, micro_step, opened, not self.inner)
 
     def after(self, kind_: str, outputs: Any) -> None:
         """Read outputs, and place hooks for gradients in the graph that this forward has built."""
-        opened, clock = self._open.end(), self._run.clock
-        if opened is None or opened.step != clock.step or clock.searching:
+        opened, clock = self._run.forwards.end(self), self._run.clock
+        if type(opened) is not _Opened or opened.step != clock.step or clock.searching:
             return
         _, micro_step, call, names, edges = opened
         parts = output_parts(self._tensors, outputs, self._leave)
@@ -154,7 +148,7 @@ class ActivationListener:
 
     def drop(self) -> None:
         """Keep nothing of a forward that raised."""
-        self._open.end()
+        self._run.forwards.end(self)
 
     def _miss(self, rows: int) -> None:
         if COMPILED not in self._run.faults.counts:
@@ -188,13 +182,15 @@ class ActivationListener:
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
-        return partial(self._record_gradient, part, call, micro_step, self._run.clock.step)
+        """Return a function that records a gradient, unless the step has ended meanwhile."""
+        run, record, step = self._run, self._record, self._run.clock.step
 
-    def _record_gradient(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
-        """Record a gradient, unless the step has ended meanwhile."""
-        clock = self._run.clock
-        if clock.step == step and not clock.searching and self._run.in_training_backward():
-            self._record("actv_grad", part, gradient, micro_step, call)
+        def listen(gradient: Tensor) -> None:
+            clock = run.clock
+            if clock.step == step and not clock.searching and run.in_training_backward():
+                record("actv_grad", part, gradient, micro_step, call)
+
+        return listen
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""

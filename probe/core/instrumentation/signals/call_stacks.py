@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import CodeType
@@ -15,6 +14,7 @@ import probe
 from probe.core.backend.call_stack import Stack, callers, machinery, stack, text
 from probe.core.backend.protocols import ForwardKind
 from probe.core.instrumentation.context import Run, note_unseen
+from probe.core.instrumentation.selection import Watched
 from probe.core.records import TextFile
 from probe.core.storage.layout import STACKS
 
@@ -31,24 +31,23 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / STACKS).exists():
         yield
         return
-    found, activations, inner = _Found(path), run.settings.xy_distribution, False
+    first_stacks, activations, inner = _FirstStacks(path), run.settings.xy_distribution, False
     with ExitStack() as attached:
         for model, module in run.each_module():
             if run.selection.watches(module) or (activations and run.selection.places(module)):
                 inner = inner or bool(module.full)
-                note = partial(found.note, f"{module.stage}:{module.name}", machinery(module.thing), bool(module.full))
-                where = f"stack of module {module.full!r}"
+                note, where = first_stacks.listener(module), f"stack of module {module.full!r}"
                 attached.callback(run.on_forward(module.thing, model, note, None, where))
-        with run.step_ended.added(partial(_end_step, run, found, inner)):
+
+        def end_step() -> TextFile | None:
+            file = first_stacks.file()
+            # of a compiled model only the hooks of the whole run: they are outside the graph
+            if file is None or (inner and not first_stacks.inner and run.framework.hooks.has_compiled()):
+                note_unseen(run, "stack_info")
+            return None if file is None or first_stacks.written else file
+
+        with run.step_ended.added(end_step):
             yield
-
-
-def _end_step(run: Run, found: _Found, inner: bool) -> TextFile | None:
-    """Count a step in which nothing ran, or nothing but the whole model: its hooks are outside a compiled graph."""
-    file = found.file()
-    if file is None or (inner and not found.inner and run.framework.hooks.has_compiled()):
-        note_unseen(run, "stack_info")
-    return None if file is None or found.written else file
 
 
 def calling(call: CodeType | None) -> Stack:
@@ -62,7 +61,7 @@ def calling(call: CodeType | None) -> Stack:
     return tuple(line for line in lines[first:] if line[0] != file and not line[0].startswith(_OWN))
 
 
-class _Found:
+class _FirstStacks:
     """Stacks of the first step in which a module runs, until their file is written."""
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +71,16 @@ class _Found:
         self._stacks: dict[str, Stack] = {}
         self._file: TextFile | None = None
 
-    def note(self, name: str, call: CodeType | None, inner: bool, kind: ForwardKind, *_: Any) -> None:
-        """Note the stack of a module that is called."""
-        self.inner = self.inner or (inner and kind == "training")
-        if kind == "training" and self._file is None and name not in self._stacks:
-            self._stacks[name] = calling(call)
+    def listener(self, module: Watched) -> Callable[[ForwardKind, Any], None]:
+        """Return a function that notes the stack of ``module`` when it is called."""
+        name, call, inner = f"{module.stage}:{module.name}", machinery(module.thing), bool(module.full)
+
+        def note(kind: ForwardKind, _: Any) -> None:
+            self.inner = self.inner or (inner and kind == "training")
+            if kind == "training" and self._file is None and name not in self._stacks:
+                self._stacks[name] = calling(call)
+
+        return note
 
     def file(self) -> TextFile | None:
         """Return the file of the stacks, in the order of the calls; None if no module has run yet."""

@@ -45,35 +45,48 @@ _log = logging.getLogger("probe.collectives")
 
 
 class Listening:
-    """A :class:`probe.core.backend.protocols.CollectiveListener`, active from :meth:`start` to :meth:`stop`.
+    """The listener of collectives of one monitor, see :class:`probe.core.backend.protocols.CollectiveListener`: active
+    from :meth:`start` to :meth:`stop`, if ``cc_distribution`` is enabled, and again from each :meth:`attach` on.
 
     Adapters may report calls on any thread.
     """
 
     def __init__(self, settings: Settings, framework: FrameworkAdapter, faults: Faults) -> None:
+        self._framework = framework
+        self._known_run: Callable[[], Run | None] = lambda: None
+        self._lock = threading.RLock()
+        self._remove: Remove | None = None
+        self._configure(settings, faults)
+
+    def _configure(self, settings: Settings, faults: Faults) -> None:
         judged = any("collective inputs" in about(rule.rule_name).collects for rule in settings.alert.rules)
-        self._settings, self._framework, self._faults = settings.cc_distribution, framework, faults
+        self._settings, self._faults = settings.cc_distribution, faults
+        self._started = False
+        """True from :meth:`start` to :meth:`stop`."""
         self._inputs = self._settings.cc_pre_hook or judged
         self._lowest = min(settings.module_ranks, default=0)
         ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
         ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
-        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, faults.note)
+        self._recorder = Recorder(self._framework.tensors, columns_for(ops), settings.eps, faults.note)
         self._lines, self._sites = LinePatterns(self._settings.cc_codeline), Sites()
         self._calls_log: CallLog | None = CallLog()
         self._step = CollectiveStep()
-        self._known_run: Callable[[], Run | None] = lambda: None
         self._first = self._early = 0
-        self._lock = threading.RLock()
-        self._remove: Remove | None = None
 
     def start(self) -> None:
-        """Begin listening."""
-        if self._framework.collectives is not None and self._remove is None:
+        """Begin listening, if that is enabled."""
+        self._started = self._settings.enable
+        if self._started and self._framework.collectives is not None and self._remove is None:
             self._remove = self._framework.collectives.listen(self)
 
     def attach(self, run: Run, takes_part: bool) -> None:
         """Collect for ``run``, whose first step begins; count the calls reported so far as part of that step."""
+        if not self._started:  # stopped, and attached again
+            if not run.settings.cc_distribution.enable:
+                return
+            self._configure(run.settings, run.faults)
+            self.start()
         self._leave()
         self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters hold this, and must hold no model
         run.every_update.add(self.before_update)
@@ -92,12 +105,20 @@ class Listening:
             _log.warning("cc_distribution: collectives of %s cannot be listened to", self._framework.name)
 
     def stop(self) -> None:
-        """End listening and restore the framework. A further call does nothing."""
+        """Stop listening until another run is attached, and restore the framework. A further call does nothing."""
+        if not self._started:
+            return
         if self._run is not None:
             self._write_log()
         self._end()
         self._leave()
         self.drain()
+        self._started = False  # last: an interrupted call may be repeated
+
+    def stop_unattached(self) -> None:
+        """Stop listening if no run is attached: the end of a run that is attached does so itself."""
+        if self._run is None:
+            self.stop()
 
     def _leave(self) -> None:
         """Detach from the run, if attached to one."""
@@ -265,15 +286,6 @@ class Listening:
     def _spent(self, begun: Begun | None) -> None:
         if self._run is not None and begun is not None:
             self._run.cost.end(begun)
-
-
-def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
-    """Return a started listener as configured; None if ``settings`` disable it."""
-    if not settings.cc_distribution.enable:
-        return None
-    listening = Listening(settings, framework, faults)
-    listening.start()
-    return listening
 
 
 SIGNAL = "other"

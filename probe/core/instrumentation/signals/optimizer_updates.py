@@ -8,9 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
-from probe.core.backend.protocols import Adam, Optimizer, Parameter, Shard, Tensor, Tensors
+from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor, Tensors
 from probe.core.histogram import HISTOGRAM
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
@@ -92,11 +91,7 @@ def momentum_directions(run: Run) -> Iterator[None]:
     """
     hooks, tensors = run.framework.hooks, run.framework.tensors
 
-    def direction(
-        optimizer: Optimizer, gradient_of: Callable[[Parameter], Tensor | Shard | None], parameter: Watched
-    ) -> Tensor | None:
-        gradient = gradient_of(parameter.thing)
-        moment = _first_moment(hooks.state(optimizer, parameter.thing))
+    def direction(gradient: Tensor | Shard | None, moment: Tensor | Shard | None) -> Tensor | None:
         if gradient is None or moment is None:
             return None
         gradient, moment = _alike(tensors, gradient, moment)
@@ -104,8 +99,12 @@ def momentum_directions(run: Run) -> Iterator[None]:
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         gradient_of = hooks.gradients_of(optimizer, run.main_grad)
-        found = run.read_each(owned, partial(direction, optimizer, gradient_of), "mg_direction")
-        run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
+        directions = run.read_each(
+            owned,
+            lambda watched: direction(gradient_of(watched.thing), _first_moment(hooks.state(optimizer, watched.thing))),
+            "mg_direction",
+        )
+        run.recorder.record_all("mg_direction", [key for key, _ in directions], [value for _, value in directions])
 
     wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
     missing = missing_state(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
 from probe.core.backend.protocols import Arrays, Numbers, Optimizer, Shard, Tensor
 from probe.core.instrumentation.context import Run
@@ -30,22 +29,25 @@ def relative_updates(run: Run) -> Iterator[None]:
         _log.warning("relative_update: %s offers nothing to compute it with", run.framework.name)
         yield
         return
-    own, tensors, value = run.recorder, run.framework.tensors, run.framework.hooks.value
+    own, tensors, hooks = run.recorder, run.framework.tensors, run.framework.hooks
     collected = Recorder(tensors, ONE, run.settings.eps, run.faults.note, lambda: len(own))
     copies: dict[Key, Numbers] = {}
 
-    def read(optimizer: Optimizer, parameter: Watched) -> tuple[Tensor, Numbers] | None:
-        held = value(optimizer, parameter.thing)
-        return None if held is None else _floating(ops, held, tensors.numbers)
+    def read(optimizer: Optimizer, owned: list[Watched]) -> list[tuple[Key, tuple[Tensor, Numbers]]]:
+        return run.read_each(
+            owned,
+            lambda parameter: _floating(ops, hooks.value(optimizer, parameter.thing), tensors.numbers),
+            f"{RELATIVE_UPDATE} of {{}}",
+        )
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         with ops.quiet():
-            for key, (_tensor, numbers) in run.read_each(owned, partial(read, optimizer), f"{RELATIVE_UPDATE} of {{}}"):
+            for key, (_, numbers) in read(optimizer, owned):
                 copies[key] = numbers * 1
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:
         with ops.quiet():
-            for key, (tensor, numbers) in run.read_each(owned, partial(read, optimizer), f"{RELATIVE_UPDATE} of {{}}"):
+            for key, (tensor, numbers) in read(optimizer, owned):
                 copy = copies.pop(key, None)
                 if copy is not None and tuple(copy.shape) == tuple(numbers.shape):
                     block = ops.column([_squares(numbers - copy), _squares(copy)])
@@ -62,10 +64,12 @@ def relative_updates(run: Run) -> Iterator[None]:
 
 
 def _floating(
-    ops: Arrays, held: Tensor | Shard, numbers_of: Callable[[Tensor], Numbers]
+    ops: Arrays, value: Tensor | Shard | None, numbers_of: Callable[[Tensor], Numbers]
 ) -> tuple[Tensor, Numbers] | None:
     """Return the tensor that this process holds and its numbers; None if they are none of floating point, or none."""
-    tensor, _ = unwrapped(held)
+    if value is None:
+        return None
+    tensor, _ = unwrapped(value)
     numbers = numbers_of(tensor)
     if not ops.is_floating(numbers) or 0 in tuple(numbers.shape):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from probe.core.backend.protocols import ForwardKind, Optimizer, Remove, Shard, Tensor
@@ -12,7 +11,6 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.door import count
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.forwards import OpenCalls
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.instrumentation.signals.activations import activations
@@ -58,13 +56,15 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(backward)))
             scale = hooks.loss_scale(lambda: (thing,))
-            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale)
             if reduced:
                 restarted.add(identity)
 
         return hooks.on_gradient(thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard)
 
-    guard, collect = partial(run.guard, "gradient"), partial(_reduced, run, touched)
+    guard = run.guard_of("gradient")
+
+    collect = _reduced(run, touched)
 
     def begin_another() -> None:
         touched.clear()
@@ -74,36 +74,41 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     with (
         run.each_parameter.added(attach),
-        run.before_update.added(partial(collect, run.recorder)),
+        run.before_update.added(collect),
         run.gradients_now.added(collect),
         run.step_ended.added(begin_another),
     ):
         yield
 
 
-def _reduced(
-    run: Run, touched: set[int], into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None
-) -> None:
-    """Record the gradients that ``optimizer`` receives. Read buffers that always exist only for parameters whose
-    identities are ``touched``: others may hold values of earlier steps."""
-    hooks, trained, main_grad = run.framework.hooks, run.trained, run.main_grad
-    gradient, repeated = hooks.gradients_of(optimizer, main_grad), bool(run.repeats or run.tensor_repeats)
-    keys: list[Key] = []
-    gradients: list[Tensor | Shard] = []
-    for parameter in owned:
-        thing, identity = parameter.thing, id(parameter.thing)
-        if trained and identity not in trained:
-            continue
-        try:
-            if identity not in touched and not hooks.holds(optimizer, thing, main_grad):
+def _reduced(run: Run, touched: set[int]) -> Callable[..., None]:
+    """Return a function that records the gradients that an optimizer receives. It reads buffers that always exist only
+    for parameters whose identities are ``touched``: others may hold values of earlier steps."""
+    hooks, main_grad = run.framework.hooks, run.main_grad
+
+    def collect(
+        optimizer: Optimizer, owned: list[Watched], scale: Tensor | None, into: Recorder = run.recorder
+    ) -> None:
+        trained, repeated = run.trained, bool(run.repeats or run.tensor_repeats)
+        gradient = hooks.gradients_of(optimizer, main_grad)
+        keys: list[Key] = []
+        gradients: list[Tensor | Shard] = []
+        for parameter in owned:
+            thing, identity = parameter.thing, id(parameter.thing)
+            if trained and identity not in trained:
                 continue
-            value = gradient(thing)
-            if value is not None and not (repeated and run.elsewhere(thing, value)):
-                keys.append(parameter.key)
-                gradients.append(value)
-        except Exception as error:  # noqa: BLE001 - the others can still be read
-            count(run.faults, f"grad_reduced of {parameter.name}", error)
-    into.record_all("grad_reduced", keys, gradients, scale=scale)
+            try:
+                if identity not in touched and not hooks.holds(optimizer, thing, main_grad):
+                    continue
+                value = gradient(thing)
+                if value is not None and not (repeated and run.elsewhere(thing, value)):
+                    keys.append(parameter.key)
+                    gradients.append(value)
+            except Exception as error:  # noqa: BLE001 - the others can still be read
+                count(run.faults, f"grad_reduced of {parameter.name}", error)
+        into.record_all("grad_reduced", keys, gradients, scale=scale)
+
+    return collect
 
 
 @contextmanager
@@ -119,7 +124,10 @@ def parameters(run: Run) -> Iterator[None]:
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         record("param_origin", optimizer, owned)
 
-    with run.before_update.added(before), run.after_update.added(partial(record, "param_updated")):
+    def after(optimizer: Optimizer, owned: list[Watched]) -> None:
+        record("param_updated", optimizer, owned)
+
+    with run.before_update.added(before), run.after_update.added(after):
         yield
 
 
@@ -166,7 +174,6 @@ class _MicroBatches:
 
     def __init__(self, run: Run, stage: int, model: Any) -> None:
         self._run, self._stage, self._model = run, stage, model
-        self._open: OpenCalls[int] = OpenCalls(run.forwards, model, True)
 
     def before(self, kind: ForwardKind, _inputs: Any) -> None:
         """Begin a micro batch, if this forward is the first after a backward."""
@@ -174,24 +181,26 @@ class _MicroBatches:
         if kind == "training" and not clock.searching:
             pipelined = self._run.framework.parallel.pipelined(self._model)
             micro_step = clock.forward_began(whole=True, pipeline=self._stage if pipelined else None)
-            self._open.begin(micro_step, micro_step)
+            self._run.forwards.begin(self, self._model, micro_step, micro_step, True)
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
         """Listen to the backward through the outputs."""
-        if kind != "training" or (micro_step := self._open.end()) is None:
+        micro_step = self._run.forwards.end(self) if kind == "training" else None
+        if type(micro_step) is not int:
             return
-        framework = self._run.framework
-        reached = self._run.guard(MICRO_BATCH, partial(self._reached, self._run.clock.step, micro_step))
-        for tensor in filter(framework.tensors.is_tensor, leaves(outputs)):
-            framework.hooks.on_tensor_gradient(tensor, reached)
+        run, step = self._run, self._run.clock.step
+
+        def reached(_: Tensor) -> None:
+            if run.in_training_backward() and run.clock.step == step:
+                run.clock.backward_reached(micro_step, run.framework.hooks.backward_id())
+
+        listen = run.guard(MICRO_BATCH, reached)
+        for tensor in filter(run.framework.tensors.is_tensor, leaves(outputs)):
+            run.framework.hooks.on_tensor_gradient(tensor, listen)
 
     def drop(self) -> None:
         """Keep nothing of a forward that raised."""
-        self._open.end()
-
-    def _reached(self, step: int, micro_step: int, _: Tensor) -> None:
-        if self._run.in_training_backward() and self._run.clock.step == step:
-            self._run.clock.backward_reached(micro_step, self._run.framework.hooks.backward_id())
+        self._run.forwards.end(self)
 
 
 SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import ForwardKind, Tensor
 from probe.core.backend.pytree import DEPTH, MOST, children, keys, kind
+from probe.core.config.schema import Settings
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -47,13 +48,17 @@ def path_of(root: Path, rank: int) -> Path:
     return root / FOLDER / rank_folder(rank) / FILE
 
 
-def prepare(rank: int) -> None:
+def _root(settings: Settings) -> Path:
+    return output_root(os.environ, settings.output_dir).absolute()
+
+
+def prepare(settings: Settings, rank: int) -> None:
     """Make the folder of the file, so that an error is raised before the first step.
 
     Raises:
         OSError: naming the folder.
     """
-    root = output_root(os.environ).absolute()
+    root = _root(settings)
     folder = path_of(root, rank).parent
     with advised(root):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +70,7 @@ def prepare(rank: int) -> None:
 def structure(run: Run) -> Iterator[None]:
     """Read the first training forward of every module and the backward through it; make the file at the end of the
     step."""
-    path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
+    path, looks = path_of(_root(run.settings), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
         for model, module in run.each_module(squash=False):
             look = looks[f"{module.stage}:{module.full}"] = _Look(run, module)
@@ -84,12 +89,10 @@ def structure(run: Run) -> Iterator[None]:
             yield
 
 
-def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
+def ending(settings: Settings, faults: Faults, rank: int, writes: bool) -> TrainingStopped:
     """Log and return the exception that ends training after the step; its exit code is 1 if this rank ``writes`` and
     could not write its file."""
-    stop = TrainingStopped(
-        f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
-    )
+    stop = TrainingStopped(f"{ENDING}; the structure of the model is in {path_of(_root(settings), rank)}")
     if not writes:
         stop = TrainingStopped(f"{ENDING}; module_ranks leaves rank {rank} out")
     elif any(place.startswith(FAILED) for place in faults.counts):

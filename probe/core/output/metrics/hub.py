@@ -21,6 +21,8 @@ from probe.core.worker import Worker
 
 WHERE = "metrics"
 """Place under which failures are counted."""
+PATIENCE = 10.0
+"""Default of the longest time in seconds for which the end of a process waits for a client that begins."""
 LEAST_SECONDS = 0.05
 """Time for the end of an outlet after others have used up what there was."""
 
@@ -148,8 +150,15 @@ class MetricsHub:
         rules: names of the rules that judge.
     """
 
-    def __init__(self, name: RankName, folder: Callable[[], Path], rules: Iterable[str], faults: Faults) -> None:
-        self.name, self.faults = name, faults
+    def __init__(
+        self,
+        name: RankName,
+        folder: Callable[[], Path],
+        rules: Iterable[str],
+        faults: Faults,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.name, self.faults, self.patience = name, faults, patience
         self._folder = folder
         self._found: Counter[str] = Counter(dict.fromkeys(rules, 0))
         self._outlets: dict[str, HubOutlet] = {}
@@ -210,16 +219,20 @@ class MetricsHub:
         """Return the counts of the monitor itself."""
         return Counts(dict(self._found), sum(self.faults.counts.values()))
 
-    def close(self, seconds: float) -> None:
-        """Send once more and end, within ``seconds``. Outlets end side by side: one that hangs costs no other its last
-        rows."""
+    def ending(self) -> dict[str, HubOutlet]:
+        """Have every outlet end, without waiting for it; return them by name."""
         with self._lock:
             self._closed = True
             outlets = dict(self._outlets)
-        deadline = time.monotonic() + seconds
         for outlet in outlets.values():
             outlet.ending()
-        for name, outlet in outlets.items():
+        return outlets
+
+    def close(self, seconds: float) -> None:
+        """Send once more and end, within ``seconds``. Outlets end side by side: one that hangs costs no other its last
+        rows."""
+        deadline = time.monotonic() + seconds
+        for name, outlet in self.ending().items():
             outlet.close(max(LEAST_SECONDS, deadline - time.monotonic()) if seconds > 0 else 0.0)
             self._outlets.pop(name, None)  # only now: a call after an interrupted one closes the others
 

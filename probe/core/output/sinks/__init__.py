@@ -72,6 +72,7 @@ SINKS: dict[str, BuiltIn] = {
     "tensorboard": BuiltIn("probe.core.output.sinks.tensorboard:TensorBoardSink"),
     "sqlite": BuiltIn("probe.core.output.sinks.sqlite:SqliteSink", rows_only=True),
     "parquet": BuiltIn("probe.core.output.sinks.parquet:ParquetSink", rows_only=True),
+    "csv_v2": BuiltIn("probe.core.output.sinks.csv_v2:CsvV2Sink", rows_only=True),
     "prometheus": BuiltIn("probe.core.output.sinks.prometheus:PrometheusSink", live=True, numbers=True),
     "otlp": BuiltIn("probe.core.output.sinks.otlp:OtlpSink", live=True, numbers=True),
     **{name: TrackerFormat(_TRACKER, numbers=True, tracker=name) for name in TRACKERS},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.messages import plural
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
+from probe.core.storage.files import moved
 from probe.core.storage.layout import (
     CALL,
     INTEGERS,
@@ -158,21 +159,15 @@ class ParquetSink:
         # a file is never written twice
         path = next(path for name in names if not (path := self._directory / str(name)).exists())
         path.parent.mkdir(parents=True, exist_ok=True)
-        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
         if self._files >= FILES_A_CONNECTION:
             self._reconnect()
         self._files += 1
-        cursor = self._connection.cursor()
-        try:
+        with moved(path, durable=False) as hidden, closing(self._connection.cursor()) as cursor:
             cursor.register("rows", table)
             # DuckDB reads NaN in arrays as a missing value; here no value is missing.
             chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
             cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO {literal(str(hidden))} (FORMAT parquet)")  # noqa: S608 - our path
-            hidden.replace(path)
-        finally:
-            cursor.close()
-            hidden.unlink(missing_ok=True)
 
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:

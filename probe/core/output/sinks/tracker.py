@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from pydantic import AfterValidator
 from probe.core.child_process import python_module
 from probe.core.faults import Faults
 from probe.core.fields import Flag, Integer, Number, Section, Text, not_blank
+from probe.core.language import message
+from probe.core.messages import complain
 from probe.core.naming import RUN
 from probe.core.output.metrics.hub import MetricsHub
 from probe.core.output.sinks.context import SinkContext
@@ -22,7 +25,7 @@ from probe.core.trackers import Cell, Notice, TrackerTarget, check_tracker, new_
 from probe.core.trackers.tracked_findings import NumberFinding, TrackedFindings, summary_of
 from probe.core.trackers.tracked_series import MOST_FULL, MOST_SERIES, TrackedSeries
 from probe.core.trackers.tracker_budget import TrackerBudget
-from probe.core.trackers.tracker_thread import Item, TrackerThread
+from probe.core.trackers.tracker_thread import BEGIN_SECONDS, Item, TrackerThread
 
 
 class TrackerSettings(Section):
@@ -58,8 +61,9 @@ class TrackerOutlet:
 
     Args:
         name: name of the tracker.
-        root: folder with the directories of all ranks, for the report.
+        root: folder with the directories of all ranks.
         began: called when the tracker has begun.
+        patience: see :class:`TrackerThread`.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class TrackerOutlet:
         faults: Faults,
         root: Path | None = None,
         began: Callable[[], None] = lambda: None,
+        patience: float = BEGIN_SECONDS,
     ) -> None:
+        self._name, self._files, self._project = name, root, settings.project
         self._root = root if settings.report else None
         self._folder: TemporaryDirectory[str] | None = None
         self._series = TrackedSeries(settings.series, settings.layers)
@@ -84,7 +90,7 @@ class TrackerOutlet:
         self._skipped = 0
         """Steps, or numbers of steps, that were left out."""
         tracker = new_tracker(name, target)
-        self._thread = TrackerThread(name, tracker, settings.seconds, faults, self._last, self.budget, began)
+        self._thread = TrackerThread(name, tracker, settings.seconds, faults, self._last, self.budget, began, patience)
 
     def take(self, snapshot: Snapshot) -> None:
         """Queue what the tracker gets of ``snapshot``."""
@@ -133,7 +139,12 @@ class TrackerOutlet:
 
     def close(self, seconds: float) -> None:
         """Hand over what waits and end the run, within ``seconds``."""
-        self._thread.close(seconds)
+        missed = self._thread.close(seconds)
+        if missed and self._files is not None:
+            command = ["probe", "track", str(self._files), "--to", self._name]
+            command += ["--project", self._project] if self._project is not None else []
+            text = "{tracker} has not taken {number} rows; this sends all that are in files:\n{command}"
+            complain(message(text, tracker=self._name, number=missed, command=shlex.join(command)), "warning")
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -168,7 +179,9 @@ class TrackerSink:
         name, settings = hub.name, self._settings
         facts: Mapping[str, Cell] = {"job": name.job, "ranks": name.ranks, "host": name.host, "run": self._context.run}
         target = TrackerTarget(settings.project or name.job, self._context.run, facts)
-        outlet = TrackerOutlet(self._name, target, settings, name.rank, hub.faults, self._context.root, hub.began)
+        outlet = TrackerOutlet(
+            self._name, target, settings, name.rank, hub.faults, self._context.root, hub.began, hub.patience
+        )
         hub.receivers.append(outlet.run_found)
         return outlet
 

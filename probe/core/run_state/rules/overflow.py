@@ -91,11 +91,11 @@ class RunOverflow(RunRule):
             self._warm_up_ended = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": [int(each) for each in self._skipped], "open": self._open}
+        return {"skipped": [int(is_skipped) for is_skipped in self._skipped], "open": self._open}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with suppress(*UNREADABLE):
-            skipped = [bool(natural({"": each}, "")) for each in sequence(state, "skipped")]
+            skipped = [bool(natural({"": value}, "")) for value in sequence(state, "skipped")]
             opened = bool(state["open"])
             self._skipped = deque(skipped, maxlen=self._args.window)
             self._warm, self._warm_up_ended, self._open = 0, False, opened

@@ -34,8 +34,10 @@ class Track:
     """Memory of one rate."""
 
     def __init__(self) -> None:
-        self.seen, self.changes = 0, 0
-        """Rates so far, and changes from a rate above 0."""
+        self.seen = 0
+        """Number of rates so far."""
+        self.changes = 0
+        """Number of changes from a rate above 0."""
         self.latest, self.highest = 0.0, 0.0
         self.beyond = False
         """True while the rate that was reported lasts."""
@@ -96,8 +98,8 @@ class RunRate(RunRule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._tracks:
             with suppress(*UNREADABLE):
-                track, held = Track(), state[name]
-                track.seen, track.changes = natural(held, "seen"), natural(held, "changes")
-                track.latest, track.highest = number(held, "latest"), number(held, "highest")
-                track.beyond = bool(natural(held, "beyond"))
+                track, memory = Track(), state[name]
+                track.seen, track.changes = natural(memory, "seen"), natural(memory, "changes")
+                track.latest, track.highest = number(memory, "latest"), number(memory, "highest")
+                track.beyond = bool(natural(memory, "beyond"))
                 self._tracks[name] = track

@@ -13,14 +13,14 @@ LONGEST = 10_000
 
 
 def median(values: Iterable[float]) -> float:
-    """Median of at least one number, none of them NaN."""
+    """Return the median of at least one number, none of them NaN."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def number(state: Mapping[str, Any], name: str) -> float:
-    """Finite number of a memory.
+    """Return a finite number of a memory.
 
     Raises:
         TypeError, ValueError, KeyError: if there is none.
@@ -34,7 +34,7 @@ def number(state: Mapping[str, Any], name: str) -> float:
 
 
 def natural(state: Mapping[str, Any], name: str) -> int:
-    """Integer of a memory that is not negative.
+    """Return an integer of a memory that is not negative.
 
     Raises:
         TypeError, ValueError, KeyError: if there is none.
@@ -46,12 +46,12 @@ def natural(state: Mapping[str, Any], name: str) -> int:
 
 
 def numbers(state: Mapping[str, Any], name: str) -> list[float]:
-    """Finite numbers of a memory.
+    """Return the finite numbers of a memory.
 
     Raises:
         TypeError, ValueError, KeyError: if there are none.
     """
-    return [number({name: each}, name) for each in sequence(state, name)]
+    return [number({name: value}, name) for value in sequence(state, name)]
 
 
 def sequence(state: Mapping[str, Any], name: str) -> Sequence[Any]:

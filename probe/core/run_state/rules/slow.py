@@ -89,15 +89,15 @@ class RunSlow(RunRule):
 
     def _has_usual_phases(self, values: Mapping[str, float]) -> bool:
         """Count the phases of a step; return whether it has those only that most steps have."""
-        here = {name for name, value in values.items() if name.startswith(PHASE) and value > 0}
-        usual = all(self._shares.get(name, 0.0) > 0.5 for name in here)
-        for name in here.union(self._shares) if len(self._shares) < LONGEST else self._shares:
+        phases = {name for name, value in values.items() if name.startswith(PHASE) and value > 0}
+        usual = all(self._shares.get(name, 0.0) > 0.5 for name in phases)
+        for name in phases.union(self._shares) if len(self._shares) < LONGEST else self._shares:
             share = self._shares.get(name, 0.0)
-            self._shares[name] = share + PACE * ((name in here) - share)
+            self._shares[name] = share + PACE * ((name in phases) - share)
         return usual
 
     def _speed(self, values: Mapping[str, float], seconds: float) -> float | None:
-        """Throughput, or steps a second as long as there has been none; None if that is no positive number."""
+        """Return the throughput, or steps a second as long as there was none; None if that is no positive number."""
         if THROUGHPUT in values and self._name != THROUGHPUT:
             self._name, self._since, self._best, self._open = THROUGHPUT, 0, [], False
             self._work, self._time = 0.0, 0.0
@@ -142,7 +142,10 @@ class RunSlow(RunRule):
         with suppress(*UNREADABLE):
             speeds, best, since = numbers(state, "speeds"), numbers(state, "best"), int(number(state, "since"))
             shares = {str(name): number(state["shares"], name) for name in state["shares"]}
-            name, opened = {each: each for each in (THROUGHPUT, STEP_SECONDS)}[state["name"]], bool(state["open"])
+            name, opened = (
+                {number_name: number_name for number_name in (THROUGHPUT, STEP_SECONDS)}[state["name"]],
+                bool(state["open"]),
+            )
             if any(speed <= 0 for speed in [*speeds, *best]):
                 return
             self._speeds, self._best = deque(speeds, maxlen=self._args.window), sorted(best, reverse=True)[:2]

@@ -152,7 +152,7 @@ class RunSpike(RunRule):
         least = self._least(track, level, logarithmic)
         spike, reported = False, False
         if ready and leap > least:
-            unusual, far = (max(least, each) for each in self._limits(track, level, logarithmic))
+            unusual, far = (max(least, limit) for limit in self._limits(track, level, logarithmic))
             spike = leap > far or (leap > unusual and (track.silent > 0 or self._continues(track, unusual)))
             if spike and not track.silent:
                 track.limit, track.calm, reported = level + unusual, 0, True
@@ -161,14 +161,14 @@ class RunSpike(RunRule):
         self._hold(track, x, leap, spike, reported)
 
     def _least(self, track: _Track, level: float, logarithmic: bool) -> float:
-        """Least rise from ``level`` that is reported."""
+        """Return the least rise from ``level`` that is reported."""
         share = self._args.share * track.peak
         if logarithmic:
             return max(log(self._args.min_ratio_gradients), log(share) - level if share > 0 else 0.0)
         return max((self._args.min_ratio - 1) * abs(level), share)
 
     def _limits(self, track: _Track, level: float, logarithmic: bool) -> tuple[float, float]:
-        """Largest leap from ``level`` that is usual, and largest that a single value may have."""
+        """Return the largest leap from ``level`` that is usual, and largest that a single value may have."""
         middle = median(track.leaps)
         sigma = MAD_TO_SIGMA * median(abs(leap - middle) for leap in track.leaps)
         tail = self._tail(track, sigma)
@@ -190,17 +190,15 @@ class RunSpike(RunRule):
         return True
 
     def _tail(self, track: _Track, sigma: float) -> float:
-        """Largest of the usual leaps; as large as a spike that came again and again.
+        """Return the largest of the usual leaps; as large as a spike that came again and again.
 
         Large ones just before are left out: they may be the beginning of the one that is judged.
         """
-        known = len(track.leaps)
-        first = known - self._args.recent // 2
-        while known > max(first, 0) and track.leaps[known - 1] > self._args.threshold * sigma:
-            known -= 1
-        usual = [
-            leap for leap, reported in islice(zip(track.leaps, track.reported, strict=True), known) if not reported
-        ]
+        end = len(track.leaps)
+        first = end - self._args.recent // 2
+        while end > max(first, 0) and track.leaps[end - 1] > self._args.threshold * sigma:
+            end -= 1
+        usual = [leap for leap, reported in islice(zip(track.leaps, track.reported, strict=True), end) if not reported]
         return max(*usual, nlargest(REPEATS, track.leaps)[-1], 0.0)
 
     def _hold(self, track: _Track, x: float, leap: float, spike: bool, reported: bool) -> None:
@@ -248,7 +246,7 @@ class RunSpike(RunRule):
         track = self._track()
         track.recent.extend(numbers(state, "recent"))
         track.leaps.extend(numbers(state, "leaps"))
-        track.reported.extend(bool(each) for each in numbers(state, "reported"))
+        track.reported.extend(bool(flag) for flag in numbers(state, "reported"))
         if len(track.leaps) != len(track.reported):
             raise ValueError("reported")
         track.row = numbers(state, "row")
@@ -261,7 +259,7 @@ def _state_of(track: _Track) -> dict[str, Any]:
     return {
         "recent": list(track.recent),
         "leaps": list(track.leaps),
-        "reported": [int(each) for each in track.reported],
+        "reported": [int(flag) for flag in track.reported],
         "row": list(track.row),
         "peak": track.peak,
         "silent": track.silent,

@@ -36,7 +36,7 @@ def stragglers(
     least: float = 0.0,
     groups: Mapping[int, Hashable] | None = None,
 ) -> list[Straggler]:
-    """Ranks that take at least ``factor`` times as long as the median of the others, the slowest first.
+    """Return the ranks that take at least ``factor`` times as long as the median of the others, the slowest first.
 
     All ranks of a synchronous step end together, as the fast ones wait in a collective; so the time outside of
     collectives is compared.
@@ -52,8 +52,8 @@ def stragglers(
     for rank, seconds in medians.items():
         if isfinite(seconds):
             members.setdefault(None if groups is None else groups.get(rank), {})[rank] = seconds
-    found = [each for group in members.values() for each in _compared(group, factor, least)]
-    return sorted(found, key=lambda each: each.expected - each.seconds)
+    slow_ranks = [straggler for group in members.values() for straggler in _compared(group, factor, least)]
+    return sorted(slow_ranks, key=lambda straggler: straggler.expected - straggler.seconds)
 
 
 def _compared(medians: Mapping[int, float], factor: float, least: float) -> Iterator[Straggler]:
@@ -66,10 +66,10 @@ def _compared(medians: Mapping[int, float], factor: float, least: float) -> Iter
             yield Straggler(rank, seconds, expected)
 
 
-def _median_without(ordered: list[float], one: float) -> float:
-    """Median of ascending numbers but for ``one`` of them."""
-    gap, left = bisect_left(ordered, one), len(ordered) - 1
-    low, high = (ordered[n + (n >= gap)] for n in ((left - 1) // 2, left // 2))
+def _median_without(ordered: list[float], number: float) -> float:
+    """Return the median of ascending numbers but for ``number`` of them."""
+    gap, rest = bisect_left(ordered, number), len(ordered) - 1
+    low, high = (ordered[n + (n >= gap)] for n in ((rest - 1) // 2, rest // 2))
     return (low + high) / 2
 
 
@@ -123,23 +123,25 @@ class RunStraggler(RunRule):
             self._seconds.append(seconds)
         for number in self._read(step.values):
             enough = {
-                rank: median(held) for rank, held in self._ranks[number].items() if len(held) >= self._args.warm_up
+                rank: median(numbers_of_rank)
+                for rank, numbers_of_rank in self._ranks[number].items()
+                if len(numbers_of_rank) >= self._args.warm_up
             }
             yield from self._compare(number, enough, step.step)
 
     def _read(self, values: Mapping[str, float]) -> list[str]:
         """Remember the numbers of ranks; return those that are there in this step."""
-        found: dict[str, None] = {}
+        present: dict[str, None] = {}
         for name, value in values.items():
             if not name.startswith(RANK) or not isfinite(value):
                 continue
             rank, _, number = name.removeprefix(RANK).partition("/")
             if rank.isdecimal() and number in self._ranks:
-                held = self._ranks[number]
-                if int(rank) in held or len(held) < LONGEST:
-                    held.setdefault(int(rank), deque(maxlen=self._args.window)).append(value)
-                    found[number] = None
-        return list(found)
+                ranks = self._ranks[number]
+                if int(rank) in ranks or len(ranks) < LONGEST:
+                    ranks.setdefault(int(rank), deque(maxlen=self._args.window)).append(value)
+                    present[number] = None
+        return list(present)
 
     def _compare(self, number: str, medians: Mapping[int, float], step: int) -> Iterator[RunFinding]:
         least = self._args.share * median(self._seconds) if self._seconds else 0.0
@@ -147,10 +149,10 @@ class RunStraggler(RunRule):
             if (number, rank) not in self._open:
                 self._open[number, rank] = None
                 yield self._finding(number, rank, step, seconds, expected)
-        slow = {each.rank for each in stragglers(medians, (1 + self._args.factor) / 2, least / 2)}
+        slow = {straggler.rank for straggler in stragglers(medians, (1 + self._args.factor) / 2, least / 2)}
         for rank in [rank for name, rank in self._open if name == number and rank in medians and rank not in slow]:
             del self._open[number, rank]
-            others = [seconds for other, seconds in medians.items() if other != rank]
+            others = [seconds for peer, seconds in medians.items() if peer != rank]
             expected = median(others) if others else float("nan")
             yield self._finding(number, rank, step, medians[rank], expected, resolved=True)
 
@@ -168,7 +170,7 @@ class RunStraggler(RunRule):
         return {
             "seconds": list(self._seconds),
             "ranks": {
-                number: {str(rank): list(held) for rank, held in ranks.items()} for number, ranks in self._ranks.items()
+                number: {str(rank): list(ring) for rank, ring in ranks.items()} for number, ranks in self._ranks.items()
             },
             "open": [[number, rank] for number, rank in self._open],
         }
@@ -178,9 +180,9 @@ class RunStraggler(RunRule):
             window = self._args.window
             ranks = {
                 number: {
-                    int(rank): deque(numbers(held, rank), maxlen=window)
-                    for held in [state["ranks"].get(number, {})]
-                    for rank in held
+                    int(rank): deque(numbers(memory, rank), maxlen=window)
+                    for memory in [state["ranks"].get(number, {})]
+                    for rank in memory
                 }
                 for number in self._args.numbers
             }

@@ -79,8 +79,8 @@ class RunThreshold(RunRule):
         if name not in self._named:
             if len(self._named) >= LONGEST:
                 return False
-            chosen = VALUE in self._numbers or name in self._numbers
-            self._named[name] = chosen and any(fnmatchcase(name, pattern) for pattern in self._patterns)
+            is_numbered = VALUE in self._numbers or name in self._numbers
+            self._named[name] = is_numbered and any(fnmatchcase(name, pattern) for pattern in self._patterns)
         return self._named[name]
 
     def _beyond(self, name: str, value: float, step: int) -> Iterator[RunFinding]:

@@ -24,15 +24,15 @@ def main(arguments: Sequence[str]) -> int:
         end = time.monotonic() + interval
         sys.stdout.write(read().text())
         sys.stdout.flush()
-        while (left := end - time.monotonic()) > 0:
-            waited = wait(min(left, WAIT_SECONDS))
-            if select.select([sys.stdin], [], [], 0 if waited else left)[0]:
+        while (seconds := end - time.monotonic()) > 0:
+            waited = wait(min(seconds, WAIT_SECONDS))
+            if select.select([sys.stdin], [], [], 0 if waited else seconds)[0]:
                 return 0
 
 
 def reader_of(source: str, deadline: float) -> tuple[Callable[[], ReadingLine], Callable[[float], bool]]:
-    """Return the function that takes a reading of ``source``, and one that waits for its events and returns False at
-    once if it has none."""
+    """Return a function that takes a reading of ``source``, and a function that waits for an event of it; the latter
+    returns False at once if the source has no events."""
     if source == "nvml":
         from probe.services.exporter.readings.nvidia import NvidiaGpus
 

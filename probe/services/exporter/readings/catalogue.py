@@ -17,13 +17,13 @@ _READINGS = {
 _GPU, _NPU = ("gpu_id", "gpu_name", "gpu_uuid"), ("npu_id", "npu_name", "npu_uuid")
 
 DEVICE_METRICS = (
-    *(Metric(f"gpu_{name}", about, _GPU) for name, about in _READINGS.items()),
+    *(Metric(f"gpu_{name}", help_text, _GPU) for name, help_text in _READINGS.items()),
     Metric(
         "gpu_ecc_errors_total", "Errors of memory by kind, over the life of the device.", (*_GPU, "kind"), "counter"
     ),
     Metric("gpu_xid_last_code", "Code of the last Xid error since the exporter began; 0 if there was none.", _GPU),
     Metric("gpu_throttle_active", "1 while the clock is kept low for a reason.", (*_GPU, "reason")),
-    *(Metric(f"npu_{name}", about, _NPU) for name, about in _READINGS.items()),
+    *(Metric(f"npu_{name}", help_text, _NPU) for name, help_text in _READINGS.items()),
     Metric("npu_healthy", "1 if the driver reports that the device is in order.", _NPU),
 )
 """Metrics of GPUs and NPUs; a reading that a device lacks is left out."""

@@ -104,11 +104,11 @@ class _Answer:
 
     def _ask(self) -> None:
         try:
-            found = os.statvfs(self._mountpoint)
+            status = os.statvfs(self._mountpoint)
         except OSError:  # a stale handle, no rights
             return
-        if found.f_blocks:
-            self.size = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        if status.f_blocks:
+            self.size = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def disks(physical: list[Any], every: list[Any]) -> Iterator[MountedDisk]:
@@ -118,12 +118,12 @@ def disks(physical: list[Any], every: list[Any]) -> Iterator[MountedDisk]:
         physical: partitions with a device of this machine, as psutil lists them.
         every: all that is mounted.
     """
-    devices = {each.device for each in physical}
+    devices = {mount.device for mount in physical}
     seen = set[str]()
-    for each in sorted(every, key=lambda each: (len(each.mountpoint), each.mountpoint)):
-        by_path = each.mountpoint in ("/", MEMORY)
-        wanted = each.device in devices or each.fstype in NETWORK or each.fstype.startswith("fuse.") or by_path
-        place = each.mountpoint if by_path else each.device
-        if wanted and each.fstype not in FULL and place not in seen:
-            seen.update((place, each.device) if each.device in devices else (place,))
-            yield MountedDisk(each.device, each.fstype, each.mountpoint)
+    for mount in sorted(every, key=lambda mount: (len(mount.mountpoint), mount.mountpoint)):
+        by_path = mount.mountpoint in ("/", MEMORY)
+        is_listed = mount.device in devices or mount.fstype in NETWORK or mount.fstype.startswith("fuse.") or by_path
+        place = mount.mountpoint if by_path else mount.device
+        if is_listed and mount.fstype not in FULL and place not in seen:
+            seen.update((place, mount.device) if mount.device in devices else (place,))
+            yield MountedDisk(mount.device, mount.fstype, mount.mountpoint)

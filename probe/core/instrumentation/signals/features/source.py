@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -64,21 +64,20 @@ def features(run: Run) -> Iterator[None]:
                 listeners[listener] = None
             return attached.pop_all().close
 
+    def end_step() -> None:
+        for hook in HOOKS:
+            calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
+            if calls and not any(listener.ran for listener in calls):
+                note_unseen(run, hook)
+        for listener in listeners:
+            listener.forget()
+
     with ExitStack() as entered:
         entered.enter_context(run.collectors.added(collected))
         entered.enter_context(run.each_watched_module.added(attach))
         entered.enter_context(run.step_ended.added(collected.clear))
-        entered.enter_context(run.step_ended.added(partial(_end_step, run, listeners)))
+        entered.enter_context(run.step_ended.added(end_step))
         yield
-
-
-def _end_step(run: Run, listeners: Collection[FeatureListener]) -> None:
-    for hook in HOOKS:
-        calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
-        if calls and not any(listener.ran for listener in calls):
-            note_unseen(run, hook)
-    for listener in listeners:
-        listener.forget()
 
 
 def _chosen(run: Run, ops: Arrays, module: Watched) -> Iterator[str]:
@@ -145,12 +144,12 @@ class FeatureListener:
         if kind == "training" and not self._run.clock.searching:
             self.ran = True
             self._run.clock.forward_began(whole=False)
-            self._quietly(partial(self.entered, *inputs))
+            self._quietly(self.entered, *inputs)
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
         """Read the outputs of a forward that has ended."""
         if kind == "training" and not self._run.clock.searching:
-            self._quietly(partial(self.left, outputs))
+            self._quietly(self.left, outputs)
 
     def settle(self, *_: object) -> None:
         """Finish the step before the update."""
@@ -174,10 +173,10 @@ class FeatureListener:
         """Begin the next step."""
         self.ran = False
 
-    def _quietly(self, function: Callable[[], None]) -> None:
+    def _quietly(self, function: Callable[..., None], *args: Any) -> None:
         try:
             with self._ops.quiet():
-                function()
+                function(*args)
         except Misfit as misfit:
             self._warn_once("misfit", f"{misfit}; nothing is recorded of it")
 

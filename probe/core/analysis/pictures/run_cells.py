@@ -1,0 +1,264 @@
+"""Cells of the page, read in one go or in pieces of a run; the result is the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from probe.core.analysis.engines import PieceEngine, read_each
+from probe.core.analysis.performance.time_use import OTHER
+from probe.core.analysis.pictures.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
+from probe.core.analysis.pictures.layout import FEW_RANKS, ReportPlan, SignalPlan
+from probe.core.analysis.pictures.rank_table import RankTable, Whole
+from probe.core.analysis.pictures.survey import Survey, SurveyPart, list_stages, merged, survey_parts
+from probe.core.analysis.pieces import Cut, Piece, by_ranks, by_steps, opened
+from probe.core.naming import RUN
+from probe.core.storage.directories import RecordedRun, last_run
+from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.layout import table_name
+from probe.core.storage.location import Place
+from probe.core.storage.problems import Problems
+
+R = TypeVar("R")
+
+MEMORY = "400MB"
+"""Memory limit of DuckDB: together with the page itself less than 1 GiB."""
+CUTS: tuple[Cut, ...] = ("ranks", "steps")
+LINE = "rank_line"
+"""Column of the table ``stages`` with the line of each directory's rank."""
+FileNames = tuple[tuple[str, int, bool], ...]
+"""Files of a signal in a directory by steps: name, first step (-1 of a database), whether it is a database."""
+
+
+class RunFiles(NamedTuple):
+    """Result of the first reading of a run, or of a piece of it."""
+
+    parts: list[SurveyPart]
+    files: dict[str, dict[int, FileNames]]
+    """For each signal the files by the number of their directory."""
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """Parts of each piece of a run to read; it can be pickled."""
+
+    plan: ReportPlan
+    table: RankTable
+
+    def places(self, stages: Sequence[int]) -> Whole:
+        """For each line its place among those with a rank of ``stages``, -1 for the others."""
+        assert self.plan.ranks is not None
+        lines = np.unique(self.table.ranks_of(stages) // self.plan.ranks.ranks_a_line)
+        places = np.full(self.plan.ranks.lines, -1, dtype=np.int64)
+        places[lines] = np.arange(len(lines))
+        return places
+
+
+@dataclass
+class SignalCells:
+    """Cells of one signal."""
+
+    heat: HeatmapSums
+    ranks: LineSums | None = None
+    """Cells of the ranks; None if there is one."""
+
+    def query(self, rows: Rows) -> list[Found]:
+        """Cells that ``rows`` have."""
+        list_members(rows, self.heat.signal)
+        return [self.heat.query(rows), *([self.ranks.query(rows, LINE)] if self.ranks else [])]
+
+    def add(self, found: Sequence[Found]) -> None:
+        """Merge the result of :meth:`query` on a piece."""
+        self.heat.add(found[0])
+        if self.ranks:
+            self.ranks.add(found[1])
+
+
+def signal_cells(work: CellWork, n: int) -> SignalCells:
+    """Cells of the signal ``n``, without any yet."""
+    plan, signal = work.plan, work.plan.signals[n]
+    heat = HeatmapSums(plan, signal, len(work.table.stages))
+    if plan.ranks is None:
+        return SignalCells(heat)
+    own = plan.ranks.signals[n]
+    known = {stages: work.places(stages) for stages in set(own.stages)}
+    places = [known[stages] for stages in own.stages]
+    return SignalCells(heat, LineSums(signal, own.ops, plan.ranks.columns, own.row_of, plan.ranks.lines, places))
+
+
+class RunSource(Protocol):
+    """A run that is being read."""
+
+    @property
+    def run_rows(self) -> Rows:
+        """Rows that have the numbers of the run, and its collectives."""
+
+    def survey(self) -> tuple[Survey, RunFiles]:
+        """Read the names and steps."""
+
+    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
+        """Read the cells of each signal."""
+
+    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to ranges of steps, each with all ranks."""
+
+
+class WholeRun:
+    """A run that is read in one go."""
+
+    def __init__(self, rows: Rows, table: RankTable) -> None:
+        self._rows, self._table = rows, table
+
+    @property
+    def run_rows(self) -> Rows:
+        """All rows."""
+        return self._rows
+
+    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to all rows."""
+        yield function(self._rows, None)
+
+    def survey(self) -> tuple[Survey, RunFiles]:
+        """Read the names and steps."""
+        found = surveyed(self._rows, None, self._table)
+        return merged(found.parts), found
+
+    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
+        """Read the cells of each signal, one after the other."""
+        _list_ranks(self._rows, work)
+        for n, signal in enumerate(work.plan.signals):
+            observe(f"{signal.signal} ({n + 1} of {len(work.plan.signals)})")
+            cells = signal_cells(work, n)
+            cells.add(cells.query(self._rows))
+            yield signal, cells
+
+
+class RunPieces:
+    """A run that is read in pieces, by an engine.
+
+    Args:
+        rows: the opened files of the run; None if only the workers open them.
+        run_rows: rows that have the numbers of the run, and its collectives.
+    """
+
+    def __init__(
+        self,
+        run: RecordedRun,
+        rows: Rows | None,
+        run_rows: Rows,
+        engine: PieceEngine,
+        table: RankTable,
+        problems: Problems,
+    ) -> None:
+        self._run, self._rows, self.run_rows = run, rows, run_rows
+        self._engine, self._table, self._problems = engine, table, problems
+        self._pieces = by_ranks(run, rows, least=engine.width, cuts=CUTS)
+
+    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to ranges of steps, in their order."""
+        pieces = [replace(piece, checked=True) for piece in by_steps(self._run, self._rows, least=self._engine.width)]
+        yield from read_each(self._engine, function, pieces, self._problems)
+
+    def survey(self) -> tuple[Survey, RunFiles]:
+        """Read the names and steps."""
+        function = partial(surveyed, table=self._table)
+        found = together(read_each(self._engine, function, self._pieces, self._problems))
+        return merged(found.parts), found
+
+    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
+        """Read the cells of all signals."""
+        observe("reading the cells of the page")
+        kept = [signal_cells(work, n) for n in range(len(work.plan.signals))]
+        pieces = [replace(piece, checked=True) for piece in self._pieces]
+        for found in read_each(self._engine, partial(piece_cells, work=work), pieces, self._problems):
+            for n, own in found.items():
+                kept[n].add(own)
+        yield from zip(work.plan.signals, kept, strict=True)
+
+
+@contextmanager
+def opened_run(
+    run: RecordedRun, table: RankTable, problems: Problems, engine: PieceEngine | None
+) -> Iterator[RunSource]:
+    """Open a run: in pieces if there are several processes or many ranks, else in one go."""
+    if engine is None or (engine.width == 1 and len(run.ranks) <= FEW_RANKS):
+        with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
+            yield WholeRun(rows, table)
+        return
+    if any(directory.packed is not None for directory in run.directories):  # to open it costs one file
+        with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
+            yield RunPieces(run, rows, rows, engine, table, problems)
+        return
+    [whole] = by_ranks(run, None, most_bytes=sys.maxsize, signals=(RUN, OTHER), manifests=True)
+    with opened(replace(whole, checked=True), problems) as rows:
+        yield RunPieces(run, None, rows, engine, table, problems)
+
+
+def pieces_of_report(root: Place) -> list[tuple[str, list[Piece]]]:
+    """Pieces of the last run in ``root`` that a report reads, by what they are read for.
+
+    Raises:
+        ValueError: if there is no run in ``root``.
+    """
+    run = last_run(root, Problems())
+    pieces = by_ranks(run, None, cuts=CUTS)
+    found = [("names and steps", pieces), ("cells of the page", pieces)]
+    return found + [("comparison of replicas", by_steps(run, None))] * (len(run.ranks) > FEW_RANKS)
+
+
+def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
+    """Survey the rows of a piece, or of a whole run."""
+    numbers = table.numbers(rows.directories)
+    stages = {n: int(table.stages[number]) for n, number in enumerate(numbers)}
+    known: dict[FileNames, FileNames] = {}
+    files = {signal: _files(rows, signal, numbers, known) for signal in rows.signals}
+    return RunFiles(survey_parts(rows, stages, numbers), files)
+
+
+def together(found: Iterable[RunFiles]) -> RunFiles:
+    """Merge the results of several pieces."""
+    whole = RunFiles([], {})
+    for parts, files in found:
+        whole.parts.extend(parts)
+        for signal, of_signal in files.items():
+            own = whole.files.setdefault(signal, {})
+            for number, names in of_signal.items():
+                both = dict.fromkeys((*own.get(number, ()), *names))
+                own[number] = tuple(sorted(both, key=lambda name: name[1])) if number in own else names
+    return whole
+
+
+def piece_cells(rows: Rows, _: Piece, work: CellWork) -> dict[int, list[Found]]:
+    """Cells of the signals of a piece, by the number of the signal."""
+    numbers = work.table.numbers(rows.directories)
+    list_stages(rows, {n: int(work.table.stages[number]) for n, number in enumerate(numbers)}, numbers)
+    _list_ranks(rows, work)
+    return {
+        n: signal_cells(work, n).query(rows)
+        for n, signal in enumerate(work.plan.signals)
+        if signal.signal in rows.signals
+    }
+
+
+def _list_ranks(rows: Rows, work: CellWork) -> None:
+    """Add the line of each directory's rank to the table ``stages``."""
+    if work.plan.ranks:
+        places = [work.table.position(directory.rank) // work.plan.ranks.ranks_a_line for directory in rows.directories]
+        list_lines(rows, {LINE: places})
+
+
+def _files(rows: Rows, signal: str, numbers: Sequence[int], known: dict[FileNames, FileNames]) -> dict[int, FileNames]:
+    """Files of a signal by the number of the directory; equal ones are the same object."""
+    files: dict[int, dict[str, tuple[str, int, bool]]] = {}
+    for directory, file in rows.files[signal]:
+        name = rows.original(file).name
+        table = table_name(name)
+        files.setdefault(numbers[directory], {})[name] = (name, table.first if table else -1, table is None)
+    found = {number: tuple(own.values()) for number, own in files.items()}
+    return {number: known.setdefault(names, names) for number, names in found.items()}

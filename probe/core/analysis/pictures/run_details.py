@@ -1,0 +1,72 @@
+"""Manifests of a run as the page shows them: fields, configuration, and the monitor's own cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from probe.core.storage.directories import RankDirectory, RecordedRun, listed
+from probe.core.storage.manifest import FACTS
+
+MOST_COSTS = 256
+"""Most directories whose cost is listed."""
+DIFFERENT = 8
+"""Most different values of ranks that are shown."""
+
+
+def run_details(run: RecordedRun) -> dict[str, object]:
+    """Return ``facts`` and ``configuration`` as names with values, and ``costs``: a row each for the directories with
+    most time a step on the training thread, of ``ended``; ``directories`` is the number of all."""
+    manifests = [directory.manifest for directory in run.directories]
+    ended = [directory for directory in run.directories if directory.manifest.cost_seconds]
+    flat = [dict(_flat(manifest.config)) for manifest in manifests if manifest.config]
+    costly = sorted(ended, key=_seconds_a_step, reverse=True) if len(ended) > MOST_COSTS else ended
+    return {
+        "facts": [[title, agreed(manifests, key)] for key, title in FACTS.items() if any(key in m for m in manifests)],
+        "configuration": [[key, agreed(flat, key)] for key in dict.fromkeys(key for config in flat for key in config)],
+        "directories": len(run.directories),
+        "ended": len(ended),
+        "costs": [_cost(directory) for directory in costly[:MOST_COSTS]],
+        "missing": listed(run.missing),
+    }
+
+
+def agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Value under ``key`` as text; the different ones if manifests differ."""
+    values = list(dict.fromkeys(_text(manifest[key]) for manifest in manifests if key in manifest))
+    shown = " | ".join(values[:DIFFERENT])
+    return f"{shown} | +{len(values) - DIFFERENT}" if len(values) > DIFFERENT else shown
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _seconds_a_step(directory: RankDirectory) -> float:
+    hooks, drain, _, steps = _cost_seconds(directory)
+    return (hooks + drain) / steps if steps else 0.0
+
+
+def _cost_seconds(directory: RankDirectory) -> tuple[float, ...]:
+    """Seconds of hooks, drain and delivery, and the number of steps."""
+    seconds = directory.manifest.cost_seconds
+    cells = (seconds.get(key) for key in ("hooks", "drain", "delivery", "steps"))
+    return tuple(float(cell) if isinstance(cell, (int, float)) else 0.0 for cell in cells)
+
+
+def _cost(directory: RankDirectory) -> list[object]:
+    """Rank, steps, seconds of hooks, drain, milliseconds a step, seconds of delivery, findings and faults."""
+    hooks, drain, delivery, steps = _cost_seconds(directory)
+    faults = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
+    found = directory.manifest.findings
+    step = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
+    numbers = [f"{steps:.0f}", f"{hooks:.2f}", f"{drain:.2f}", step, f"{delivery:.2f}"]
+    return [directory.rank, *numbers, "" if found is None else found, faults]

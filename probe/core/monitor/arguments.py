@@ -1,0 +1,96 @@
+"""The two positional orders of ``set_monitor``: the documented one, and the one in the existing tool's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from operator import index
+from typing import Any, TypeVar
+
+Arguments = Mapping[str, Any]
+"""The arguments of ``set_monitor``, all of them, by name."""
+Function = TypeVar("Function", bound=Callable[..., None])
+
+_ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
+_DOCUMENTED = ("model", "grad_acc_steps", "optimizer", "dp_group", "tp_group", "start_iteration")
+"""The documented order."""
+_EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "start_iteration")
+"""The order in the existing tool's code."""
+_DEFAULTS = {"grad_acc_steps": 1, "optimizer": None, "dp_group": None, "tp_group": None, "start_iteration": 0}
+_LEAST = {"grad_acc_steps": 1, "start_iteration": 0}
+"""Least values of the numbers."""
+_KIND = Parameter.POSITIONAL_OR_KEYWORD
+
+
+def documented(set_monitor: Function) -> Function:
+    """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
+    shown = [Parameter("self", _KIND)]
+    for name in _DOCUMENTED:
+        default = _DEFAULTS[name] if name in _DOCUMENTED[3:] else Parameter.empty
+        shown.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
+    set_monitor.__signature__ = Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
+    return set_monitor
+
+
+def read(*args: Any, **kwargs: Any) -> Arguments:
+    """Return the arguments by name; an optimizer in second place means the existing tool's order.
+
+    Raises:
+        TypeError: for a missing, repeated or unknown argument.
+        ValueError: for a value out of range.
+    """
+    return _checked(_named(_EXISTING if len(args) > 1 and _steps(args[1]) else _DOCUMENTED, args, kwargs))
+
+
+def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Arguments:
+    """Return the arguments as :func:`read`; if the optimizer is missing or None, use ``optimizer``.
+
+    Raises:
+        TypeError: as :func:`read`; also if there is no optimizer.
+        ValueError: as :func:`read`.
+    """
+    existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
+    arguments = _named(_EXISTING if existing else _DOCUMENTED, args, kwargs)
+    return _checked(arguments if arguments["optimizer"] is not None else {**arguments, "optimizer": optimizer})
+
+
+def _named(order: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    parameters = [Parameter(name, _KIND, default=_DEFAULTS.get(name, Parameter.empty)) for name in order]
+    try:
+        bound = Signature(parameters).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"set_monitor: {error}; {_ADVICE}") from None
+    return {**_DEFAULTS, **bound.arguments}
+
+
+def _checked(arguments: Arguments) -> Arguments:
+    model, optimizer = arguments["model"], arguments["optimizer"]
+    if optimizer is None:
+        raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
+    for name, value in (("model", model), ("optimizer", optimizer)):
+        if isinstance(value, (list, tuple, dict)) and not value:
+            raise ValueError(
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(value).__name__}; {_ADVICE}"
+            )
+    if isinstance(model, dict):
+        for key in model:
+            if not isinstance(key, str) or not key or key != key.strip(".") or ":" in key:
+                raise ValueError(f"set_monitor: model: expected names such as 'generator', got {key!r}; {_ADVICE}")
+    return {**arguments, **{name: _count(name, arguments[name], least) for name, least in _LEAST.items()}}
+
+
+def _steps(value: Any) -> bool:
+    """True if ``value`` is one or several optimizers: with ``step()`` or, in MindSpore, called with the gradients."""
+    optimizers = value if isinstance(value, (list, tuple)) else [value]
+    return bool(optimizers) and all(callable(one) or callable(getattr(one, "step", None)) for one in optimizers)
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    """Return ``value`` as an integer; it may be an integer of NumPy or of a framework, from a checkpoint."""
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ValueError(f"set_monitor: {name}: expected an integer of at least {least}, got {value!r}; {_ADVICE}")
+    return number

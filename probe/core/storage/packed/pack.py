@@ -1,0 +1,240 @@
+"""Packing of a run: the files of all ranks, in a folder of their own, as :mod:`run` describes.
+
+The source is only read. Each file is written under another name and moved; a record of it lets an interrupted pack go
+on. The index is written last: a folder without it is no packed run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probe.core.messages import plural
+from probe.core.storage.anomaly_json import FOLDER
+from probe.core.storage.check_lines import CHECKS
+from probe.core.storage.directories import last_run, place
+from probe.core.storage.duckdb_reader import MEMORY, Rows
+from probe.core.storage.files import moved, replace_text
+from probe.core.storage.layout import PARQUET
+from probe.core.storage.location import on_disk
+from probe.core.storage.packed.blocks import SEALS, BlockWork, Sealed, write_block
+from probe.core.storage.packed.plan import PackPlan, PackSettings
+from probe.core.storage.packed.run import INDEX, is_packed, packed_index
+from probe.core.storage.packed.tables import SideTables
+from probe.core.storage.performance_file import PATTERN
+from probe.core.storage.problems import Problems
+
+BLOCK_BYTES = 256 << 20
+"""Bytes of the files that are packed into one; CSV shrinks to a third or less."""
+FOLLOWED_BAND = 64
+"""Ranks that are packed together while a run is followed, whose sizes are not known yet."""
+PLAN = "plan.json"
+"""Record whether the run was followed: the same ranks are packed together then when a pack goes on."""
+
+InOrder = Callable[[Callable[[BlockWork], Sealed], Iterable[BlockWork]], Iterator[tuple[BlockWork, Any]]]
+"""Function that calls another one with each item and yields the items with results, or exceptions, in order."""
+Observer = Callable[[int, int, str], None]
+"""Function called with the last rank that is done, the last of all, and the file that was written."""
+
+
+@dataclass
+class PackedReport:
+    """The result of packing."""
+
+    out: Path
+    problems: Problems = field(default_factory=Problems)
+    ranks: int = 0
+    files: int = 0
+    """Files that were packed."""
+    blocks: int = 0
+    """Files that were written, or were there already."""
+    rows: int = 0
+    bytes: int = 0
+    before: int = 0
+    """Bytes of the files that were packed."""
+    complete: bool = True
+    """False if a run that is followed has not ended."""
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        files, blocks = plural(self.files, "file"), plural(self.blocks, "file")
+        return (
+            f"{self.rows:,} rows of {self.ranks} {plural(self.ranks, 'rank')}: {self.files:,} {files} with "
+            f"{self.before / 1e6:,.1f} MB are {self.blocks:,} {blocks} with {self.bytes / 1e6:,.1f} MB in {self.out}"
+        )
+
+
+class PackError(Exception):
+    """A file could not be written; packing again goes on."""
+
+
+def in_this_process(
+    work: Callable[[BlockWork], Sealed], items: Iterable[BlockWork]
+) -> Iterator[tuple[BlockWork, Sealed]]:
+    """Yield each item with the result of ``work``."""
+    yield from ((item, work(item)) for item in items)
+
+
+def pack(
+    root: Path,
+    out: Path,
+    each: InOrder = in_this_process,
+    observe: Observer | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    memory: str = MEMORY,
+) -> PackedReport:
+    """Pack the run in ``root`` that began last into the folder ``out``.
+
+    Args:
+        each: calls a function for each of the files that are written.
+        observe: called after each file.
+        block_bytes: bytes of the files that are packed into one.
+        memory: memory for each of the files that are written at a time.
+
+    Raises:
+        ValueError: if there is no run in ``root``, or ``out`` is no place for a packed run.
+        PackError: if a file cannot be written.
+        ImportError: if DuckDB is missing.
+    """
+    root, out = on_disk(place(root)), out.expanduser()
+    _check(root, out)
+    return _packed(root, out, PackSettings(block_bytes, memory), each, observe or _ignore)
+
+
+def pack_followed(
+    root: Path,
+    out: Path,
+    wait: Callable[[PackedReport], bool],
+    each: InOrder = in_this_process,
+    observe: Observer | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    memory: str = MEMORY,
+) -> PackedReport:
+    """Pack a run while it trains: the files that no rank writes any more, again and again, and the rest at its end.
+
+    After each time ``out`` is a packed run of the steps so far. If following ends before training does, :func:`pack`
+    goes on.
+
+    Args:
+        wait: called after each time with the result so far; returns False to end.
+
+    Raises:
+        ValueError: as :func:`pack`.
+        PackError: as :func:`pack`.
+        ImportError: if DuckDB is missing.
+    """
+    root, out = on_disk(place(root)), out.expanduser()
+    _check(root, out)
+    some = PackSettings(block_bytes, memory, closed_only=True)
+    while True:
+        report = _packed(root, out, some, each, observe or _ignore)
+        if report.complete:
+            return _packed(root, out, some._replace(closed_only=False), each, observe or _ignore)
+        if not wait(report):
+            return report
+
+
+def _check(root: Path, out: Path) -> None:
+    """Raise ValueError if ``root`` cannot be packed into ``out``."""
+    if root.is_dir() and is_packed(root):
+        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run already")
+    source, target = root.resolve(), out.resolve()
+    if target == source or source in target.parents or target in source.parents:
+        raise ValueError(f"{out}: expected a folder that is neither in {root} nor around it: a source is never changed")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: expected a folder, or none; this is a file")
+    if not out.is_dir() or (out / SEALS).is_dir():
+        return
+    if is_packed(out):
+        raise ValueError(f"{out}: expected a new folder; there is a packed run already: remove it to pack again")
+    if any(out.iterdir()):
+        raise ValueError(f"{out}: expected a new or an empty folder; there are other files in it")
+
+
+def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observe: Observer) -> PackedReport:
+    """Write all files, then the index."""
+    settings = settings._replace(band=FOLLOWED_BAND if settings.closed_only or _was_followed(out) else None)
+    kept = set()
+    with PackPlan(root, out, settings) as plan, SideTables() as side:
+        report = PackedReport(out, ranks=len(plan.run.ranks))
+        (out / SEALS).mkdir(parents=True, exist_ok=True)
+        replace_text(out / SEALS / PLAN, json.dumps({"followed": settings.band is not None}))
+        for work, sealed in each(write_block, _works(plan, side)):
+            if isinstance(sealed, Exception):
+                what = " ".join(str(sealed).split())[:400]
+                raise PackError(f"{out / work.path}: {what}: pack again to go on") from sealed
+            plan.draft.add(work, sealed)
+            side.add_files(work, sealed)
+            kept |= {work.path} if sealed.steps else set()
+            _count(report, work, sealed)
+            observe(work.ranks[1], plan.run.ranks[-1], work.path)
+        sizes = side.write(out)
+        _copy_files(plan.base, out)
+        report.complete = all(directory.manifest.ended for directory in plan.run.directories)
+        complete = not settings.closed_only
+        plan.draft.write(out, plan.found.kept, plan.chosen.kept, complete, sizes)
+    if complete:
+        _remove_others(out, kept)
+    with Rows(last_run(out, report.problems).directories, report.problems):
+        return report
+
+
+def _works(plan: PackPlan, side: SideTables) -> Iterator[BlockWork]:
+    """Yield the files that are to be written; directories are looked at when it is their turn."""
+    for numbers in plan.bands():
+        side.add_directories([(plan.run.directories[n], plan.positions[n]) for n in numbers])
+        yield from plan.works(numbers)
+
+
+def _was_followed(out: Path) -> bool:
+    """Return whether the files in ``out`` are of a run that was followed."""
+    try:
+        return bool(json.loads((out / SEALS / PLAN).read_bytes())["followed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _count(report: PackedReport, work: BlockWork, sealed: Sealed) -> None:
+    report.rows += sealed.rows
+    report.bytes += sealed.bytes
+    report.blocks += sealed.steps is not None
+    report.files += len(sealed.packed)
+    report.before += sum(work.sources[each.source].size for each in sealed.packed)
+
+
+def _copy_files(base: Path, out: Path) -> None:
+    """Copy the files of the run that are no rank's: findings, and readings of machines."""
+    for path in sorted([*(base / FOLDER).glob("*/*.json"), *base.glob(PATTERN), *base.glob(CHECKS)]):
+        if path.is_file():
+            target = out / path.relative_to(base)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with moved(target) as temporary:
+                shutil.copy2(path, temporary)
+
+
+def _remove_others(out: Path, kept: set[str]) -> None:
+    """Remove the records, and files that an earlier try has left."""
+    for path in out.glob(f"*/ranks=*/*steps=*.{PARQUET}*"):
+        if path.relative_to(out).as_posix() not in kept:
+            path.unlink()
+    shutil.rmtree(out / SEALS)
+
+
+def damaged(out: Path) -> list[Path]:
+    """Return the files of a packed run that are not as they were written.
+
+    Raises:
+        ValueError: if there is no packed run, or its index cannot be read.
+    """
+    if not is_packed(place(out)):
+        raise ValueError(f"{out}: expected a packed run, with {INDEX} in it; there is none")
+    return [on_disk(path) for path in packed_index(place(out)).damaged()]
+
+
+def _ignore(done: int, total: int, name: str) -> None:
+    """Do nothing: the observer if none was passed."""

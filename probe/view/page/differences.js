@@ -1,0 +1,69 @@
+// Differences of two runs: over steps, by layer, the rows and modules in which they part.
+import { Chart } from "./chart.js";
+import { table } from "./details.js";
+import { choice, element, fill, parsed, text } from "./dom.js";
+import { Heatmap } from "./heatmap.js";
+import { colour, lineColour } from "./palette.js";
+import { t } from "./words.js";
+
+export class Differences {
+  /** @param {(step: number) => void} choose */
+  constructor(choose) {
+    this.growth = new Chart(t("difference.growth"), 260, { pick: (_, point) => choose(this.growth.spans[point][0]) });
+    this.signal = choice(t("signal"), "layers-signal", () => this.drawLayers());
+    this.layers = new Heatmap({ choose: ({ column }) => choose(this.own.steps[column]), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) });
+    this.tables = element("div");
+    this.element = element("section", { className: "card", id: "differences", hidden: true }, element("h2", { textContent: t("difference.growth") }), this.growth.element,
+      element("div", { className: "heading" }, element("h2", { textContent: t("difference.layers") }), this.signal.label), this.layers.element, this.tables);
+  }
+
+  /** @type {any} */
+  answer = null;
+
+  /** @type {{ names: string[], steps: number[], differences: (number | string | null)[][] }} the signal that is shown */
+  own = { names: [], steps: [], differences: [] };
+
+  /** @param {any} answer */
+  show(answer) {
+    this.answer = answer;
+    this.element.hidden = false;
+    const { layers, first_difference: first, columns, rows, beyond, jumps, counts } = answer;
+    const names = layers.map((/** @type {any} */ { signal }) => signal);
+    fill(this.signal.select, names.map((/** @type {string} */ name) => [name, name]), names.includes(first?.signal) ? first.signal : names[0] ?? "");
+    this.drawGrowth();
+    this.drawLayers();
+    this.tables.replaceChildren(
+      ...(rows.length ? [element("h3", { textContent: t("difference.rows", { shown: rows.length, beyond }) }), table(columns, rows)] : []),
+      ...(jumps.length ? [element("h3", { textContent: t("difference.modules") }), table(["rank", "step", "signal", "module", "before", "after"].map((name) => t(`jump.${name}`)), jumps)] : []),
+      element("h3", { textContent: t("difference.signals") }), table(["signal", "meaning", "rows", "beyond", "largest"].map((name) => t(`count.${name}`)), counts));
+  }
+
+  drawGrowth() {
+    const { growth, tolerance } = this.answer;
+    const steps = /** @type {number[]} */ ([...new Set(growth.flatMap((/** @type {any} */ one) => one.steps))].sort((a, b) => a - b));
+    const none = steps.map(() => 0);
+    const lines = growth.map((/** @type {any} */ one, /** @type {number} */ n) => {
+      const at = new Map(one.steps.map((/** @type {number} */ step, /** @type {number} */ k) => [step, parsed(one.differences[k])]));
+      const values = steps.map((step) => at.get(step) || NaN); // no logarithm of zero
+      return { label: one.signal, colour: lineColour(n), width: 1.4, low: values, high: values, nan: none, inf: values.map((value) => Number(value === Infinity)) };
+    });
+    const bound = steps.map(() => tolerance);
+    this.growth.show(steps.map((step) => [step, step]), [...lines, { label: t("difference.tolerance"), colour: colour("bad"), width: 1, dash: [4, 4], low: bound, high: bound, nan: none, inf: none }], null);
+  }
+
+  drawLayers() {
+    const own = this.answer.layers.find((/** @type {any} */ one) => one.signal === this.signal.select.value);
+    if (!own) return;
+    this.own = own;
+    const values = Float64Array.from(own.differences.flat(), (value) => parsed(value) ?? NaN);
+    const ends = own.steps.map((/** @type {number} */ step, /** @type {number} */ n) => [step, (own.steps[n + 1] ?? step + 1) - 1]);
+    const counts = Uint32Array.from(values, (value) => Number(value === Infinity));
+    this.layers.show({ header: { lines: own.names, steps: ends, findings: [] }, arrays: { minimum: values, maximum: values, nan: new Uint32Array(values.length), inf: counts } }, "all", null);
+  }
+
+  /** @param {{ line: number, column: number }} place */
+  read({ line, column }) {
+    const value = this.own.differences[line][column];
+    return `${this.own.names[line]}, ${this.layers.stepsText(column)} · ${value === null ? t("nothing") : text(value, 3)}`;
+  }
+}

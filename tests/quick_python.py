@@ -1,0 +1,86 @@
+"""Interpreters that have imported what programs import: an executable file that forks instead of starting Python.
+
+For programs that a launcher, ``probe run`` or another program starts, where the start itself is not what is tested. The
+process is a child of the :class:`ForkServer`, in its process group; signals to the executable are passed on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from tests import user_scripts
+from tests.forks import LONGEST, ForkServer
+
+EXECUTABLE = """#!{python} -IS
+import os, pickle, signal, socket, sys
+words = [word for word in sys.argv[1:2] if word != "-u"] + sys.argv[2:]
+if not words or "--multiprocessing-fork" in words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+    control.connect({address!r})
+    socket.send_fds(control, [pickle.dumps((words, dict(os.environ), os.getcwd()))], [0, 1, 2])
+    pid = pickle.loads(control.recv(100))
+    for number in (signal.SIGABRT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _: os.kill(pid, received))
+    code = pickle.loads(control.recv(100))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+"""With options of the interpreter, or for ``multiprocessing``, it starts Python."""
+
+_paths: dict[tuple[str, ...], str] = {}
+"""Executables made so far, by what they import: they go with this process."""
+
+
+def quick_python(*modules: str) -> str:
+    """Path of an interpreter that has imported ``modules``."""
+    if modules not in _paths:
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path, address = folder / "python", str(folder / "socket")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(address)
+        listener.listen(64)
+        path.write_text(EXECUTABLE.format(python=sys.executable, address=address), encoding="utf-8")
+        path.chmod(0o700)
+        server = user_scripts.forks(*modules)
+        threading.Thread(target=_serve, args=(listener, server, str(path)), daemon=True).start()
+        _paths[modules] = str(path)
+    return _paths[modules]
+
+
+def _serve(listener: socket.socket, server: ForkServer, path: str) -> None:
+    while True:
+        control, _ = listener.accept()
+        threading.Thread(target=_run, args=(control, server, path), daemon=True).start()
+
+
+def _run(control: socket.socket, server: ForkServer, path: str) -> None:
+    """Runs one program to its end, or to that of its executable."""
+    with ExitStack() as closing:
+        closing.enter_context(control)
+        request, streams, _, _ = socket.recv_fds(control, LONGEST, 3)
+        words, environment, folder = pickle.loads(request)
+        stdin, stdout, stderr = streams
+        process = server.start(
+            words, environment=environment, cwd=folder, stdin=stdin, stdout=stdout, stderr=stderr, executable=path
+        )
+        for stream in streams:
+            os.close(stream)
+        control.send(pickle.dumps(process.pid))
+        select.select([process.end, control], [], [])
+        process.kill()  # unless it has ended
+        with suppress(OSError):
+            control.send(pickle.dumps(process.wait()))
