@@ -48,7 +48,7 @@ def view(
     with refusing(ServerError, ValueError, ImportError, OSError):
         host, port = parsed_address(listen)
         places = tuple(map(str, directories or [_usual()]))
-        query = f"&run=0&{_cell[0]}" if _cell and len(places) == 1 else ""
+        query = f"&run=0&{_cell.pop()}" if _cell and len(places) == 1 else ""
         view_until_ended(ViewOptions(places, host, port), lambda address: _started(f"{address}{query}", browser))
 
 

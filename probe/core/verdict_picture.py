@@ -95,7 +95,8 @@ def card_lines(
         blocks: whether the terminal has block characters.
     """
     drawn = [] if picture is None else picture.lines(blocks)
-    lines = verdict.lines(change or _change(picture), drawn)
+    of_row = picture is not None and picture.column in verdict.evidence  # else its numbers are of something else
+    lines = verdict.lines(change or (_change(picture) if of_row else ""), drawn)
     if not files:
         return lines
     place: dict[str, object] = {"rank": verdict.ranks[0]} if verdict.ranks else {}

@@ -99,3 +99,13 @@ def test_the_card_names_the_change_and_the_cell(tmp_path: Path) -> None:
     assert lines[-1] == "open: probe view 'my run#signal=actv&op=norm&row=b.output&step=12'"
     without = card_lines(verdict("x y"), None, "run")
     assert without[-1] == "open: probe view run"
+
+
+def test_numbers_of_another_kind_are_not_replaced_by_those_of_the_row(tmp_path: Path) -> None:
+    """The evidence of a check stays; the picture is drawn beside it."""
+    stale = JudgedFinding("critical", "stale-gradient", ("b",), BAD, BAD, "not cleared", {"updates": 3.0})
+    about = verdict_of([stale], Looked(), "probe anomalies out")
+    lines = card_lines(about, picture_of(written(tmp_path), about), "run")
+    assert "updates 3" in lines
+    assert not any(" -> " in line for line in lines)
+    assert any(line.startswith("> b.output") for line in lines)
