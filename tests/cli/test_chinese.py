@@ -62,7 +62,7 @@ def test_the_first_cause_is_in_chinese(run: Path) -> None:
         assert part in text, part
     original = "".join(english.stdout.partition("cause ")[0].split())
     assert Counter(re.findall(r"\d+", text.partition("类别")[0])) == Counter(re.findall(r"\d+", original))
-    shown = re.sub(rf"{run.name}|micro|Evidence|probe view.*", "", chinese.stdout)
+    shown = re.sub(rf"{run.name}|micro( step)?|Evidence|probe view.*", "", chinese.stdout)
     assert re.findall(r"[A-Za-z]{2,}", NAMES.sub(" ", shown)) == []
 
 
