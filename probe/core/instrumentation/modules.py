@@ -25,8 +25,7 @@ class Modules:
         self._run = run
         self._names = TargetNames(run.settings.squash_name)
         self._attached: dict[tuple[int, int, str], tuple[Watched, ExitStack]] = {}
-        """Modules and their hooks, by the identities of model and module and the full name: a module that is wrapped has
-        another name."""
+        """Modules and their hooks, by the identities of model and module and the full name, which a wrapper changes."""
         self._begun = False
 
     def find(self) -> None:
