@@ -28,7 +28,7 @@ ROOMS = {
     "core/alerting": 0,
     "core/analysis/compare": 7,
     "core/analysis/convert": 0,
-    "core/analysis/diagnosis": 37,
+    "core/analysis/diagnosis": 40,
     "core/analysis/engines": 0,
     "core/analysis/performance": 0,
     "core/checks": 0,

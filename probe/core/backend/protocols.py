@@ -269,9 +269,9 @@ class Hooks(Protocol):
         self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
     ) -> Remove:
         """Listen once a backward, before any reduction: to this backward's gradient (``single``) or the sum so far,
-        None while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that no
-        sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later gradients
-        of the step do not contain it."""
+        None while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that
+        no sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later
+        gradients of the step do not contain it."""
 
     def forward_kind(self, root: Module) -> ForwardKind | None:
         """Return the kind of the running forward of a module of ``root``; None for evaluation."""
