@@ -26,7 +26,9 @@ PRONOUNS = frozenset((
 """Names of variables that are no nouns: a reader must look for the thing that they stand for."""
 ROOMS = {
     "core/alerting": 0,
+    "core/analysis/compare": 7,
     "core/analysis/convert": 0,
+    "core/analysis/diagnosis": 40,
     "core/analysis/engines": 0,
     "core/analysis/performance": 0,
     "core/checks": 0,
@@ -36,8 +38,10 @@ ROOMS = {
     "core/rules": 0,
     "core/run_state": 0,
     "core/sentinel": 0,
+    "core/storage": 7,
     "core/trackers": 0,
     "launch": 1,
+    "pytorch": 38,
     "services/exporter": 0,
     "services/performance": 0,
     "services/remediation": 0,

@@ -119,14 +119,16 @@ def agreement(one: Tensor, other: Tensor) -> Tensor:
         return (_count(up) + _count(down) - _count(rise) - _count(fall)) / (2 * one.size) + 0.5
 
 
-def adam(first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
+def adam(first: Tensor, second: Tensor, settings: Adam) -> tuple[Tensor, Tensor]:
     """Return update and ratio of two moments, in float32."""
     with no_grad():
-        steps = about.steps.astype(mindspore.float32) if isinstance(about.steps, mindspore.Tensor) else about.steps
+        steps = (
+            settings.steps.astype(mindspore.float32) if isinstance(settings.steps, mindspore.Tensor) else settings.steps
+        )
         m, v = first.astype(mindspore.float32), second.astype(mindspore.float32)
-        rest = 1 - about.beta2**steps
-        mean, root = m / (1 - about.beta1**steps), ops.sqrt(v / rest)
-        eps = about.eps / rest**0.5 if about.early else about.eps
+        rest = 1 - settings.beta2**steps
+        mean, root = m / (1 - settings.beta1**steps), ops.sqrt(v / rest)
+        eps = settings.eps / rest**0.5 if settings.early else settings.eps
         return mean / (root + eps), ops.where(m == 0, ops.zeros_like(m), mean / root)
 
 

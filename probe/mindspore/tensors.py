@@ -153,12 +153,12 @@ def agreement(one: Any, other: Any) -> Any:
     return device_moments.agreement(one, other)
 
 
-def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
+def adam(first: Any, second: Any, settings: Adam) -> tuple[Any, Any]:
     """Return update and ratio of two moments, computed where they are."""
     if not on_host(first):
-        return device_moments.adam(first, second, about)
-    beta1, beta2, eps, steps = (_number(x) for x in (about.beta1, about.beta2, about.eps, about.steps))
-    known = Adam(beta1, beta2, eps, steps, about.early)
+        return device_moments.adam(first, second, settings)
+    beta1, beta2, eps, steps = (_number(x) for x in (settings.beta1, settings.beta2, settings.eps, settings.steps))
+    known = Adam(beta1, beta2, eps, steps, settings.early)
     update, ratio = numpy_moments.update_and_ratio(numbers(first), numbers(second), known)
     return mindspore.Tensor(update), mindspore.Tensor(ratio)
 

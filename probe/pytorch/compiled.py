@@ -262,9 +262,9 @@ def _call(
 ) -> None:
     if not wanted():
         return
-    own = [tensor.detach() for tensor in tensors]  # the graph may reuse the object for another purpose
-    values = read(form, own)
-    outside, RUNNING.call = RUNNING.call, CompiledCall(key, own, needing, differentiates)
+    detached = [tensor.detach() for tensor in tensors]  # the graph may reuse the object for another purpose
+    values = read(form, detached)
+    outside, RUNNING.call = RUNNING.call, CompiledCall(key, detached, needing, differentiates)
     try:
         if ended:
             after(values)

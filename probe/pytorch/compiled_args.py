@@ -54,7 +54,7 @@ def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
     if type(value) in (dict, OrderedDict, defaultdict):
         return _mapping(value.items(), tensors, depth)
     if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(type(value), "_fields")):
-        inside = "".join([written(each, tensors, depth) + ", " for each in value])
+        inside = "".join([written(item, tensors, depth) + ", " for item in value])
         return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
     if is_dataclass(value) and not isinstance(value, type):
         members = [(field.name, getattr(value, field.name)) for field in fields(value)]
@@ -65,7 +65,7 @@ def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
 
 
 def _mapping(items: Iterable[tuple[Any, Any]], tensors: list[torch.Tensor], depth: int) -> str:
-    inside = "".join([f"{str(key)!r}: {written(each, tensors, depth)}, " for key, each in items])
+    inside = "".join([f"{str(key)!r}: {written(item, tensors, depth)}, " for key, item in items])
     return "{" + inside + "}"
 
 
@@ -81,7 +81,7 @@ def _literal(form: str) -> Any:
 
 def _built(form: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(form, dict):
-        return {key: _built(each, tensors) for key, each in form.items()}
+        return {key: _built(part, tensors) for key, part in form.items()}
     if isinstance(form, (tuple, list)):
-        return type(form)(_built(each, tensors) for each in form)
+        return type(form)(_built(part, tensors) for part in form)
     return tensors[form] if isinstance(form, int) and not isinstance(form, bool) else form

@@ -19,9 +19,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     which is waited for, else ``tensor`` itself."""
     if type(tensor) in PLAIN:
         return tensor
-    held: Any = tensor
-    held = getattr(held, "_local_tensor", held)  # unlike to_local(), not recorded by autograd
-    return held.wait() if type(held).__name__ == "AsyncCollectiveTensor" else held
+    inner: Any = tensor
+    inner = getattr(inner, "_local_tensor", inner)  # unlike to_local(), not recorded by autograd
+    return inner.wait() if type(inner).__name__ == "AsyncCollectiveTensor" else inner
 
 
 def readable_places(
@@ -51,10 +51,10 @@ def coverage(tensor: torch.Tensor) -> Coverage | None:
     spec: Any = getattr(tensor, "_spec", None)
     if spec is None:
         return None
-    known, about = _known.setdefault(spec.mesh, {}), (tuple(spec.placements), tuple(tensor.shape))
-    if about not in known:
-        known[about] = _coverage(spec.mesh, *about)
-    return known[about]
+    coverages, layout = _known.setdefault(spec.mesh, {}), (tuple(spec.placements), tuple(tensor.shape))
+    if layout not in coverages:
+        coverages[layout] = _coverage(spec.mesh, *layout)
+    return coverages[layout]
 
 
 _known: WeakKeyDictionary[Any, dict[object, Coverage | None]] = WeakKeyDictionary()
@@ -116,8 +116,8 @@ def _as_terms(tensor: Any, where: tuple[Any, ...]) -> torch.Tensor:
     becomes the term of the first rank."""
     at = tensor.device_mesh.get_coordinate()
     changed = [i for i, (now, then) in enumerate(zip(tensor.placements, where, strict=True)) if now != then]
-    held = local(tensor)
-    return torch.zeros_like(held) if any(at[i] for i in changed) else held
+    part = local(tensor)
+    return torch.zeros_like(part) if any(at[i] for i in changed) else part
 
 
 def distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

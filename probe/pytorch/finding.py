@@ -41,7 +41,7 @@ class TorchFinder:
         return hooks.owned(parallel.acting(optimizer))
 
     def models(self) -> list[Any]:
-        return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
 
     def chosen(
         self,
@@ -51,20 +51,20 @@ class TorchFinder:
     ) -> torch.nn.Module:
         """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model."""
         while True:
-            around = [each for each in parents(model) if _wraps(each, model)]
+            around = [parent for parent in parents(model) if _wraps(parent, model)]
             if not around:
                 break
             model = around[0]
         return model
 
     def before_tracing(self, models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-        found = []
+        unwrapped = []
         for model in models:
             while isinstance(model, _COMPILED):
                 model = model._orig_mod  # noqa: PLW2901
             hooks.attach_before_tracing(model)
-            found.append(model)
-        return found
+            unwrapped.append(model)
+        return unwrapped
 
     def have_gradients(self, parameters: Iterable[Any]) -> bool:
         return any(parameter.grad is not None for parameter in parameters)
@@ -102,8 +102,8 @@ def _wraps(wrapper: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 def optimizers() -> list[torch.optim.Optimizer]:
     """Return all optimizers of the process; not those that only pass calls on to one, such as Accelerate's."""
-    found = (each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer))
-    return [each for each in found if "defaults" in vars(each)]
+    things = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer))
+    return [thing for thing in things if "defaults" in vars(thing)]
 
 
 def can_listen() -> bool:

@@ -43,21 +43,21 @@ class GlooExchange:
         """
         if self._closed:
             raise RuntimeError("the exchange is closed")
-        own = torch.from_numpy(payload)
-        theirs = [torch.empty_like(own) for _ in self._ranks]
+        numbers = torch.from_numpy(payload)
+        theirs = [torch.empty_like(numbers) for _ in self._ranks]
         try:
-            self._connected().allgather([theirs], [own]).wait()
+            self._connected().allgather([theirs], [numbers]).wait()
         except Exception as error:
             raise TimeoutError(f"of ranks {list(self._ranks)}, {self._failure_cause()}") from error
         return np.stack([tensor.numpy() for tensor in theirs])
 
     def _connected(self) -> Any:
         if self._group is None:
-            if left := [rank for rank in self._ranks if self._store.check([f"left {rank}"])]:
-                raise RuntimeError(f"{left} have left before they connected")
+            if gone := [rank for rank in self._ranks if self._store.check([f"left {rank}"])]:
+                raise RuntimeError(f"{gone} have left before they connected")
             gloo: Any = dist.ProcessGroupGloo
-            own, seconds = self._ranks.index(self._own), timedelta(seconds=self._seconds)
-            self._group = gloo(PrefixStore("group", self._store), own, len(self._ranks), seconds)
+            number, seconds = self._ranks.index(self._own), timedelta(seconds=self._seconds)
+            self._group = gloo(PrefixStore("group", self._store), number, len(self._ranks), seconds)
         return self._group
 
     def close(self) -> None:
@@ -73,8 +73,8 @@ class GlooExchange:
             self._store.set(f"came {self._own}", "")
             absent, end = [rank for rank in self._ranks if rank != self._own], time.monotonic() + BLAME_SECONDS
             while absent := [rank for rank in absent if not self._store.check([f"came {rank}"])]:
-                if left := [rank for rank in absent if self._store.check([f"left {rank}"])]:
-                    return f"{left} have left the exchange"
+                if gone := [rank for rank in absent if self._store.check([f"left {rank}"])]:
+                    return f"{gone} have left the exchange"
                 if time.monotonic() > end:
                     return f"{absent} did not come"
                 time.sleep(POLL_SECONDS)

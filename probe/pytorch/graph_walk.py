@@ -79,7 +79,7 @@ def first_not_finite(
 def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_SECONDS) -> dict[str, ParameterUse]:
     """Return the operation that used each parameter last, of the graph of a loss whose backward has not begun; nothing
     if the time is over before the end of the graph. No saved tensor is touched."""
-    found: dict[str, ParameterUse] = {}
+    by_name: dict[str, ParameterUse] = {}
     deadline = time.perf_counter() + seconds
     waiting = [root.grad_fn] if root.grad_fn is not None else []
     seen = {*waiting}
@@ -87,21 +87,21 @@ def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_S
         if time.perf_counter() > deadline:
             return {}
         node = waiting.pop()
-        for other, _ in node.next_functions:
-            if other is None:
+        for follower, _ in node.next_functions:
+            if follower is None:
                 continue
-            if (leaf := _copied_leaf(other)) is not None:
-                _note(found, names.get(id(leaf)), node)
-            elif other not in seen:
-                seen.add(other)
-                waiting.append(other)
-    return found
+            if (leaf := _copied_leaf(follower)) is not None:
+                _note(by_name, names.get(id(leaf)), node)
+            elif follower not in seen:
+                seen.add(follower)
+                waiting.append(follower)
+    return by_name
 
 
 def _copied_leaf(node: Any) -> torch.Tensor | None:
     """Return the leaf of which ``node`` is the value or a mere copy; None if it computes something."""
     while not hasattr(type(node), "variable"):
-        others = [other for other, _ in node.next_functions if other is not None]
+        others = [follower for follower, _ in node.next_functions if follower is not None]
         if len(others) != 1 or operation_kinds.base(_name(node)) not in operation_kinds.COPIES:
             return None
         node = others[0]
@@ -109,12 +109,12 @@ def _copied_leaf(node: Any) -> torch.Tensor | None:
     return leaf
 
 
-def _note(found: dict[str, ParameterUse], name: str | None, node: Any) -> None:
+def _note(by_name: dict[str, ParameterUse], name: str | None, node: Any) -> None:
     """Note that ``node`` uses a parameter, unless a later operation does."""
-    if name is None or (name in found and found[name].order >= _order(node)):
+    if name is None or (name in by_name and by_name[name].order >= _order(node)):
         return
     results = getattr(node, "_input_metadata", ())  # not in torch 2.4
-    found[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "")
+    by_name[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "")
 
 
 class StepGraph:
@@ -159,17 +159,17 @@ class StepGraph:
 
     def doubt(self, operation: int, spoilt: State) -> int:
         """Return how probable it is that an operation makes such numbers out of finite ones."""
-        kind, held = self._kinds[operation], self._held[operation]
-        if any(self._read(held[name]) not in ("finite", "unknown") for name in self._own[operation]):
+        kind, tensors = self._kinds[operation], self._held[operation]
+        if any(self._read(tensors[name]) not in ("finite", "unknown") for name in self._own[operation]):
             return CERTAIN
-        if kind == "Div" and "other" in held:
-            return CERTAIN if _has_zero(held["other"]) else 0 if spoilt == "nan" else 3
-        if kind in ("Log", "Log2", "Log10") and "self" in held:
-            least = _least(held["self"])
+        if kind == "Div" and "other" in tensors:
+            return CERTAIN if _has_zero(tensors["other"]) else 0 if spoilt == "nan" else 3
+        if kind in ("Log", "Log2", "Log10") and "self" in tensors:
+            least = _least(tensors["self"])
             return CERTAIN if least < 0 or (least == 0 and spoilt != "nan") else 0
-        if kind.startswith("NllLoss") and spoilt == "nan" and "total_weight" in held:
-            return CERTAIN if _has_zero(held["total_weight"]) else 0
-        factors = [held[name] for name in operation_kinds.FACTORS.get(kind, ()) if name in held]
+        if kind.startswith("NllLoss") and spoilt == "nan" and "total_weight" in tensors:
+            return CERTAIN if _has_zero(tensors["total_weight"]) else 0
+        factors = [tensors[name] for name in operation_kinds.FACTORS.get(kind, ()) if name in tensors]
         return 0 if len(factors) == 2 and _cannot_overflow(*factors) else operation_kinds.doubt(kind, spoilt)
 
     def confines(self, operation: int, spoilt: State) -> bool:
@@ -190,46 +190,48 @@ class StepGraph:
         while pending and not self.cut:
             *_, node = heapq.heappop(pending)
             nodes.append(node)
-            for other, _ in node.next_functions:
-                if other is None or self._leaf(other) is not None:
+            for follower, _ in node.next_functions:
+                if follower is None or self._leaf(follower) is not None:
                     continue
-                if id(other) not in seen and _order(other) >= self._floor:
-                    seen.add(id(other))
-                    heapq.heappush(pending, (-_order(other), len(seen), other))
+                if id(follower) not in seen and _order(follower) >= self._floor:
+                    seen.add(id(follower))
+                    heapq.heappush(pending, (-_order(follower), len(seen), follower))
             self.cut = bool(pending) and (len(nodes) >= NODES or time.perf_counter() > until)
         return nodes
 
     def _leaf(self, node: Any) -> torch.Tensor | None:
         """Return the leaf of which ``node`` is the value or a mere copy; None if it computes something."""
-        if (known := self._leaves.get(id(node))) is None:
+        if (entry := self._leaves.get(id(node))) is None:
             if hasattr(type(node), "variable"):
                 leaf = node.variable
             else:
-                others = [other for other, _ in node.next_functions if other is not None]
+                others = [follower for follower, _ in node.next_functions if follower is not None]
                 copies = len(others) == 1 and operation_kinds.base(_name(node)) in operation_kinds.COPIES
                 leaf = self._leaf(others[0]) if copies and _order(node) >= self._floor else None
-            known = self._leaves[id(node)] = node, leaf
-        return known[1]
+            entry = self._leaves[id(node)] = node, leaf
+        return entry[1]
 
     def _add(self, kind: str, node: Any) -> None:
         """Add the operation of ``node`` with the values that it reads."""
-        inputs = {self._value(other, output): None for other, output in node.next_functions if other is not None}
-        held: dict[str, torch.Tensor] = {}
-        own: list[str] = []
+        inputs = {
+            self._value(producer, output): None for producer, output in node.next_functions if producer is not None
+        }
+        tensors: dict[str, torch.Tensor] = {}
+        results: list[str] = []
         trains = bool(getattr(node, "_saved_training", False) or getattr(node, "_saved_train", False))
         for number, (name, tensor) in enumerate(saved(node)):
             if tensor is None:
                 self.unread += 1
             elif not (trains and name in _STATISTICS):
-                key = f"{name} {number}" if name in held else name
-                held[key] = tensor
-                own += [key] if self._is_own(name, tensor, inputs) else []
+                key = f"{name} {number}" if name in tensors else name
+                tensors[key] = tensor
+                results += [key] if self._is_own(name, tensor, inputs) else []
         parameters = dict.fromkeys(name for value in inputs if (name := self.values[value].name))
         order = _order(node)
         module = next((span.module for span in self._spans if span.first <= order < span.end), "")
         self.operations.append(Operation(operation_kinds.title(kind), order, (*inputs,), (*parameters,), module))
-        self._held.append(held)
-        self._own.append(own)
+        self._held.append(tensors)
+        self._own.append(results)
 
     def _is_own(self, name: str, tensor: torch.Tensor, inputs: dict[int, None]) -> bool:
         """Assign a saved tensor to the value that it holds; return whether it is none that another node reads, but a
@@ -239,10 +241,10 @@ class StepGraph:
             if (value := self._numbers.get((id(maker), tensor.output_nr))) is not None:
                 self._tensors.setdefault(value, tensor)
             return False
-        known = self._names.get(id(tensor)) or self._names.get(id(tensor._base))
-        if not known and (name.startswith(_RESULTS) or tensor.dim() == 0):
+        name_of_tensor = self._names.get(id(tensor)) or self._names.get(id(tensor._base))
+        if not name_of_tensor and (name.startswith(_RESULTS) or tensor.dim() == 0):
             return True
-        inputs[self._leaf_value(tensor, known or "")] = None
+        inputs[self._leaf_value(tensor, name_of_tensor or "")] = None
         return False
 
     def _value(self, node: Any, output: int) -> int:

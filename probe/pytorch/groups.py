@@ -32,9 +32,9 @@ def replicas(models: Iterable[torch.nn.Module]) -> list[int]:
     """Return the ranks of torch's ``DistributedDataParallel`` in ``models``; nothing if there is none."""
     if not has_store():
         return []
-    wrappers = [each for model in models for each in model.modules() if isinstance(each, DistributedDataParallel)]
-    found = {tuple(ranks_of(wrapper.process_group)) for wrapper in wrappers}
-    return list(found.pop()) if len(found) == 1 else []
+    wrappers = [module for model in models for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    groups = {tuple(ranks_of(wrapper.process_group)) for wrapper in wrappers}
+    return list(groups.pop()) if len(groups) == 1 else []
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -43,11 +43,11 @@ def ranks_of(group: Any) -> list[int]:
     Raises:
         ValueError: if ``group`` is no process group.
     """
-    known = dist.is_available()
-    if group is None or (known and group == dist.GroupMember.NON_GROUP_MEMBER):
+    is_available = dist.is_available()
+    if group is None or (is_available and group == dist.GroupMember.NON_GROUP_MEMBER):
         return [rank()]
     try:
-        if known and isinstance(group, dist.ProcessGroup):
+        if is_available and isinstance(group, dist.ProcessGroup):
             return list(dist.get_process_group_ranks(group)) if has_store() else [rank()]
     except KeyError:  # the group was destroyed: the error below names it
         pass

@@ -33,22 +33,22 @@ class PlacedHook:
 
     def rest(self) -> None:
         """Take the hook out."""
-        number, there = (
+        number, tables = (
             self._handle.id,
-            [each() for each in (self._handle.hooks_dict_ref, *self._handle.extra_dict_ref)],
+            [table() for table in (self._handle.hooks_dict_ref, *self._handle.extra_dict_ref)],
         )
-        if self._taken or there[0] is None or number not in there[0]:
+        if self._taken or tables[0] is None or number not in tables[0]:
             return
-        self._earlier = frozenset(itertools.takewhile(lambda each: each != number, there[0]))
-        self._taken = [(hooks, hooks.pop(number)) for hooks in there if hooks is not None and number in hooks]
+        self._earlier = frozenset(itertools.takewhile(lambda hook: hook != number, tables[0]))
+        self._taken = [(hooks, hooks.pop(number)) for hooks in tables if hooks is not None and number in hooks]
 
     def wake(self) -> None:
         """Put the hook back, before those that were placed after it."""
-        taken, self._taken = self._taken, []
-        for hooks, value in taken:
+        entries, self._taken = self._taken, []
+        for hooks, value in entries:
             hooks[self._handle.id] = value
-        if taken:
-            hooks = taken[0][0]
+        if entries:
+            hooks = entries[0][0]
             order = [*hooks]
             last = max((i for i, number in enumerate(order) if number in self._earlier), default=-1)
             for number in order[last + 1 : -1]:

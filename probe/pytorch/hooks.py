@@ -68,20 +68,20 @@ def runs(module: torch.nn.Module) -> bool:
 def structure(model: torch.nn.Module) -> tuple[int, ...]:
     """Return the identities of the modules of ``model`` and, unless a wrapper exchanges them at each forward, of their
     parameters; last the number of those that FSDP has hidden since. No code of the user's runs."""
-    found, waiting, whole = dict[int, None](), [model], not HOMES
+    identities, waiting, whole = dict[int, None](), [model], not HOMES
     may_hide, gone = fsdp1.may_be_used(), 0
     while waiting:
         inside = vars(module := waiting.pop())
-        if id(module) in found:
+        if id(module) in identities:
             continue
-        found[id(module)] = None
+        identities[id(module)] = None
         parameters = inside.get("_parameters", {}).values()
         if whole:
-            found.update(dict.fromkeys(map(id, parameters)))
+            identities.update(dict.fromkeys(map(id, parameters)))
         if may_hide:
             gone += hidden(parameters)
         waiting.extend(child for child in inside.get("_modules", {}).values() if child is not None)
-    return (*found, gone)
+    return (*identities, gone)
 
 
 def tokens(parameters: Sequence[torch.nn.Parameter]) -> list[int]:
@@ -147,12 +147,12 @@ def differentiates() -> bool:
 
 
 def on_gradient(
-    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, single: bool, main_grad: bool, guard: Guard
 ) -> Remove:
-    """Listen once a backward: to the gradient of this backward alone (``own``), or to the sum after it."""
-    kept = home(parameter)
-    place = native.on_gradient if kept is None else kept.on_gradient
-    return place(parameter, listen, own=own, main_grad=main_grad, guard=guard)
+    """Listen once a backward: to the gradient of this backward alone (``single``), or to the sum after it."""
+    engine = home(parameter)
+    place = native.on_gradient if engine is None else engine.on_gradient
+    return place(parameter, listen, single=single, main_grad=main_grad, guard=guard)
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
@@ -267,8 +267,8 @@ def feeds(models: Iterable[torch.nn.Module]) -> bool:
 
 
 def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
-    kept = home(parameter)
-    leaf = parameter if kept is None else kept.leaf(parameter)
+    engine = home(parameter)
+    leaf = parameter if engine is None else engine.leaf(parameter)
     try:
         node = edge_of(leaf)[0] if isinstance(leaf, torch.Tensor) else leaf
         return node is not None and bool(torch._C._will_engine_execute_node(node))

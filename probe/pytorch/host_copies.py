@@ -52,8 +52,8 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     def wait() -> Array:
         if not arriving:
             return np.concatenate(blocks) if len(blocks) > 1 else np.asarray(blocks[0] if blocks else np.empty((0, 0)))
-        here = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arriving.items()}
-        return np.concatenate([next(here[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks])
+        rows_of = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arriving.items()}
+        return np.concatenate([next(rows_of[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks])
 
     return wait
 
@@ -117,7 +117,7 @@ def _exchange_mode() -> Any:
     """Return ``cudaThreadExchangeStreamCaptureMode`` of the runtime that torch has loaded; None if it is not found."""
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"/\S*libcudart[-.\w]*\.so\S*", mapped)
-        return None if found is None else ctypes.CDLL(found[0]).cudaThreadExchangeStreamCaptureMode
+        library = re.search(r"/\S*libcudart[-.\w]*\.so\S*", mapped)
+        return None if library is None else ctypes.CDLL(library[0]).cudaThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):
         return None

@@ -72,8 +72,8 @@ def on_input_gradients(
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # an input that is returned unchanged has no node of its own
-        if tensor.requires_grad and (own := edge_of(tensor)) in targets and own not in consumers:
-            for listen in targets[own]:
+        if tensor.requires_grad and (place := edge_of(tensor)) in targets and place not in consumers:
+            for listen in targets[place]:
                 tensor.register_hook(some(guard(listen)))
 
 

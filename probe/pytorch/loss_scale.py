@@ -83,13 +83,13 @@ def loss_scale(parameters: Parameters = tuple) -> Scale:
         return getattr(scaler, "_scale", None)
     if len(_others) > 1:
         mine = [*parameters()]
-        return next((own.scale() for own in _others if own.updates(mine)), None)
+        return next((entry.scale() for entry in _others if entry.updates(mine)), None)
     return _others[0].scale() if _others else None
 
 
 def scale_of(root: torch.Tensor) -> Scale:
     """Return the factor by which a watched scaler has multiplied ``root``; if none has, that of the latest loss."""
-    scaler = next((held() for loss, held in reversed(_losses) if loss() is root), None)
+    scaler = next((scaler_of_loss() for loss, scaler_of_loss in reversed(_losses) if loss() is root), None)
     if scaler is None and _current is not None:
         scaler = _current()
     if scaler is None and len(_others) == 1:
@@ -121,8 +121,8 @@ def on_own_scale(
 
     with ExitStack() as placed:
         placed.callback(Around(optimizer, "step", listener.faults, before, after).place())
-        _others.append(own := _Own(optimizer, scale, owned))
-        placed.callback(_others.remove, own)
+        _others.append(entry := _Own(optimizer, scale, owned))
+        placed.callback(_others.remove, entry)
         return placed.pop_all().close
 
 
@@ -133,16 +133,16 @@ def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[],
 
 def found_inf(optimizer: Any) -> torch.Tensor | None:
     """Return the number that a scaler has handed to a fused optimizer, which skips its update if it is not 0."""
-    found = getattr(optimizer, "found_inf", None)
-    return found if isinstance(found, torch.Tensor) else None
+    number = getattr(optimizer, "found_inf", None)
+    return number if isinstance(number, torch.Tensor) else None
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
     """Return the factor on the gradients of ``optimizer``: that of the losses until the gradients are unscaled."""
-    if (own := next((own for own in _others if own.optimizer is optimizer), None)) is not None:
-        return own.scale()
-    known = _steps.get(optimizer, _current)
-    scaler = known() if known is not None else None
+    if (entry := next((entry for entry in _others if entry.optimizer is optimizer), None)) is not None:
+        return entry.scale()
+    reference = _steps.get(optimizer, _current)
+    scaler = reference() if reference is not None else None
     state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
     return None if state and state["stage"].name != "READY" else getattr(scaler, "_scale", None)
 
@@ -181,7 +181,9 @@ def _scale(original: Method) -> Method:
             listeners = [entry.listener for entry in _watched]
             if listeners:
                 faults = listeners[0].faults
-                attempt(faults, "loss scale", _scaled, self, result, any(each.sampled for each in listeners), faults)
+                attempt(
+                    faults, "loss scale", _scaled, self, result, any(listener.sampled for listener in listeners), faults
+                )
         return result
 
     return scale

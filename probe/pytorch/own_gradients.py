@@ -61,16 +61,16 @@ class GradientSums:
         numbers = gradient.detach().reshape(-1)
         numbers = numbers if numbers.dtype in _WHOLE else numbers.float()
         squares, total = numbers.dot(numbers), numbers.sum()
-        known = self._sums.get(position)
-        self._sums[position] = (squares, total) if known is None else (known[0] + squares, known[1] + total)
+        sums = self._sums.get(position)
+        self._sums[position] = (squares, total) if sums is None else (sums[0] + squares, sums[1] + total)
 
     def take(self) -> tuple[list[int], Callable[[], Array]]:
         """Return the positions of the parameters with new gradients, and a function that waits for the norm and the sum
         of each; begin anew."""
         sums, self._sums = self._sums, {}
         if all(squares.device.type == "cpu" for squares, _ in sums.values()):
-            here = np.array([(squares.item(), total.item()) for squares, total in sums.values()]).reshape(-1, 2)
-            wait = lambda: here  # noqa: E731
+            numbers = np.array([(squares.item(), total.item()) for squares, total in sums.values()]).reshape(-1, 2)
+            wait = lambda: numbers  # noqa: E731
         else:
             wait = tensors.to_host([torch.stack(pair).to(torch.float64)[None] for pair in sums.values()])
 

@@ -14,5 +14,5 @@ __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "
 
 def named() -> Mapping[str, Sequence[int]]:
     """Return the groups of this rank, by the names that engines have for them."""
-    found = [engine.groups() for engine in ENGINES.values() if engine.groups is not None]
-    return {name: ranks for groups in found for name, ranks in groups.items()}
+    functions = [engine.groups() for engine in ENGINES.values() if engine.groups is not None]
+    return {name: ranks for groups in functions for name, ranks in groups.items()}

@@ -92,10 +92,10 @@ def scaler_of(parameters: Parameters) -> Any:
         passed = BACKWARDS.get(around)
     if not passed:
         return None
-    scalers = {id(each.scaler()): each for each in passed}
+    scalers = {id(graph.scaler()): graph for graph in passed}
     if len(scalers) > 1:
         leaves = {id(_leaf(parameter)) for parameter in parameters()}
-        leading = [each for each in passed if each.leaves is None or not leaves.isdisjoint(each.leaves)]
+        leading = [graph for graph in passed if graph.leaves is None or not leaves.isdisjoint(graph.leaves)]
         passed = leading or passed
     return passed[-1].scaler()
 

@@ -38,8 +38,8 @@ def _is_available(device: str) -> bool:
     """Return whether ``device`` is available; if not, autocast would warn."""
     if device == "cpu":
         return True
-    found = getattr(torch, device, None)
-    return found is not None and bool(found.is_available())
+    module = getattr(torch, device, None)
+    return module is not None and bool(module.is_available())
 
 
 def member(module: torch.nn.Module, name: str) -> object:
@@ -94,8 +94,10 @@ def where(condition: torch.Tensor, value: float, other: torch.Tensor) -> torch.T
 
 def counts(x: torch.Tensor, largest: int, above: float) -> torch.Tensor:
     """Count by addition in place: ``bincount`` waits for the device."""
-    found = x.topk(largest, dim=1)
-    return x.new_zeros(x.shape[1]).scatter_add_(0, found.indices.reshape(-1), (found.values > above).reshape(-1).to(x))
+    largest_values = x.topk(largest, dim=1)
+    return x.new_zeros(x.shape[1]).scatter_add_(
+        0, largest_values.indices.reshape(-1), (largest_values.values > above).reshape(-1).to(x)
+    )
 
 
 def column(scalars: Sequence[Any]) -> Any:

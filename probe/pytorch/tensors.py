@@ -78,14 +78,14 @@ def number(tensor: torch.Tensor) -> float | None:
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors, a
     tensor on the device for others, without waiting for the device."""
-    held, columns = [local(tensor) for tensor in tensors], tuple(columns)
+    parts, columns = [local(tensor) for tensor in tensors], tuple(columns)
     is_known = scale is None or "below" not in columns  # eps, in the tensors' unit
-    if is_known and (rows := host_moments.in_one_pass(held, columns, eps)) is not None:
+    if is_known and (rows := host_moments.in_one_pass(parts, columns, eps)) is not None:
         return rows()
     with torch._C.DisableTorchFunction(), unseen():
-        if is_known and (block := device_moments.in_place(held, columns, eps)) is not None:
+        if is_known and (block := device_moments.in_place(parts, columns, eps)) is not None:
             return block
-        detached = [tensor.detach() for tensor in held]
+        detached = [tensor.detach() for tensor in parts]
         if all(tensor.device.type == "cpu" for tensor in detached):
             return host_moments.moments(detached, columns, eps if scale is None else eps * float(scale))
         if any(tensor.is_meta for tensor in detached):
@@ -104,14 +104,14 @@ def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return signs[0].mul_(signs[1]).sum(dtype=torch.int64).to(torch.float64).div_(2 * one.numel()).add_(0.5)
 
 
-def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.Tensor, torch.Tensor]:
+def adam(first: torch.Tensor, second: torch.Tensor, settings: Adam) -> tuple[torch.Tensor, torch.Tensor]:
     """Return update and ratio of two moments on their device; the number of steps may be on a device, too."""
     with unseen(), torch.no_grad():
-        steps = about.steps.detach().double() if isinstance(about.steps, torch.Tensor) else about.steps
+        steps = settings.steps.detach().double() if isinstance(settings.steps, torch.Tensor) else settings.steps
         m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
-        rest = 1 - about.beta2**steps
-        mean, root = m / (1 - about.beta1**steps), (v / rest).sqrt_()
-        eps = about.eps / rest**0.5 if about.early else about.eps
+        rest = 1 - settings.beta2**steps
+        mean, root = m / (1 - settings.beta1**steps), (v / rest).sqrt_()
+        eps = settings.eps / rest**0.5 if settings.early else settings.eps
         return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 

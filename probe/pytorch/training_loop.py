@@ -82,8 +82,8 @@ def _enter() -> Iterator[Undo]:
         yield replace(torch.autograd, _ENGINE, functools.wraps(original)(_around_engine(original)))
     schedules = sys.modules.get(_SCHEDULES)
     if schedules is not None and hasattr(schedules, "custom_backward"):
-        own = schedules.custom_backward
-        yield replace(schedules, "custom_backward", functools.wraps(own)(_around_freed(own)))
+        backward = schedules.custom_backward
+        yield replace(schedules, "custom_backward", functools.wraps(backward)(_around_freed(backward)))
 
 
 _backwards: Shared[_Backwards] = Shared(_enter, weak=True)
@@ -228,7 +228,7 @@ def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
     with torch._C.DisableTorchFunction():
-        if not any(each.requires_grad for each in args if issubclass(type(each), torch.Tensor)):
+        if not any(value.requires_grad for value in args if issubclass(type(value), torch.Tensor)):
             cut()
 
 
@@ -263,14 +263,17 @@ def origins(gradients: Iterable[torch.Tensor]) -> list[int]:
     return [*map(id, gradients)]
 
 
-def versions(held: Iterable[torch.Tensor | None]) -> list[int]:
+def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """Return a number for each tensor that every write by an operation changes; -1 for None."""
-    held = [*held]
+    tensors = [*tensors]
     with torch._C.DisableTorchFunction():
         try:
-            return [-1 if one is None else one._version if type(one) in PLAIN else _version(one) for one in held]
+            return [
+                -1 if tensor is None else tensor._version if type(tensor) in PLAIN else _version(tensor)
+                for tensor in tensors
+            ]
         except RuntimeError:  # an inference tensor among them counts no writes
-            return [-1 if one is None or one.is_inference() else _version(one) for one in held]
+            return [-1 if tensor is None or tensor.is_inference() else _version(tensor) for tensor in tensors]
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -317,11 +320,13 @@ class RepeatedReader:
             others = [position for position in others if _has_numbers(self._parameters[position])]
         if not others:
             return quick, rows
-        wait = tensors.to_host([tensors.moments([self._parameters[each] for each in others], self._columns, 0.0)])
+        wait = tensors.to_host(
+            [tensors.moments([self._parameters[position] for position in others], self._columns, 0.0)]
+        )
         rank = {position: number for number, position in enumerate((*quick, *others))}
-        there = [position for position in positions if position in rank]
+        present = [position for position in positions if position in rank]
         first = rows().reshape(-1, len(self._columns))
-        return there, lambda: np.concatenate([first, wait()])[[rank[position] for position in there]]
+        return present, lambda: np.concatenate([first, wait()])[[rank[position] for position in present]]
 
     def _in_one_pass(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
         """Return the positions of parameters that could be read so, and a function that returns their moments. Those
@@ -338,7 +343,7 @@ class RepeatedReader:
         if 0 not in valid:
             return positions, rows
         numbers = rows()[np.frombuffer(valid, np.bool_)]
-        return [each for each, is_valid in zip(positions, valid, strict=True) if is_valid], lambda: numbers
+        return [position for position, is_valid in zip(positions, valid, strict=True) if is_valid], lambda: numbers
 
     def _choose(self, positions: Sequence[int]) -> None:
         """Keep what is read of the parameters at ``positions``."""
@@ -378,8 +383,8 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
 
 def groups(optimizer: Any) -> tuple[int, ...]:
     """Return the position of each parameter's group, in the order of the groups."""
-    each = enumerate(getattr(optimizer, "param_groups", ()))
-    return tuple(number for number, group in each for _ in group["params"])
+    numbered = enumerate(getattr(optimizer, "param_groups", ()))
+    return tuple(number for number, group in numbered for _ in group["params"])
 
 
 def requires(parameters: Iterable[Any]) -> list[bool]:
@@ -436,18 +441,20 @@ def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
         for name, child in inside.get("_modules", {}).items():
             if child is not None:
                 waiting.append((f"{prefix}{name}.", child))
-    return tuple(sorted(tuple(sorted(each)) for each in names.values() if len(each) > 1))
+    return tuple(sorted(tuple(sorted(aliases)) for aliases in names.values() if len(aliases) > 1))
 
 
 def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
     """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
-    found = [bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)]
-    return all(found) if found else None
+    synchronized = [
+        bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)
+    ]
+    return all(synchronized) if synchronized else None
 
 
 def part_ways(models: Iterable[torch.nn.Module]) -> bool:
     """Return whether a hook of ``DistributedDataParallel`` stops to average gradients over all ranks (local SGD)."""
-    wrappers = (each for model in models for each in model.modules() if isinstance(each, DistributedDataParallel))
+    wrappers = (module for model in models for module in model.modules() if isinstance(module, DistributedDataParallel))
     states = (type(state).__name__ for wrapper in wrappers for _, state in getattr(wrapper, "_comm_hooks", ()))
     return LOCAL_SGD in states
 

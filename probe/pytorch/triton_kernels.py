@@ -88,7 +88,7 @@ def _lanes(start, length, eps_at, number: tl.constexpr, wanted: tl.constexpr, bl
     total = tl.zeros((block,), number)
     squares = tl.zeros((block,), number)
     deviations = tl.zeros((block,), number)
-    about = _about(start, number, wanted)
+    center = _about(start, number, wanted)
     nans = tl.zeros((block,), tl.int32)
     infs = tl.zeros((block,), tl.int32)
     below = tl.zeros((block,), tl.int32)
@@ -104,7 +104,7 @@ def _lanes(start, length, eps_at, number: tl.constexpr, wanted: tl.constexpr, bl
                 low = tl.minimum(low, tl.where(is_number, x, float("inf")))
                 high = tl.maximum(high, tl.where(is_number, x, float("-inf")))
             if _M2 & wanted:
-                off = tl.where(inside, x - about, 0.0) if rest else x - about
+                off = tl.where(inside, x - center, 0.0) if rest else x - center
                 total += off
                 deviations += off * off
             elif _SUM & wanted:
@@ -123,7 +123,7 @@ def _lanes(start, length, eps_at, number: tl.constexpr, wanted: tl.constexpr, bl
     return (
         tl.min(low, 0).to(tl.float64),
         tl.max(high, 0).to(tl.float64),
-        added + about * length,
+        added + center * length,
         tl.sum(squares.to(tl.float64), 0),
         tl.where(spread < 0, 0.0, spread),
         tl.sum(nans, 0).to(tl.float64),
@@ -140,11 +140,11 @@ def _read(places, inside, masked: tl.constexpr):
 @triton.jit
 def _about(start, number: tl.constexpr, wanted: tl.constexpr):
     """The number that deviations are taken from: the first element, if it is finite."""
-    about = tl.zeros((), number)
+    center = tl.zeros((), number)
     if _M2 & wanted:
         first = tl.load(start).to(number)
-        about = tl.where(tl.abs(first) < float("inf"), first, 0.0)
-    return about
+        center = tl.where(tl.abs(first) < float("inf"), first, 0.0)
+    return center
 
 
 @triton.jit
@@ -198,9 +198,9 @@ def _total(partial, chunks, out, wanted: tl.constexpr, block: tl.constexpr):
     shifted = tl.zeros((block,), tl.float64)
     between = tl.zeros((block,), tl.float64)
     counts = tl.zeros((block,), tl.float64)
-    about = 0.0
+    center = 0.0
     if _M2 & wanted:  # an empty tensor has no chunk
-        about = tl.load(partial + 2, mask=chunks > 0, other=0.0) / tl.load(partial + 8, mask=chunks > 0, other=1.0)
+        center = tl.load(partial + 2, mask=chunks > 0, other=0.0) / tl.load(partial + 8, mask=chunks > 0, other=1.0)
     nans = tl.zeros((block,), tl.float64)
     infs = tl.zeros((block,), tl.float64)
     below = tl.zeros((block,), tl.float64)
@@ -218,7 +218,7 @@ def _total(partial, chunks, out, wanted: tl.constexpr, block: tl.constexpr):
         below += tl.load(row + 7, mask=inside, other=0.0)
         if _M2 & wanted:
             count = tl.load(row + 8, mask=inside, other=0.0)
-            off = tl.where(inside, added / tl.where(inside, count, 1.0) - about, 0.0)
+            off = tl.where(inside, added / tl.where(inside, count, 1.0) - center, 0.0)
             within += tl.load(row + 4, mask=inside, other=0.0)
             shifted += count * off
             between += count * off * off

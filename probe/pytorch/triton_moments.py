@@ -99,7 +99,7 @@ def _reduced(
     eps: torch.Tensor | None,
 ) -> torch.Tensor:
     device, dtype = tensors[0].device, tensors[0].dtype
-    wanted, ordered = _plan(columns)
+    ops, ordered = _plan(columns)
     wide = dtype == torch.float64 or "m2" in columns
     result = torch.empty((len(tensors), len(ordered)), dtype=torch.float64, device=device)
     limit = result if eps is None else eps
@@ -107,10 +107,10 @@ def _reduced(
     is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if is_elsewhere else _NOTHING:
         if len(tensors) == 1:
-            _one(tensors[0], chunk, limit, result, wanted, wide)
+            _one(tensors[0], chunk, limit, result, ops, wide)
         else:
             table = _on_device(device, tensors[0].element_size(), addresses, sizes, chunk)
-            _several(table, len(tensors), POINTERS[dtype], limit, result, wanted, wide)
+            _several(table, len(tensors), POINTERS[dtype], limit, result, ops, wide)
     if columns == ordered:
         return result
     return torch.stack([result[:, ordered.index(name)] for name in columns], dim=1)
@@ -155,18 +155,18 @@ def _on_device(
     copy of a new one. A stream has its own, so that none is read before it is copied."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream, chunk, width, *addresses, *sizes)
-    if (known := _tables.get(key)) is not None:
-        return known
+    if (in_use := _tables.get(key)) is not None:
+        return in_use
     starts, counts = np.array(addresses, dtype=np.int64), np.array(sizes, dtype=np.int64)
     table, chunks = _table(starts, counts, width, chunk)
     host = torch.from_numpy(table)
     copied = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
-    found = AddressTable(copied, chunks, not (starts % 16).any())
+    entry = AddressTable(copied, chunks, not (starts % 16).any())
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
-        _tables[key] = found
+        _tables[key] = entry
         while len(_tables) > MOST_TABLES:
             _tables.pop(next(iter(_tables)), None)
-    return found
+    return entry
 
 
 def _table(starts: Integers, counts: Integers, width: int, chunk: int) -> tuple[Integers, int]:

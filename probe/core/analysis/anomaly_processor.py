@@ -34,22 +34,22 @@ def order(entry: Entry) -> tuple[int, ...]:
     return *place, *stages(entry.phase, entry.vpp_stage, entry.pp_stage), entry.call_id, entry.rank
 
 
-def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:
-    """Earliest ``most`` of ``found`` in order; if ``steps`` has any, only findings of these."""
-    chosen = ((key, entry) for key, entry in found if not steps or entry.step in steps)
-    return heapq.nsmallest(most, chosen, key=lambda pair: order(pair[1]))
+def first(entries: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:
+    """Earliest ``most`` of ``entries`` in order; if ``steps`` has any, only findings of these."""
+    matching = ((key, entry) for key, entry in entries if not steps or entry.step in steps)
+    return heapq.nsmallest(most, matching, key=lambda pair: order(pair[1]))
 
 
-def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
-    """Write ``found`` to ``path`` or, if it is a folder or has no extension, to ``anomaly_analyse.json`` there; return
-    it.
+def write(path: Path, named_entries: Iterable[tuple[str, dict[str, object]]]) -> Path:
+    """Write ``named_entries`` to ``path`` or, if it is a folder or has no extension, to ``anomaly_analyse.json`` there;
+    return it.
 
     Raises:
         ValueError: if it cannot be written.
     """
     target = path = path.expanduser()
     entries: dict[str, object] = {}
-    for key, fields in found:
+    for key, fields in named_entries:
         entries[_free(key, entries)] = fields
     try:
         target = path if path.suffix and not path.is_dir() else path / RESULT
@@ -62,11 +62,11 @@ def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
     return target
 
 
-def _free(key: str, taken: Collection[str]) -> str:
-    number, wanted = 1, key
-    while key in taken:
+def _free(key: str, used: Collection[str]) -> str:
+    number, candidate = 1, key
+    while key in used:
         number += 1
-        key = f"{wanted}_{number}"
+        key = f"{candidate}_{number}"
     return key
 
 
@@ -129,20 +129,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         data = located(args.data_path).expanduser()
         inside = data / FOLDER if (data / FOLDER).is_dir() else data
-        kept = Kept(data, problems, args.run)
-        found = first(kept, args.topk, set(args.step_list))
-        target = write(args.out_path or on_disk(inside), [(key, entry.fields()) for key, entry in found])
+        findings = Kept(data, problems, args.run)
+        selected = first(findings, args.topk, set(args.step_list))
+        target = write(args.out_path or on_disk(inside), [(key, entry.fields()) for key, entry in selected])
     except (ValueError, ImportError) as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("anomaly_processor: interrupted\n")
         return 128 + signal.SIGINT
-    for number, (_, entry) in enumerate(found):
+    for number, (_, entry) in enumerate(selected):
         sys.stdout.write(f"{number}: {printable(entry.message)}\n")
-    for line in [*kept.left_out(), *problems.lines()]:
+    for line in [*findings.left_out(), *problems.lines()]:
         complain(line, "warning")
-    where = f"{len(found)} of {kept.number:,} finding{'s' * (kept.number != 1)} of {kept.of} in {target}"
+    where = f"{len(selected)} of {findings.number:,} finding{'s' * (findings.number != 1)} of {findings.of} in {target}"
     sys.stdout.write(printable(where) + "\n")
     return int(problems.skipped)
 

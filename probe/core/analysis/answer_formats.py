@@ -42,8 +42,8 @@ def write_json(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: Text
     which JSON lacks, are texts, and so are decimal numbers with digits after the point."""
     before = "["
     for row in rows:
-        found = {name: _jsonable(value) for name, value in zip(columns, row, strict=True)}
-        file.write(f"{before}\n{printable_json(json.dumps(found))}")
+        cells = {name: _jsonable(value) for name, value in zip(columns, row, strict=True)}
+        file.write(f"{before}\n{printable_json(json.dumps(cells))}")
         before = ","
     file.write("[]\n" if before == "[" else "\n]\n")
 

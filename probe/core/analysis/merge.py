@@ -137,8 +137,8 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
         for signal in sorted(rows.files):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")
-                own = [row for n, file in piece.files for row in _read(rows, n, file, piece)]
-                if merged := merge_rows(signal, own, report):
+                of_directory = [row for n, file in piece.files for row in _read(rows, n, file, piece)]
+                if merged := merge_rows(signal, of_directory, report):
                     report.files.append(out / str(TableName(signal, piece.first, piece.last)))
                     _write(report.files[-1], merged)
     notes = [problem for problem in rows.problems.kept if not problem.skipped]
@@ -235,12 +235,14 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
     apart: list[Merged] = []
     for whole in merged:
         place = whole.first.place
-        kept = alike.setdefault(place, whole)
-        differs = kept.complete and whole.complete and not _equal(kept.ops, whole.ops)
+        first_alike = alike.setdefault(place, whole)
+        differs = first_alike.complete and whole.complete and not _equal(first_alike.ops, whole.ops)
         if differs:
-            report.differing.append(f"{signal} {' '.join(whole.first.key)}: ranks {kept.ranks} and {whole.ranks}")
+            report.differing.append(
+                f"{signal} {' '.join(whole.first.key)}: ranks {first_alike.ranks} and {whole.ranks}"
+            )
             apart.append(whole)
-        if (whole.complete, 0 if differs else len(whole.ops)) > (kept.complete, len(kept.ops)):
+        if (whole.complete, 0 if differs else len(whole.ops)) > (first_alike.complete, len(first_alike.ops)):
             alike[place] = whole
     report.rows += len(alike) + len(apart)
     return [*alike.values(), *apart]
@@ -308,8 +310,8 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
     ends = [bound - 1 for bound in (end, directory.until) if bound is not None]
     columns, read = rows.read([file], begin, min(ends, default=None))
     if missing := [column for column in NECESSARY if column not in columns]:
-        what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
-        rows.problems.add(path, f"{what}: the file is left out", 1)
+        trouble = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
+        rows.problems.add(path, f"{trouble}: the file is left out", 1)
         return
     ours = (*OPS, HISTOGRAM, "merged", *(column for column in columns if column.startswith("global_")))
     others = [column for column in columns if is_number(column) and column not in ours]
@@ -346,14 +348,14 @@ def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int,
         ValueError: if the cells cannot be parsed.
     """
     try:
-        own = shape_of(shape)
+        sizes = shape_of(shape)
     except ValueError:
         raise ValueError(f"expected sizes such as [3, 2] in column {SHAPE}, got {shape!r}") from None
     covered = coverage_of(coverage)
     if covered is None:
-        return own, "", str(rank), math.prod(own)
+        return sizes, "", str(rank), math.prod(sizes)
     part = f"term {covered.part}" if covered.term else covered.part
-    return covered.shape, part, ranks_text(covered.ranks), math.prod(own)
+    return covered.shape, part, ranks_text(covered.ranks), math.prod(sizes)
 
 
 def _pp_stage(directory: RankDirectory) -> int:
@@ -374,8 +376,8 @@ def _write(path: Path, rows: Sequence[Merged]) -> None:
             key = [row.first.place[KEY.index(column)] for column in used]
             numbers = [_number(op, row.ops[op]) if op in row.ops else "" for op in ops]
             stage = [row.first.pp_stage] if stages else []
-            about = [list(row.first.shape), row.first.dtype, row.ranks, int(row.complete), row.histogram]
-            write([*key, *stage, *numbers, *about[: len(last)]])
+            cells = [list(row.first.shape), row.first.dtype, row.ranks, int(row.complete), row.histogram]
+            write([*key, *stage, *numbers, *cells[: len(last)]])
 
 
 def _number(op: str, value: float) -> str:

@@ -71,9 +71,9 @@ class Piece:
     def halves(self) -> tuple[Piece, ...]:
         """Return two pieces that hold the same rows together; none if it cannot be cut."""
         for cut in self.cuts:
-            found = (_parts_of_ranks if cut == "ranks" else _parts_of_steps)(self, 2)
-            if len(found) > 1:
-                return tuple(found)
+            parts = (_parts_of_ranks if cut == "ranks" else _parts_of_steps)(self, 2)
+            if len(parts) > 1:
+                return tuple(parts)
         return ()
 
     def of_ranks(self, ranks: Iterable[int]) -> Piece:
@@ -189,7 +189,7 @@ def opened(
         left_out: for some signals an SQL condition of the rows that are left out.
     """
     if connection is None:
-        with closing(connected()) as own, opened(piece, problems, own, schema, left_out) as rows:
+        with closing(connected()) as in_memory, opened(piece, problems, in_memory, schema, left_out) as rows:
             yield rows
         return
     opening, conditions = Problems(), {"": "false", **(left_out or {})}
@@ -206,7 +206,9 @@ def opened(
             outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)
             conditions |= {s: " OR ".join([outside, *filter(None, [conditions.get(s)])]) for s in rows.signals}
         if not packed:
-            rows.listing.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
+            rows.listing.files = {
+                signal: list(in_memory) for signal, in_memory in _restricted(rows.files, piece).items()
+            }
         yield rows
 
 
@@ -242,8 +244,8 @@ def connected() -> Connection:
 
 def _gone(piece: Piece, rows: Rows) -> set[Place]:
     """Return the files of a piece that its worker does not find."""
-    there = {rows.original(file) for files in rows.files.values() for _, file in files}
-    return {file.path for files in piece.files.values() for _, file in files} - there
+    originals = {rows.original(file) for files in rows.files.values() for _, file in files}
+    return {file.path for files in piece.files.values() for _, file in files} - originals
 
 
 def _whole(run: RecordedRun, rows: Rows | None, signals: Iterable[str] | None, manifests: bool) -> Piece:
@@ -266,16 +268,16 @@ def _originals(rows: Rows) -> Files:
 
 def _listed(directories: Sequence[RankDirectory]) -> Files:
     """Return the files of each directory by their names, none of them opened."""
-    found: dict[str, list[tuple[int, TableFile]]] = {}
+    by_signal: dict[str, list[tuple[int, TableFile]]] = {}
     if directories[0].packed is not None:
-        found = packed_files(packed_index(directories[0].path.parent), directories)
-        return {signal: tuple(files) for signal, files in found.items()}
+        by_signal = packed_files(packed_index(directories[0].path.parent), directories)
+        return {signal: tuple(files) for signal, files in by_signal.items()}
     for n, directory in enumerate(directories):
         named = [(name, path) for path in contents(directory.path) if (name := table_name(path.name))]
         files = [TableFile(path, t.signal, t.first, t.last, t.part, t.format, ()) for t, path in named]
         for file in each_once(sorted(files, key=lambda f: (f.signal, f.first, f.part, f.path.name))):
-            found.setdefault(file.signal, []).append((n, _sized(file)))
-    return {signal: tuple(files) for signal, files in found.items()}
+            by_signal.setdefault(file.signal, []).append((n, _sized(file)))
+    return {signal: tuple(files) for signal, files in by_signal.items()}
 
 
 def _sized(file: TableFile) -> TableFile:
@@ -289,14 +291,14 @@ def _sized(file: TableFile) -> TableFile:
 
 def _restricted(files: Mapping[str, Sequence[tuple[int, TableFile]]], piece: Piece) -> Files:
     """Return the files that may have rows of the signals and steps of a piece; no signal without a file."""
-    chosen = {signal: own for signal, own in files.items() if piece.signals is None or signal in piece.signals}
+    of_signals = {signal: pairs for signal, pairs in files.items() if piece.signals is None or signal in piece.signals}
     first, last = piece.steps or (0, HIGHEST)
-    kept = {
-        signal: tuple((n, file) for n, file, end in with_ends(own) if piece.steps is None or first < end)
-        for signal, own in chosen.items()
+    of_ranks = {
+        signal: tuple((n, file) for n, file, end in with_ends(pairs) if piece.steps is None or first < end)
+        for signal, pairs in of_signals.items()
     }
-    within = {signal: tuple(pair for pair in own if pair[1].first <= last) for signal, own in kept.items()}
-    return {signal: own for signal, own in within.items() if own}
+    within = {signal: tuple(pair for pair in pairs if pair[1].first <= last) for signal, pairs in of_ranks.items()}
+    return {signal: pairs for signal, pairs in within.items() if pairs}
 
 
 def _filled(piece: Piece) -> Piece:
@@ -310,14 +312,14 @@ def _spans(piece: Piece) -> list[FileSpan]:
     """Return what each file has of the piece."""
     low, high = piece.steps or (0, HIGHEST)
     ranks = sorted(piece.ranks)
-    found = []
+    spans = []
     for files in piece.files.values():
         for _, file, end in with_ends(files):
             stop = int(max(file.first + 1, min(end, file.last + 1)))
             first, after = max(file.first, low), min(stop, high + 1)
             share = max(0, after - first) / (stop - file.first) * _share_of_ranks(file, ranks)
-            found.append(FileSpan(first, max(first + 1, after), (file.bytes or 0) * share, (file.rows or 0) * share))
-    return found
+            spans.append(FileSpan(first, max(first + 1, after), (file.bytes or 0) * share, (file.rows or 0) * share))
+    return spans
 
 
 def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
@@ -378,8 +380,8 @@ def _split_by_ranks(piece: Piece, part_of: Mapping[int, int], number: int) -> li
             directories[part].append(directory)
     ranks = sorted(part_of)
     files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in range(number)]
-    for signal, own in piece.files.items():
-        for n, file in own:
+    for signal, pairs in piece.files.items():
+        for n, file in pairs:
             if file.ranks is not None:
                 for part in sorted({part_of[ranks[at]] for at in _within(ranks, file)}):
                     first = next((i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0]), None)
@@ -388,7 +390,10 @@ def _split_by_ranks(piece: Piece, part_of: Mapping[int, int], number: int) -> li
             elif (place := places[n]) is not None:
                 files[place[0]].setdefault(signal, []).append((place[1], file))
     parts = zip(directories, files, strict=True)
-    return [_filled(replace(piece, directories=tuple(own), files=_as_tuples(listed))) for own, listed in parts]
+    return [
+        _filled(replace(piece, directories=tuple(own_directories), files=_as_tuples(listed)))
+        for own_directories, listed in parts
+    ]
 
 
 def _bytes_of_ranks(piece: Piece, ranks: Sequence[int], at: Mapping[int, int]) -> list[float]:
@@ -403,17 +408,17 @@ def _bytes_of_ranks(piece: Piece, ranks: Sequence[int], at: Mapping[int, int]) -
 
 
 def _as_tuples(files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> Files:
-    return {signal: tuple(own) for signal, own in files.items()}
+    return {signal: tuple(pairs) for signal, pairs in files.items()}
 
 
 def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
     """Return at most ``number`` ranges of positions, none of them empty, whose sizes are about equal."""
-    goal, at, found = sum(sizes) / number, 0.0, [0]
+    goal, at, ends = sum(sizes) / number, 0.0, [0]
     for n, size in enumerate(sizes):
-        if n > found[-1] and at + size / 2 > goal * len(found) and len(found) < number:
-            found.append(n)
+        if n > ends[-1] and at + size / 2 > goal * len(ends) and len(ends) < number:
+            ends.append(n)
         at += size
-    return list(pairwise([*found, len(sizes)]))
+    return list(pairwise([*ends, len(sizes)]))
 
 
 def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
@@ -442,8 +447,8 @@ def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
 def _split_by_steps(piece: Piece, limits: Sequence[int]) -> list[Piece]:
     """Return the pieces from each of ``limits`` to the step before the next."""
     files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
-    for signal, own in piece.files.items():
-        for n, file, end in with_ends(own):
+    for signal, pairs in piece.files.items():
+        for n, file, end in with_ends(pairs):
             for part in range(max(bisect_right(limits, file.first) - 1, 0), min(bisect_left(limits, end), len(files))):
                 files[part].setdefault(signal, []).append((n, file))
     return [

@@ -126,21 +126,21 @@ class OpenRun:
         """
         with (
             tempfile.TemporaryDirectory(prefix="probe-", dir=self.scratch) as folder,
-            closing(connect(threads=1)) as own,
+            closing(connect(threads=1)) as connection,
         ):
             path = Path(folder) / "answer"
             pieces = self.pieces(map_query, most_bytes)
             mapped = self.answer(map_query)
             mapped.limited(0).write_parquet(path)
-            restrict(own, [folder])
-            own.execute(f"CREATE TABLE {MAPPED} AS FROM read_parquet({listed([path])})")
-            statement = parsed(own, reduce_query)
+            restrict(connection, [folder])
+            connection.execute(f"CREATE TABLE {MAPPED} AS FROM read_parquet({listed([path])})")
+            statement = parsed(connection, reduce_query)
             chosen(statement.tables, [MAPPED], "table")
             with spelled(statement, mapped.columns):
-                answer = SqlAnswer(own, statement.text)
-            for found in self._mapped(map_query, pieces):
-                path.write_bytes(found)
-                own.execute(f"INSERT INTO {MAPPED} FROM read_parquet({listed([path])})")
+                answer = SqlAnswer(connection, statement.text)
+            for part in self._mapped(map_query, pieces):
+                path.write_bytes(part)
+                connection.execute(f"INSERT INTO {MAPPED} FROM read_parquet({listed([path])})")
             yield answer
 
     def pieces(self, map_query: str, most_bytes: int = MOST_BYTES) -> list[Piece]:

@@ -70,8 +70,8 @@ class SqlAnswer:
         """Yield rows of Python values: NULL is None, NaN stays NaN."""
         with refused():
             self._connection.execute(self.query)
-            while found := self._connection.fetchmany(AT_ONCE):
-                yield from found
+            while batch := self._connection.fetchmany(AT_ONCE):
+                yield from batch
         self._record()
 
     def arrow(self) -> pyarrow.Table:
@@ -157,18 +157,18 @@ class QueryViews:
         if signal in self._views:
             return
         is_there = signal in self.rows.signals
-        there = {*FIXED, *self.rows.numbers(signal)} if is_there else ()
-        cells = ", ".join(_cell(column, there) for column in self.columns[signal])
+        columns = {*FIXED, *self.rows.numbers(signal)} if is_there else ()
+        cells = ", ".join(_cell(column, columns) for column in self.columns[signal])
         read = self.rows.view(signal) if is_there else "range(0)"
         view = f"{SCHEMA}.{quoted(signal)}"
         self.rows.connection.execute(f"CREATE VIEW {view} AS SELECT {cells} FROM {read}")  # noqa: S608 - quoted
         self._views.add(signal)
 
 
-def _cell(column: str, there: Collection[str]) -> str:
+def _cell(column: str, columns: Collection[str]) -> str:
     """Return the SQL of a column of a view, of the same type whatever files there are."""
-    value = quoted(column) if column in there else "NULL"
-    if column == DIRECTORY and there:
+    value = quoted(column) if column in columns else "NULL"
+    if column == DIRECTORY and columns:
         value = f"getvariable('directories')[{DIRECTORY} + 1]"
     return f"CAST({value} AS {FIXED.get(column, 'DOUBLE')}) AS {quoted(column)}"
 
@@ -190,8 +190,8 @@ def spelled(statement: SelectStatement, offered: Collection[str]) -> Iterator[No
     try:
         yield
     except ValueError as error:
-        known = {name.lower() for name in offered} | statement.made
-        wrong = [name for name in statement.columns if name.lower() not in known]
+        names = {name.lower() for name in offered} | statement.made
+        wrong = [name for name in statement.columns if name.lower() not in names]
         if not wrong:
             raise
         raise ValueError(unknown(wrong[0], list(offered), "column")) from error

@@ -87,7 +87,7 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
     nodes = list(_nodes(tree["statements"][0]))
     for node in nodes:
         _check(node)
-    defined = {each["key"].lower() for node in nodes if "cte_map" in node for each in node["cte_map"]["map"]}
+    defined = {entry["key"].lower() for node in nodes if "cte_map" in node for entry in node["cte_map"]["map"]}
     named = [node["table_name"] for node in nodes if _is_reference(node) and node["type"] == "BASE_TABLE"]
     columns = [node["column_names"][-1] for node in nodes if node.get("class") == "COLUMN_REF"]
     return SelectStatement(
@@ -116,19 +116,19 @@ def chosen(names: Iterable[str], offered: Collection[str], what: str) -> dict[st
     Raises:
         ValueError: if one is not offered; the message has the nearest one.
     """
-    found = {}
+    columns = {}
     lower = {name.lower(): name for name in offered}
     for name in names:
-        own = name if name in offered else lower.get(name.lower())
-        if own is None:
+        column = name if name in offered else lower.get(name.lower())
+        if column is None:
             raise ValueError(unknown(name, offered, what))
-        found[name] = own
-    return found
+        columns[name] = column
+    return columns
 
 
 def unknown(name: str, offered: Collection[str], what: str) -> str:
     """Return the message about a name that is not offered."""
-    lower = {each.lower(): each for each in offered}
+    lower = {other_name.lower(): other_name for other_name in offered}
     near = get_close_matches(name[:MOST_NAMED].lower(), list(lower), n=1)
     meant = f"; did you mean {lower[near[0]]}?" if near else ";"
     more = len(offered) - MOST_NAMED
@@ -142,12 +142,12 @@ def restrict(connection: Connection, folders: Iterable[str]) -> None:
     Raises:
         ImportError: if DuckDB is too old to be restricted.
     """
-    known = {row[0] for row in connection.execute("SELECT name FROM duckdb_settings()").fetchall()}
-    if "allowed_directories" not in known:
+    settings = {row[0] for row in connection.execute("SELECT name FROM duckdb_settings()").fetchall()}
+    if "allowed_directories" not in settings:
         raise ImportError(message("queries need DuckDB 1.2 or later, which can be kept from opening other files"))
     connection.execute("SET allowed_directories = ?", [sorted(set(folders))])
     for name in OFF:
-        if name in known:
+        if name in settings:
             connection.execute(f"SET {name} = false")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -216,7 +216,7 @@ def _made(node: dict[str, Any]) -> Iterator[str]:
         if isinstance(node.get(key), list):
             yield from (name for name in node[key] if isinstance(name, str))
     if node.get("class") == "LAMBDA":
-        yield from (each["column_names"][-1] for each in _nodes(node.get("lhs")) if "column_names" in each)
+        yield from (target["column_names"][-1] for target in _nodes(node.get("lhs")) if "column_names" in target)
         yield from (name for name in node.get("named_parameters") or [] if isinstance(name, str))
 
 

@@ -79,19 +79,19 @@ class TrackedRun:
             self.run, self._directories = run, run.by_rank()
         with Rows(self.run.directories, problems) as rows:
             for part in _parts(heapq.merge(self._numbers(rows, whole), self._tensors(rows, whole), key=_step)):
-                found = [each for each in part if isinstance(each, TrackedRow)]
-                for notice in (each for each in part if isinstance(each, Notice)):
+                tracked = [item for item in part if isinstance(item, TrackedRow)]
+                for notice in (item for item in part if isinstance(item, Notice)):
                     tracker.alert(notice)
-                tracker.log(merged(found))
-                number += len({row.step for row in found})
+                tracker.log(merged(tracked))
+                number += len({row.step for row in tracked})
         if whole:
             self.problems.extend(problems)
         return number
 
     def finish(self, tracker: Tracker, analysis: Analysis, report: Path | None) -> None:
         """Hand over the findings, the first cause by ``analysis``, and a ``report``."""
-        for each in analysis.of_run:
-            if (notice := self._findings.run_found(each.finding, each.rank)) is not None:
+        for on_rank in analysis.of_run:
+            if (notice := self._findings.run_found(on_rank.finding, on_rank.rank)) is not None:
                 tracker.alert(notice)
         texts: dict[str, Cell] = summary_of(self._series, self._findings)
         if analysis.diagnosis is not None:
@@ -119,11 +119,11 @@ class TrackedRun:
             if number >= end:
                 return
             self._tensors_until = number
-            own = list(group)
-            ops = tuple(dict.fromkeys(op for step in own for op in step.ops))
-            yield self._series.row(number, self._began, ops, _by_signal(own), None)
-            found = sorted((each for step in own for each in self._found(rows, step)), key=causal_order)
-            if (notice := self._findings.found(number, found)) is not None:
+            steps_of_number = list(group)
+            ops = tuple(dict.fromkeys(op for step in steps_of_number for op in step.ops))
+            yield self._series.row(number, self._began, ops, _by_signal(steps_of_number), None)
+            rows_found = sorted((row for step in steps_of_number for row in self._found(rows, step)), key=causal_order)
+            if (notice := self._findings.found(number, rows_found)) is not None:
                 yield notice
 
     def _found(self, rows: Rows, step: StoredStep) -> list[Finding]:
@@ -144,8 +144,8 @@ class TrackedRun:
         return min(directory.began for directory in self.run.directories)
 
 
-def _step(each: StoredStep | TrackedRow | Notice) -> int:
-    return each.step
+def _step(item: StoredStep | TrackedRow | Notice) -> int:
+    return item.step
 
 
 def _horizon(rows: Rows, run: RecordedRun, signals: Iterable[str], whole: bool) -> float:
@@ -158,29 +158,29 @@ def _horizon(rows: Rows, run: RecordedRun, signals: Iterable[str], whole: bool) 
             query = f"SELECT rank, max(step) FROM {rows.view(signal)} GROUP BY rank"  # noqa: S608
             for rank, step in rows.connection.execute(query).fetchall():
                 last[rank] = max(step, last.get(rank, -1))
-    wanted = run.ranks[:1] if list(signals) == [RUN] else run.ranks
-    return min((last.get(rank, -1) for rank in wanted), default=-1)
+    ranks = run.ranks[:1] if list(signals) == [RUN] else run.ranks
+    return min((last.get(rank, -1) for rank in ranks), default=-1)
 
 
-def _by_signal(own: Sequence[StoredStep]) -> dict[str, SignalStep]:
+def _by_signal(steps: Sequence[StoredStep]) -> dict[str, SignalStep]:
     """Return the rows of all ranks by signal."""
-    found: dict[str, list[tuple[Batch, int]]] = {}
-    for step in own:
+    by_signal: dict[str, list[tuple[Batch, int]]] = {}
+    for step in steps:
         for batch in tensors_of(step.batches):
-            found.setdefault(batch.signal, []).append((batch, step.rank))
+            by_signal.setdefault(batch.signal, []).append((batch, step.rank))
     return {
         signal: SignalStep([batch for batch, _ in pairs], [rank for _, rank in pairs])
-        for signal, pairs in found.items()
+        for signal, pairs in by_signal.items()
     }
 
 
-def _parts(each: Iterable[TrackedRow | Notice]) -> Iterator[list[TrackedRow | Notice]]:
+def _parts(items: Iterable[TrackedRow | Notice]) -> Iterator[list[TrackedRow | Notice]]:
     """Yield rows and notices, of about ``ROWS_AT_ONCE`` steps at a time."""
     part: list[TrackedRow | Notice] = []
-    for one in each:
-        if len(part) >= ROWS_AT_ONCE and one.step != part[-1].step:
+    for item in items:
+        if len(part) >= ROWS_AT_ONCE and item.step != part[-1].step:
             yield part
             part = []
-        part.append(one)
+        part.append(item)
     if part:
         yield part

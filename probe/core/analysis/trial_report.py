@@ -47,10 +47,10 @@ def trial_findings(
         for finding in findings:
             key = (finding.check, finding.grade, *finding.where)
             ranks.setdefault(key, (finding, []))[1].append(rank)
-    found = [_of_check(finding, tuple(who)) for finding, who in ranks.values()]
-    found += [_of_check(finding, finding.ranks) for finding in between]
-    found += [] if analysis is None else _of_analysis(analysis)
-    return sorted(found, key=lambda finding: GRADES.index(finding.grade))
+    results = [_of_check(finding, tuple(who)) for finding, who in ranks.values()]
+    results += [_of_check(finding, finding.ranks) for finding in between]
+    results += [] if analysis is None else _of_analysis(analysis)
+    return sorted(results, key=lambda finding: GRADES.index(finding.grade))
 
 
 def remedy_of(kind: str) -> str:
@@ -69,10 +69,10 @@ def _of_check(finding: CheckFinding, ranks: tuple[int, ...]) -> TrialFinding:
 
 def _of_analysis(analysis: Analysis) -> list[TrialFinding]:
     checks = [_of_check(finding, ranks) for ranks, finding in analysis.of_checks]
-    known = {finding.kind for finding in checks}
+    kinds = {finding.kind for finding in checks}
     rows = [entry for entry in graded(analysis) if "found" not in entry]
     return checks + [
         TrialFinding(entry["grade"], entry["kind"], entry["where"] or "", (entry["rank"],), entry["step"], "", {}, "")
         for entry in rows
-        if entry["kind"] not in known
+        if entry["kind"] not in kinds
     ]

@@ -110,7 +110,7 @@ class Tensors(Protocol):
         """Return the fraction of equal signs in two non-empty tensors, 0-d, without waiting for a device; a pair with a
         zero or NaN counts one half. Raise ValueError if the held parts of the two differ in shape."""
 
-    def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
+    def adam(self, first: Tensor, second: Tensor, settings: Adam) -> tuple[Tensor, Tensor]:
         """Return the update ``m / (sqrt(v) + eps)`` and the ratio ``m / sqrt(v)``, 0 where the first moment is 0, of
         non-empty moments, with ``m = first / (1 - beta1**steps)`` and ``v`` alike, as float32 or float64 and without
         waiting; an early eps is divided by ``sqrt(1 - beta2**steps)``."""
@@ -265,11 +265,13 @@ class Hooks(Protocol):
     def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
         """Listen to training steps: see ``docs/explanation/decisions/0002-training-steps.md``."""
 
-    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
-        """Listen once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
-        while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that no
-        sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later gradients
-        of the step do not contain it."""
+    def on_gradient(
+        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
+    ) -> Remove:
+        """Listen once a backward, before any reduction: to this backward's gradient (``single``) or the sum so far,
+        None while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that
+        no sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later
+        gradients of the step do not contain it."""
 
     def forward_kind(self, root: Module) -> ForwardKind | None:
         """Return the kind of the running forward of a module of ``root``; None for evaluation."""

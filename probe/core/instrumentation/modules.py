@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from probe.core.backend.protocols import Module
 from probe.core.instrumentation.context import Run
@@ -19,19 +18,14 @@ MOST_NAMED = 8
 _log = logging.getLogger("probe")
 
 
-class _Attached(NamedTuple):
-    module: Watched
-    hooks: ExitStack
-
-
 class Modules:
     """Watched modules of ``run``, with the hooks that sources place on each."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._names = TargetNames(run.settings.squash_name)
-        self._attached: dict[tuple[int, int, str], _Attached] = {}
-        """By the identities of model and module and the full name: a module that is wrapped has another name."""
+        self._attached: dict[tuple[int, int, str], tuple[Watched, ExitStack]] = {}
+        """Modules and their hooks, by the identities of model and module and the full name, which a wrapper changes."""
         self._begun = False
 
     def find(self) -> None:
@@ -51,14 +45,14 @@ class Modules:
                 if (id(model), id(module), str(full)) not in self._attached:
                     added.append(self._attach(model, self._names.watch(stage, full, module)))
         if self._begun:
-            names = {attached.module.name for attached in self._attached.values()}
+            names = {module.name for module, _ in self._attached.values()}
             _report_arrivals("modules", added)
             report_ends(self._run, "modules", (module.name for module, _ in removed if module.name not in names))
         self._begun = True
 
     def _attach(self, model: Module, module: Watched) -> str:
         hooks = ExitStack()
-        self._attached[id(model), id(module.thing), str(module.full)] = _Attached(module, hooks)
+        self._attached[id(model), id(module.thing), str(module.full)] = module, hooks
         for attach in self._run.each_watched_module:
             hooks.callback(attach(model, module))
         return module.name

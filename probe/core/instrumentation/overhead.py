@@ -34,7 +34,7 @@ class Spent(NamedTuple):
 
 
 class Cost:
-    """Sum of the costs of a sampled step on the threads of training.
+    """The monitor's time during training: of the sampled step in progress, and of all steps so far.
 
     Args:
         clock: of the device; None if nothing is measured on it.
@@ -42,10 +42,29 @@ class Cost:
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
         self.clock = clock
+        self._clock, self._latest = clock, 0.0
         self.hooks = 0.0
         """Seconds of the step so far; where there is no clock of a device, hooks add theirs by themselves."""
         self._spans: list[tuple[Mark, Mark]] = []
         self._taken = 0
+        self.beside: Callable[[], float] = float
+        """Function that returns the seconds of processor time spent so far on other threads than training."""
+        self.seconds = 0.0
+        """Duration of all steps so far."""
+        self.own = 0.0
+        """The monitor's part of it on the training thread."""
+        self.on_device = 0.0
+        """Seconds of all sampled steps on the device."""
+        self._rested = 0.0
+        """Seconds that it took to remove and place idle hooks since the last sampled step: its cost includes them."""
+        self._at = time.perf_counter()
+        """Time at which the last step ended."""
+        self._between = 0.0
+        """Seconds of the monitor between the last step and the one in progress."""
+        self._before = (0.0, 0.0)
+        """Seconds of other threads and of the device up to the last sampled step."""
+
+    # Pieces of work in a sampled step.
 
     def begin(self) -> Begun:
         """Begin a piece of the monitor's work."""
@@ -83,24 +102,41 @@ class Cost:
             _log.warning("what the monitor costs on the device is no longer measured: %s", error)
             return None
 
+    # Steps.
 
-class Overhead:
-    """The monitor's time as a part of training time.
+    def step_ended(self, pace: Pace | None, sampled: bool, delivered: bool, hooks: float, handing: float) -> None:
+        """Count the time of the step that ends now and the monitor's part of it: ``hooks``, the time since ``handing``,
+        and the work before the step began.
 
-    Args:
-        clock: of the device; None if nothing is measured on it.
-        beside: returns the seconds of processor time spent so far on other threads than training.
-    """
+        Args:
+            delivered: whether sampled steps are delivered to an output.
+        """
+        now = time.perf_counter()
+        seconds, own, self._at = now - self._at, self._between + hooks + now - handing, now
+        self.seconds, self.own = self.seconds + seconds, self.own + own
+        if pace is not None:
+            pace.step(seconds, own, sampled)
+            if sampled and delivered:
+                beside, on_device = self._before
+                self._before = self.beside(), self.on_device
+                pace.sampled(own + self._rested + self._before[1] - on_device, self._before[0] - beside)
+                self._rested = 0.0
 
-    def __init__(self, clock: DeviceClock | None = None, beside: Callable[[], float] = float) -> None:
-        self._clock, self._latest = clock, 0.0
-        self.beside = beside
-        self.seconds = 0.0
-        """Duration of all steps so far."""
-        self.own = 0.0
-        """The monitor's part of it on the training thread."""
-        self.on_device = 0.0
-        """Seconds of all sampled steps on the device."""
+    def step_begun(self) -> None:
+        """Note that the monitor's work between two steps is done."""
+        self._between = time.perf_counter() - self._at
+
+    def note_rest(self, seconds: float) -> None:
+        """Note the seconds in which hooks were taken out before a step."""
+        self._rested += seconds
+
+    def add_device(self, spent: Spent) -> float:
+        """Return the seconds of a sampled step on the device; if it was not measured, those of the last measured one.
+        Called on the delivery thread."""
+        if spent.spans and self._clock is not None:
+            self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
+        self.on_device += self._latest
+        return self._latest
 
     @property
     def total(self) -> float:
@@ -112,42 +148,3 @@ class Overhead:
         would have taken without it; 0 before the end of the first step."""
         plain = self.seconds - self.own
         return (self.own + beside + self.on_device) / plain if plain > 0 else 0.0
-
-    def add_device(self, spent: Spent) -> float:
-        """Return the seconds of a sampled step on the device; if it was not measured, those of the last measured one.
-        Called on the delivery thread."""
-        if spent.spans and self._clock is not None:
-            self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
-        self.on_device += self._latest
-        return self._latest
-
-
-class StepTimer:
-    """Measurement of steps, and of the monitor's part of each."""
-
-    def __init__(self) -> None:
-        self.at = time.perf_counter()
-        """Time at which the last step ended."""
-        self.own = 0.0
-        """Seconds of the monitor between the last step and the one in progress."""
-        self.rested = 0.0
-        """Seconds that it took to remove and place idle hooks since the last sampled step: its cost includes them."""
-        self._delivered = 0.0
-        """Seconds of the delivery thread up to the last sampled step."""
-        self._on_device = 0.0
-        """Seconds of the device up to the last sampled step."""
-
-    def ended(self, overhead: Overhead | None, pace: Pace | None, sampled: bool, hooks: float, handing: float) -> None:
-        """Count the time of the step that ends now and the monitor's part of it: ``hooks``, the time since ``handing``,
-        and the work before the step began."""
-        now = time.perf_counter()
-        took, own, self.at = now - self.at, self.own + hooks + now - handing, now
-        if overhead is not None:
-            overhead.seconds, overhead.own = overhead.seconds + took, overhead.own + own
-        if pace is not None:
-            pace.step(took, own, sampled)
-            if sampled and overhead is not None:
-                delivered, self._delivered = self._delivered, overhead.beside()
-                on_device, self._on_device = self._on_device, overhead.on_device
-                pace.sampled(own + self.rested + self._on_device - on_device, self._delivered - delivered)
-                self.rested = 0.0

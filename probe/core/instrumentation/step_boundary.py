@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from probe.core.backend.protocols import Optimizer, Tensor, Tensors
 from probe.core.instrumentation.context import PendingRows, Run
-from probe.core.instrumentation.overhead import Overhead, Spent
+from probe.core.instrumentation.overhead import Spent
 from probe.core.records import Outcome, TextFile, Update
 
 SEARCH = 3
@@ -49,6 +49,8 @@ class Updates:
         """Number of steps in a row whose update was skipped."""
         self._begun = False
         """True once an update was applied."""
+        self._on_device = 0, False
+        """The same two, of the updates whose outcome only a device had."""
         self.rate: float | Callable[[], float] | None = None
         """The learning rate with which the first update of the step in progress is made, or a function that waits for
         it; None if it is unknown."""
@@ -131,6 +133,16 @@ class Updates:
         wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
         return lambda: float(wait()[0, 0])
 
+    def read(self, reading: UpdateReading) -> Update:
+        """Return the update of a sampled step with its learning rate and its outcome; wait for the device. Called in
+        the order of the steps, on the delivery thread."""
+        update = reading.update if reading.rate is None else reading.update._replace(rate=reading.rate())
+        if reading.found is None:
+            return update
+        skipped, (skips, begun) = reading.found() != 0, self._on_device
+        self._on_device = (skips + 1 if skipped else 0), begun or not skipped
+        return update._replace(outcome="skipped" if skipped else "applied", skips=self._on_device[0], begun=begun)
+
     # Optimizers that search by evaluating a closure several times, such as LBFGS. Their distance is their own decision:
     # a line search without success, or a tolerance, ends an update before anything has moved.
 
@@ -145,23 +157,6 @@ class Updates:
             self._searching.add(id(optimizer))
         self._evaluations = 1
         return id(optimizer) in self._searching
-
-
-class UpdateReader:
-    """Reader of the updates of sampled steps, in their order, on the delivery thread."""
-
-    def __init__(self) -> None:
-        self._skips, self._begun = 0, False
-        """The same as in :class:`Update`, of the updates whose outcome only a device had."""
-
-    def read(self, reading: UpdateReading) -> Update:
-        """Return an update with its learning rate and its outcome; wait for the device."""
-        update = reading.update if reading.rate is None else reading.update._replace(rate=reading.rate())
-        if reading.found is None:
-            return update
-        skipped, begun = reading.found() != 0, self._begun
-        self._skips, self._begun = self._skips + 1 if skipped else 0, begun or not skipped
-        return update._replace(outcome="skipped" if skipped else "applied", skips=self._skips, begun=begun)
 
 
 class ForwardMarks:
@@ -211,14 +206,12 @@ class FinishedStep(NamedTuple):
     spent: Spent
     outcome: Outcome
     update: UpdateReading
+    read: Callable[[UpdateReading], Update]
+    """Function that waits for the numbers of the update."""
 
 
 class StepConsumer(Protocol):
     """Receiver of the steps of a session."""
-
-    @property
-    def overhead(self) -> Overhead:
-        """The monitor's time so far, to which the session adds each step."""
 
     @property
     def waits_for_ranks(self) -> bool:

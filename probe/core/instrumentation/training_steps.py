@@ -14,7 +14,6 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.other_updates import OtherUpdates
-from probe.core.instrumentation.overhead import StepTimer
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
@@ -83,7 +82,6 @@ class TrainingSteps:
         """True if hooks show when a forward begins, in sampled steps."""
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
-        self._timer = StepTimer()
         self._update = UpdateReading()
         """The update of the step that ended last."""
         self._process = os.getpid()
@@ -341,8 +339,7 @@ class TrainingSteps:
         try:
             if sampled or self._schedule.pace is not None:
                 self._schedule.ended(step, sampled)
-            overhead = None if self.output is None else self.output.overhead
-            self._timer.ended(overhead, self._schedule.pace, sampled, hooks, handing)
+            run.cost.step_ended(self._schedule.pace, sampled, self.output is not None, hooks, handing)
             self._updates.updated.clear()
             if run.clock.micro_step > self.other_updates.micro_steps:
                 self.other_updates.step_ended(run.clock.micro_step)
@@ -356,7 +353,7 @@ class TrainingSteps:
                 self.forwards.step_ended(self.run.clock.sampled and self.listens)
             except Exception as error:  # noqa: BLE001 - training goes on after any error
                 count(run.faults, "forwards", error)
-            self._timer.own = time.perf_counter() - self._timer.at
+            self.run.cost.step_begun()
         if self._schedule.finished:
             self._owner.finished()
 
@@ -384,7 +381,7 @@ class TrainingSteps:
         """Begin ``step``, with the hooks that it needs: they rest if neither it nor the next one is sampled."""
         sampled, idle = self._samples(step), self.run.idle
         if sampled == idle.resting and (sampled or not (self.over or self._samples(step + 1))):
-            self._timer.rested += attempt(self.faults, "hooks", idle.move, self._hooks) or 0.0
+            self.run.cost.note_rest(attempt(self.faults, "hooks", idle.move, self._hooks) or 0.0)
         if sampled and idle.resting:
             sampled = False
             self.run.faults.lost(UNPLACED, 1)
@@ -415,7 +412,8 @@ class TrainingSteps:
         spent = run.cost.take(begun)
         if self.output is not None:
             rows, ended = (pending, *others), outcome or update.update.outcome
-            self.output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update))
+            read = self._updates.read
+            self.output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update, read))
 
     def _drop(self, drained: bool = False) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""

@@ -91,36 +91,41 @@ class Attachment:
         """Cause of the end."""
         self._error: BaseException | None = None
         """Exception that has interrupted training."""
-        settings, groups = configuration.settings, subject.framework.groups
-        self.account = RunAccount(settings, groups.rank(), self.number, self.first)
         with ExitStack() as undo:
-            listeners.add(self.account.rows)
-            undo.callback(listeners.remove, self.account.rows)
-            root = output_root(os.environ, settings.output_dir).absolute()
-            self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
-            undo.callback(self._program_number.release)
-            self.reporting = Reporting(
-                settings,
-                groups,
-                self.account,
-                while_alive(self._state),
-                self.faults,
-                self._program_number.number,
-            )
-            undo.callback(self.reporting.close, 0.0)
-            self.run = subject.run(Plan(settings, Schedule()), self.first)
-            self.planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
-            undo.callback(self.planner.close)
-            self.planner.warn(warnings_for(settings, groups.world_size(), os.environ))
-            session = self._new_session(self.planner.plan, undo)
-            self.numbers = self._new_numbers(settings, session.steps.forwards)
-            undo.callback(self.numbers.close, 0.0)
-            self.judge, self.planner.armed = attached(
-                session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
-            )
-            subject.check(self.planner.plan, self.run, self.planner.lead)
+            self._report(configuration.settings, undo)
+            session = self._collect(configuration, undo)
             undo.pop_all()
         self._begin(session)
+
+    def _report(self, settings: Settings, undo: ExitStack) -> None:
+        """Make the account of the run and what sends and shows it; ``undo`` removes them."""
+        groups = self._subject.framework.groups
+        self.account = RunAccount(settings, groups.rank(), self.number, self.first)
+        self._listeners.add(self.account.rows)
+        undo.callback(self._remove_account)
+        root = output_root(os.environ, settings.output_dir).absolute()
+        self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
+        undo.callback(self._program_number.release)
+        state, number = while_alive(self._state), self._program_number.number
+        self.reporting = Reporting(settings, groups, self.account, state, self.faults, number)
+        undo.callback(self.reporting.close, 0.0)
+
+    def _collect(self, configuration: Configuration, undo: ExitStack) -> Session:
+        """Return the attached session; make the planner, the output, the numbers of the run and the sentinel. ``undo``
+        removes them."""
+        settings, subject = configuration.settings, self._subject
+        self.run = subject.run(Plan(settings, Schedule()), self.first)
+        self.planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
+        undo.callback(self.planner.close)
+        self.planner.warn(warnings_for(settings, subject.framework.groups.world_size(), os.environ))
+        session = self._new_session(self.planner.plan, undo)
+        self.numbers = self._new_numbers(settings, session.steps.forwards)
+        undo.callback(self.numbers.close, 0.0)
+        self.judge, self.planner.armed = attached(
+            session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
+        )
+        subject.check(self.planner.plan, self.run, self.planner.lead)
+        return session
 
     def _begin(self, session: Session) -> None:
         """Begin the run: everything is made."""

@@ -108,8 +108,7 @@ class Collector:
 
     def _account(self) -> float:
         """Return the seconds that the monitor has taken so far, on all threads and on the device."""
-        output = self.attachment.output
-        return 0.0 if output is None else output.overhead.total
+        return self.attachment.run.cost.total
 
     def _apply_deeper(self, plan: Plan, step: int) -> None:
         """Apply the plan of an incident; where that is impossible, go on as configured."""

@@ -50,6 +50,8 @@ class Subject:
     """Number of the first step."""
     main_grad: bool
     faults: Faults
+    cost: Cost
+    """The monitor's time, of all runs that are watched of this subject."""
 
     @classmethod
     def of(cls, framework: FrameworkAdapter, arguments: Arguments, main_grad: bool) -> Subject:
@@ -59,7 +61,8 @@ class Subject:
             hooks: Any = NamedModels(framework.hooks, model)
             framework = framework._replace(hooks=hooks)
         dp_group, tp_group, first = arguments["dp_group"], arguments["tp_group"], arguments["start_iteration"]
-        return cls(framework, model, optimizer, dp_group, tp_group, first, main_grad, Faults())
+        cost = Cost(framework.clock)
+        return cls(framework, model, optimizer, dp_group, tp_group, first, main_grad, Faults(), cost)
 
     @property
     def is_named(self) -> bool:
@@ -115,7 +118,7 @@ class Subject:
             faults=self.faults,
             main_grad=self.main_grad,
             clock=Clock(step),
-            cost=Cost(self.framework.clock),
+            cost=self.cost,
             repeats=self._repeats("dp_group", self.dp_group),
             tensor_repeats=self._repeats("tp_group", self.tp_group),
             directory=directory,

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
-from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace
-from probe.core.instrumentation.step_boundary import FinishedStep, UpdateReader
+from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.folder import OutputFolder
 from probe.core.output.metrics.hub import MetricsHub
 from probe.core.output.pipeline import Judged, SnapshotListener, Writer
@@ -91,9 +90,8 @@ class Output:
             undo.callback(self._writer.close)
             self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
             undo.pop_all()
-        self._updates = UpdateReader()
-        self.overhead = Overhead(run.framework.clock, self._beside)
-        """The monitor's time so far, to which the session adds each step."""
+        self._cost = run.cost
+        self._cost.beside = self._beside
         self._finishing = threading.RLock()
         """Held by the thread that closes the files; reentrant for a signal handler."""
         self._finished = False
@@ -174,10 +172,10 @@ class Output:
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device."""
         spent, reading = step.spent, step.update
-        waits = reading.rate is not None or reading.found is not None or reading.update.outcome == "unknown"
-        update = self._updates.read(reading) if waits else reading.update
+        waits = reading.rate is not None or reading.found is not None
+        update = step.read(reading) if waits else reading.update
         batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
-        device = self.overhead.add_device(spent) if self._run.framework.clock is not None else 0.0
+        device = self._cost.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
             step.number,
@@ -185,7 +183,7 @@ class Output:
             step.time,
             batches,
             step.ops,
-            scalars={"probe/overhead": self.overhead.part(self._beside())},
+            scalars={"probe/overhead": self._cost.part(self._beside())},
             cost=cost,
             outcome=step.outcome,
             update=update,
@@ -223,7 +221,7 @@ class Output:
         """Seconds that the monitor has spent, the number of collected steps, and the overhead as a part of training
         time."""
         beside = self._beside()
-        overhead = self.overhead.part(beside)
+        overhead = self._cost.part(beside)
         spent = {"delivery": beside, "steps": float(self._writer.steps), "overhead": overhead}
         return self._writer.cost | spent
 
@@ -376,7 +374,7 @@ class StructureOutput:
     waits_for_ranks = False
 
     def __init__(self, faults: Faults) -> None:
-        self._faults, self.overhead = faults, Overhead()
+        self._faults = faults
 
     def submit(self, step: FinishedStep) -> None:
         """Do nothing: the step has no rows."""

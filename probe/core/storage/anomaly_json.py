@@ -98,8 +98,8 @@ class Entry:
     @property
     def name(self) -> str:
         """The tensor: the tag without stage, rank and task, such as ``fc.weight`` or ``fc.input:0``."""
-        found = _TAG.fullmatch(self.tag_name)
-        return found[2] if found else self.tag_name
+        match = _TAG.fullmatch(self.tag_name)
+        return match[2] if match else self.tag_name
 
     @property
     def row(self) -> str:
@@ -135,8 +135,8 @@ class Entry:
         if "rule" in self.typed:
             op, value, expected = (self.typed.get(name) for name in ("op", "value", "expected"))
             return Judgement(self.typed["rule"], str(op or ""), _number(value), _number(expected))
-        found = _MESSAGE.fullmatch(self.message)
-        return Judgement(found[1], found[2], _number(found[3]), _number(found[4])) if found else Judgement()
+        match = _MESSAGE.fullmatch(self.message)
+        return Judgement(match[1], match[2], _number(match[3]), _number(match[4])) if match else Judgement()
 
     @property
     def run(self) -> str:
@@ -177,11 +177,11 @@ def rank_folders(root: Place) -> list[Place]:
     """
     root = root.expanduser()
     if not root.is_dir():
-        what = "this is a file" if root.exists() else "there is none of this name: give MONITOR_OUTPUT_DIR"
-        raise ValueError(f"{root}: expected a directory; {what}")
+        trouble = "this is a file" if root.exists() else "there is none of this name: give MONITOR_OUTPUT_DIR"
+        raise ValueError(f"{root}: expected a directory; {trouble}")
     inside = root / FOLDER if (root / FOLDER).is_dir() else root
-    found = ((rank, path) for path in inside.iterdir() if (rank := parsed_rank(path.name)) is not None)
-    return [path for _, path in sorted((p for p in found if (p[1] / FILE).is_file()), key=lambda p: p[0])]
+    folders = ((rank, path) for path in inside.iterdir() if (rank := parsed_rank(path.name)) is not None)
+    return [path for _, path in sorted((p for p in folders if (p[1] / FILE).is_file()), key=lambda p: p[0])]
 
 
 def file_of(root: Path, rank: int) -> Path:

@@ -36,7 +36,7 @@ def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirec
     """Return a function that finds the directory of an entry among ``directories``: the one of that name or, if it has
     been renamed since, the one of the entry's rank whose run began at the entry's time."""
     named = {directory.path.name: directory for directory in directories}
-    begun = {(each.rank, each.manifest.start_time): each for each in named.values()}
+    begun = {(first.rank, first.manifest.start_time): first for first in named.values()}
     roots = {directory.path.parent for directory in named.values()}
 
     @cache
@@ -55,31 +55,31 @@ def known(root: Place, entries: Iterable[Entry]) -> list[RecordedRun]:
         root: ``anomaly_detected``, or the output directory that holds it.
     """
     inside = root.parent if root.absolute().name == FOLDER else root
-    found: dict[str, RankDirectory] = {}
+    named: dict[str, RankDirectory] = {}
     with suppress(ValueError):  # none is there
-        found = {directory.path.name: directory for directory in find(inside, Problems())}
-    directory_of = _finder(found.values())
+        named = {directory.path.name: directory for directory in find(inside, Problems())}
+    directory_of = _finder(named.values())
     for entry in entries:
-        if entry.run and entry.run not in found and directory_of(entry) is None:
+        if entry.run and entry.run not in named and directory_of(entry) is None:
             first, began = int(entry.typed.get("first_step", 0)), 0.0
             with suppress(ValueError):
                 began = parsed_time(str(entry.typed.get("start")))
-            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", began, Manifest(), first)
-    return runs(found.values())
+            named[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", began, Manifest(), first)
+    return runs(named.values())
 
 
-def chosen(there: list[RecordedRun], name: str) -> RecordedRun:
+def chosen(runs: list[RecordedRun], name: str) -> RecordedRun:
     """Return the run of which a directory's name begins with ``name``; the latest one if that is empty.
 
     Raises:
         ValueError: if there is none, or more than one.
     """
-    fitting = [run for run in there if any(each.path.name.startswith(name) for each in run.directories)]
+    fitting = [run for run in runs if any(directory.path.name.startswith(name) for directory in run.directories)]
     if len(fitting) == 1 or (fitting and not name):
         return fitting[-1]
-    what = f"there are {len(fitting)} such runs" if fitting else "there is no such run"
-    names = ", ".join(printable(run.name) for run in (fitting or there)[-10:]) or "none that is named"
-    raise ValueError(f"--run: expected how a directory of one run begins, or {ALL}; {what} as {name!r}, of {names}")
+    trouble = f"there are {len(fitting)} such runs" if fitting else "there is no such run"
+    names = ", ".join(printable(run.name) for run in (fitting or runs)[-10:]) or "none that is named"
+    raise ValueError(f"--run: expected how a directory of one run begins, or {ALL}; {trouble} as {name!r}, of {names}")
 
 
 class Kept:
@@ -101,8 +101,8 @@ class Kept:
         """Findings that were taken."""
         self._others = self._unknown = 0
         of_runs = {entry.run: entry for _, entry in read(root, Problems())}
-        there = known(root, of_runs.values())
-        self._run = None if name == ALL or (not name and not any(of_runs)) else chosen(there, name)
+        runs = known(root, of_runs.values())
+        self._run = None if name == ALL or (not name and not any(of_runs)) else chosen(runs, name)
         every = "all runs" if name == ALL else "the run, or the runs, that they do not name"
         self.of = f"run {self._run.name}" if self._run else every
         """The run of the findings, in words."""
@@ -110,14 +110,14 @@ class Kept:
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
         is_own = belongs(self._run) if self._run else None
         for key, entry in read(self._root, self._problems):
-            own = is_own(entry) if is_own else True
-            self.number += own is True
-            self._others += own is False
-            self._unknown += own is None
-            if own:
+            is_of_run = is_own(entry) if is_own else True
+            self.number += is_of_run is True
+            self._others += is_of_run is False
+            self._unknown += is_of_run is None
+            if is_of_run:
                 yield key, entry
 
     def left_out(self) -> list[str]:
         """Return sentences about the findings that were left out."""
         numbers = [(self._others, "of other runs"), (self._unknown, "of unnamed runs")]
-        return [f"{n:,} finding{'s' * (n > 1)} left out, {what}: --run all has them" for n, what in numbers if n]
+        return [f"{n:,} finding{'s' * (n > 1)} left out, {reason}: --run all has them" for n, reason in numbers if n]

@@ -77,21 +77,28 @@ def steps(
     any value is left out. A key that comes twice in a step is yielded once, as it was written last; a step that comes
     again after others is yielded again, and recorded in the problems.
     """
-    chosen = None if signals is None else frozenset(signals)
-    wanted = [signal for signal in rows.files if (signal != RUN if chosen is None else signal in chosen)]
-    readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
-    known: dict[tuple[str, tuple[str, ...]], _About] = {}
+    names = None if signals is None else frozenset(signals)
+    present = [signal for signal in rows.files if (signal != RUN if names is None else signal in names)]
+    readers = [_tables(rows, signal, rank, first, last) for signal in present]
+    descriptions: dict[tuple[str, tuple[str, ...]], _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
         parts: dict[str, list[_Part]] = {}
         for table in tables:
             of_signal = parts.setdefault(table.signal, [])
             before = sum(part.rows for part in of_signal)
-            of_signal += [_part(alike, known, before, rows.problems) for alike in _alike(table)]
-        held = [own for of_signal in parts.values() if (own := [part for part in of_signal if not part.is_void])]
-        batches = [own[0].batch if len(own) == 1 else _joined(own, rows.problems) for own in held]
+            of_signal += [_part(alike, descriptions, before, rows.problems) for alike in _alike(table)]
+        full = [
+            signal_parts
+            for of_signal in parts.values()
+            if (signal_parts := [part for part in of_signal if not part.is_void])
+        ]
+        batches = [
+            signal_parts[0].batch if len(signal_parts) == 1 else _joined(signal_parts, rows.problems)
+            for signal_parts in full
+        ]
         batches.sort(key=lambda batch: (signal_of(batch.signal).phase, batch.signal))
-        ops = dict.fromkeys(op for own in held for part in own for op in part.ops)
+        ops = dict.fromkeys(op for signal_parts in full for part in signal_parts for op in part.ops)
         sizes = {signal: sum(len(part.batch) for part in of_signal) for signal, of_signal in parts.items()}
         yield StoredStep(step, rank, batches, tuple(ops), sizes)
 
@@ -123,9 +130,9 @@ def _alike(table: _Table) -> Iterator[_Table]:
         alike.setdefault(tuple(value is None for value in values), []).append(place)
     for missing, places in alike.items():
         gone = {column for column, is_missing in zip(lacking, missing, strict=True) if is_missing}
-        kept = [n for n, column in enumerate(table.columns) if column not in gone]
-        columns = tuple(table.columns[n] for n in kept)
-        part = [tuple(table.rows[place][n] for n in kept) for place in places]
+        numbers = [n for n, column in enumerate(table.columns) if column not in gone]
+        columns = tuple(table.columns[n] for n in numbers)
+        part = [tuple(table.rows[place][n] for n in numbers) for place in places]
         is_void = not any(map(is_number, columns))
         yield table._replace(columns=columns, rows=part, places=places, is_void=is_void)
 
@@ -163,8 +170,8 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
         at = columns.index("step")
         for step, same in groupby(read, key=lambda row: row[at]):
             if step < before:
-                what = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
-                rows.problems.add(path, what, skipped=False)
+                trouble = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
+                rows.problems.add(path, trouble, skipped=False)
             before = step
             yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
 
@@ -197,32 +204,34 @@ class _Part(NamedTuple):
     """Number of rows in the file, with those of which a later one is taken."""
 
 
-def _part(table: _Table, known: dict[tuple[str, tuple[str, ...]], _About], before: int, problems: Problems) -> _Part:
+def _part(
+    table: _Table, descriptions: dict[tuple[str, tuple[str, ...]], _About], before: int, problems: Problems
+) -> _Part:
     """Return the rows of a table without empty cells as a batch.
 
     Args:
         before: number of rows of the signal and step before those of the table's file.
     """
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    about = known.get((table.signal, table.columns))
+    description = descriptions.get((table.signal, table.columns))
     described = tuple(cells.get(column) for column in DESCRIBING)
-    if about is None or about.cells != described:
-        about = known[table.signal, table.columns] = _about(table, described, problems)
-    _record_twice(table.signal, table.step, len(table.rows) - len(about.kept), table.directory, problems)
-    values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
+    if description is None or description.cells != described:
+        description = descriptions[table.signal, table.columns] = _about(table, described, problems)
+    _record_twice(table.signal, table.step, len(table.rows) - len(description.kept), table.directory, problems)
+    values = {op: np.array(cells[op], dtype=np.float64)[description.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
-    kept = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
-    columns = moments_of(derived, about.counts) | kept
+    more = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
+    columns = moments_of(derived, description.counts) | more
     batch = Batch(
         signal=table.signal,
         step=table.step,
-        keys=about.keys,
-        shapes=about.shapes,
-        dtypes=about.dtypes,
-        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[about.kept] + before,
+        keys=description.keys,
+        shapes=description.shapes,
+        dtypes=description.dtypes,
+        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[description.kept] + before,
         columns=columns,
         micro_stepped=table.micro_stepped,
-        coverage=about.coverage,
+        coverage=description.coverage,
     )
     return _Part(batch, tuple(derived), table.directory, table.is_void, len(table.rows))
 
@@ -261,7 +270,7 @@ def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:
 
 def _taken(cells: Iterable[Sequence[T]], at: Iterable[int]) -> tuple[T, ...]:
     """Return some of all cells, by their places."""
-    whole = [cell for own in cells for cell in own]
+    whole = [cell for column in cells for cell in column]
     return tuple(whole[row] for row in at)
 
 
@@ -272,7 +281,7 @@ def _columns(batches: Sequence[Batch]) -> tuple[dict[str, Array], dict[str, Mask
     for name in dict.fromkeys(name for batch in batches for name in batch.columns):
         nothing = (np.full(size, np.nan) for size in sizes)
         columns[name] = np.concatenate(
-            [batch.columns.get(name, own) for batch, own in zip(batches, nothing, strict=True)]
+            [batch.columns.get(name, empty) for batch, empty in zip(batches, nothing, strict=True)]
         )
         lacking = [name not in batch.columns for batch in batches]
         if any(lacking):
@@ -291,24 +300,24 @@ def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: P
             names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
         )
     ]
-    kept = sorted({key: row for row, key in enumerate(keys)}.values())
+    last_rows = sorted({key: row for row, key in enumerate(keys)}.values())
 
     def parsed(read: Callable[[str | None], Any], row: int, text: str | None) -> Any:
         try:
             return read(text)
         except ValueError:
-            what = f"{table.signal}: step {table.step}, {names[row]}: {text!r} cannot be read: taken for nothing"
-            problems.add(table.directory, what)
+            trouble = f"{table.signal}: step {table.step}, {names[row]}: {text!r} cannot be read: taken for nothing"
+            problems.add(table.directory, trouble)
             return read(None)
 
-    sizes = tuple(parsed(shape_of, row, shapes[row]) if shapes else () for row in kept)
-    coverage = tuple(parsed(coverage_of, row, covers[row]) for row in kept) if covers else ()
+    sizes = tuple(parsed(shape_of, row, shapes[row]) if shapes else () for row in last_rows)
+    coverage = tuple(parsed(coverage_of, row, covers[row]) for row in last_rows) if covers else ()
     return _About(
         cells=cells,
-        keys=tuple(keys[row] for row in kept),
-        kept=kept,
+        keys=tuple(keys[row] for row in last_rows),
+        kept=last_rows,
         shapes=sizes,
         counts=numels(sizes),
-        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in kept),
+        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in last_rows),
         coverage=coverage if any(coverage) else (),
     )

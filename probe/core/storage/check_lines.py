@@ -133,8 +133,8 @@ def _packed_text(rows: Readable, directory: RankDirectory) -> bytes:
         f"SELECT content FROM read_parquet({literal(pattern_of(table))}) WHERE rank = ? AND directory = ? AND name = ?"  # noqa: S608
     )
     try:
-        found = connection.cursor().execute(query, place).fetchone()
+        row = connection.cursor().execute(query, place).fetchone()
     except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
         rows.problems.add(table, f"{' '.join(str(error).split())}; the findings of the checks are unknown")
         return b""
-    return bytes(found[0]) if found else b""
+    return bytes(row[0]) if row else b""

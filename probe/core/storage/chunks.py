@@ -73,10 +73,10 @@ def parse(piece: Chunk) -> ParsedChunk:
     if file.format in (PARQUET, PACKED):
         return ParsedChunk(_read_parquet(piece))
     with csv_reader.collector_paused():
-        found = csv_reader.read(file, piece.begin, piece.end, piece.before)
-        made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
-    more = found.bad - len(found.named)
-    return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))
+        table = csv_reader.read(file, piece.begin, piece.end, piece.before)
+        made = assembled(file.signal, piece.rank, table.about, table.values) if table.number else None
+    more = table.bad - len(table.named)
+    return ParsedChunk(made, table.bad, (*table.named, *[(None, cannot_be_read(more))] * (more > 0)))
 
 
 def _number_of_rows(path: Place) -> int:
@@ -112,14 +112,14 @@ def files_in(directory: RankDirectory, problems: Problems) -> list[TableFile]:
     query = "SELECT signal, file, size, modified_ns, rows FROM read_parquet(?) WHERE rank = ? AND directory = ?"
     position = index.directories["position"][directory.packed]
     with _duckdb(root / FILES_TABLE) as connection:
-        found = connection.execute(query, [pattern_of(root / FILES_TABLE), directory.rank, position]).fetchall()
-    known = {(signal, name): (size, modified_ns, rows) for signal, name, size, modified_ns, rows in found}
+        records = connection.execute(query, [pattern_of(root / FILES_TABLE), directory.rank, position]).fetchall()
+    described = {(signal, name): (size, modified_ns, rows) for signal, name, size, modified_ns, rows in records}
     files = []
     for signal in index.signals:
         for file in index.files_of(signal, directory.packed):
             if index.signals[signal].names[file.packed.name if file.packed else 0].format not in FORMATS:
                 continue  # a database: nothing is converted from it
-            size, modified_ns, rows = known[signal, file.packed.name if file.packed else 0]
+            size, modified_ns, rows = described[signal, file.packed.name if file.packed else 0]
             files.append(file._replace(bytes=size, modified_ns=modified_ns, rows=rows))
     return sorted(files, key=lambda file: (file.signal, file.first, file.part, file.path.name))
 
@@ -131,12 +131,12 @@ def _read_parquet(piece: Chunk) -> MetricRows | None:
         if piece.file.format == PACKED:
             cells, source = ", ".join(map(quoted, piece.file.columns)), packed_source([piece.file])
         query = f"SELECT {cells} FROM {source} LIMIT ? OFFSET ?"  # noqa: S608 - names are quoted
-        found = connection.execute(query, [piece.end - piece.begin, piece.begin]).fetchnumpy()
-    if not len(found["step"]):
+        columns_of = connection.execute(query, [piece.end - piece.begin, piece.begin]).fetchnumpy()
+    if not len(columns_of["step"]):
         return None
-    about = {column: cells.tolist() for column, cells in found.items() if column in (*KEY, *TEXT)}
-    values = {column: cells.astype(np.float64) for column, cells in found.items() if column not in about}
-    return assembled(piece.file.signal, piece.rank, about, values)
+    described = {column: cells.tolist() for column, cells in columns_of.items() if column in (*KEY, *TEXT)}
+    values = {column: cells.astype(np.float64) for column, cells in columns_of.items() if column not in described}
+    return assembled(piece.file.signal, piece.rank, described, values)
 
 
 @contextmanager

@@ -41,5 +41,5 @@ def check(path: Path) -> None:
         OSError: if a link leads out of the folders.
     """
     if leads_out(path):
-        what = "a link leads out of the folders of this command: it is not followed; name its target as one of them"
-        raise OSError(errno.ELOOP, what, str(path))
+        trouble = "a link leads out of the folders of this command: it is not followed; name its target as one of them"
+        raise OSError(errno.ELOOP, trouble, str(path))

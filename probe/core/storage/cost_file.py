@@ -29,9 +29,9 @@ def packed_costs_source(root: Place, folders: Sequence[tuple[int, int, Place]]) 
     Args:
         folders: rank, position and path of each directory.
     """
-    own = ", ".join(f"({rank}, {position}, {literal(str(path))})" for rank, position, path in folders)
+    places = ", ".join(f"({rank}, {position}, {literal(str(path))})" for rank, position, path in folders)
     return (
         f"(SELECT c.* EXCLUDE (rank, directory), f.filename "  # noqa: S608 - numbers and literals
         f"FROM read_parquet({literal(pattern_of(root / PACKED_COSTS))}) AS c "
-        f"JOIN (VALUES {own}) AS f(rank, directory, filename) USING (rank, directory))"
+        f"JOIN (VALUES {places}) AS f(rank, directory, filename) USING (rank, directory))"
     )

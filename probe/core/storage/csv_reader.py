@@ -180,11 +180,11 @@ def _converted(columns: Sequence[str], table: Sequence[Sequence[str]], is_ascii:
         ValueError: if a cell has no number and its column needs one.
     """
     cells = dict(zip(columns, zip(*table, strict=True) if table else ((),) * len(columns), strict=True))
-    about = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
+    texts = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
     if not is_ascii:  # a name may have any characters
         for column in filter(is_number, columns):
             deque(map(decimal, cells[column]), maxlen=0)
-    return CsvColumns(about, {column: _numbers(cells[column]) for column in columns if is_number(column)})
+    return CsvColumns(texts, {column: _numbers(cells[column]) for column in columns if is_number(column)})
 
 
 def _known(column: str, cells: Sequence[str]) -> Sequence[Any]:
@@ -198,8 +198,8 @@ def _numbers(cells: Sequence[str]) -> Any:
     try:
         return np.array(list(map(float, cells)))
     except ValueError:
-        there = [bool(cell) for cell in cells]  # float raises once more for a cell that is no number
-        return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(there))  # type: ignore[no-untyped-call]
+        full = [bool(cell) for cell in cells]  # float raises once more for a cell that is no number
+        return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(full))  # type: ignore[no-untyped-call]
 
 
 class PlainRows(FilesBySignal):
@@ -229,8 +229,8 @@ class PlainRows(FilesBySignal):
         columns = files[0].columns
         at = columns.index(STEP)
         for file in files:
-            for found in read_all(file, self.problems):
-                cells = found.about | {column: values.tolist() for column, values in found.values.items()}
+            for record in read_all(file, self.problems):
+                cells = record.about | {column: values.tolist() for column, values in record.values.items()}
                 for row in zip(*(cells[column] for column in columns), strict=True):
                     if (first is None or row[at] >= first) and (last is None or row[at] <= last):
                         yield row

@@ -79,15 +79,15 @@ class RecordedRun(NamedTuple):
 
     def by_rank(self) -> dict[int, list[RankDirectory]]:
         """Return the directories of each rank, in order of time."""
-        found: dict[int, list[RankDirectory]] = {}
+        by_rank: dict[int, list[RankDirectory]] = {}
         for directory in self.directories:
-            found.setdefault(directory.rank, []).append(directory)
-        return found
+            by_rank.setdefault(directory.rank, []).append(directory)
+        return by_rank
 
     @property
     def ended(self) -> bool:
         """True if every rank has ended."""
-        return all(own[-1].manifest.ended for own in self.by_rank().values())
+        return all(of_rank[-1].manifest.ended for of_rank in self.by_rank().values())
 
 
 def find(
@@ -131,11 +131,11 @@ def find(
     inside = [path for path in contents(root, pattern) if path.is_dir()]
     fetch_ahead(path / FILE for path in inside)
     alone = _read(root, problems)
-    found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
-    kept = [directory for directory in found if not directory.time or within(directory.time)]
-    if not kept:
-        raise ValueError(joined("\n", [_nothing(root, found, time_start, time_end), *problems.lines()]))
-    return sorted(_without_copies(kept, problems), key=_in_time)
+    directories = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
+    within_times = [directory for directory in directories if not directory.time or within(directory.time)]
+    if not within_times:
+        raise ValueError(joined("\n", [_nothing(root, directories, time_start, time_end), *problems.lines()]))
+    return sorted(_without_copies(within_times, problems), key=_in_time)
 
 
 def _found_in_pack(
@@ -147,38 +147,38 @@ def _found_in_pack(
 ) -> list[RankDirectory]:
     """Return the directories whose rows are in a packed run, as :func:`find` does."""
     index = packed_index(root)
-    about = index.directories
-    names = [n for n, name in enumerate(about["name"]) if pattern == "*" or fnmatchcase(name, pattern)]
-    found = [
+    fields = index.directories
+    names = [n for n, name in enumerate(fields["name"]) if pattern == "*" or fnmatchcase(name, pattern)]
+    directories = [
         RankDirectory(
-            root / about["name"][n],
-            about["rank"][n],
-            about["time"][n],
-            about["began"][n],
+            root / fields["name"][n],
+            fields["rank"][n],
+            fields["time"][n],
+            fields["began"][n],
             index.manifest(n),
-            about["first_step"][n],
+            fields["first_step"][n],
             packed=n,
         )
         for n in names
     ]
     index.record_problems("found", problems)
-    kept = [directory for directory in found if not directory.time or within(directory.time)]
-    if not kept:
-        raise ValueError("\n".join([_nothing(root, found, *times), *problems.lines()]))
-    return sorted(kept, key=_in_time)
+    within_times = [directory for directory in directories if not directory.time or within(directory.time)]
+    if not within_times:
+        raise ValueError("\n".join([_nothing(root, directories, *times), *problems.lines()]))
+    return sorted(within_times, key=_in_time)
 
 
-def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
+def _without_copies(directories: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
     """Drop directories that are copies of others: no two runs write the same manifest at their end, since it has the
     run's own cost to the microsecond."""
-    kept: dict[object, RankDirectory] = {}
-    for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
+    originals: dict[object, RankDirectory] = {}
+    for directory in sorted(directories, key=lambda copy: (not copy.time, copy.path.name)):
         ended = directory.manifest.cost_seconds and directory.manifest.start_time is not None
-        about = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
-        original = kept.setdefault(about, directory)
+        identity = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
+        original = originals.setdefault(identity, directory)
         if original is not directory:
             problems.add(directory.path, message("a copy of {name}: left out", name=original.path.name), skipped=False)
-    return list(kept.values())
+    return list(originals.values())
 
 
 def place(root: Place) -> Place:
@@ -199,24 +199,24 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
     """
     directories = [*directories]
     beside = _beside(directories)
-    apart = {other.path for others in beside.values() for other in others}
+    apart = {directory_beside.path for others in beside.values() for directory_beside in others}
     chains: dict[int, list[list[RankDirectory]]] = {}
-    for directory in sorted((each for each in directories if each.path not in apart), key=_in_time):
-        own = chains.setdefault(directory.rank, [])
-        if own and directory.first_step > own[-1][-1].first_step:
-            own[-1][-1] = own[-1][-1]._replace(until=directory.first_step)
-            own[-1].append(directory)
+    for directory in sorted((directory for directory in directories if directory.path not in apart), key=_in_time):
+        chain = chains.setdefault(directory.rank, [])
+        if chain and directory.first_step > chain[-1][-1].first_step:
+            chain[-1][-1] = chain[-1][-1]._replace(until=directory.first_step)
+            chain[-1].append(directory)
         else:
-            own.append([directory])
-    found: list[RecordedRun] = []
+            chain.append([directory])
+    recorded: list[RecordedRun] = []
     while chains:
-        newest, alike = max(own[-1][0].began for own in chains.values()), len({*map(len, chains.values())}) == 1
-        taken = [rank for rank, own in chains.items() if alike or newest - own[-1][0].began < TOGETHER]
-        last = tuple(directory for rank in taken for directory in chains[rank].pop())
+        newest, alike = max(chain[-1][0].began for chain in chains.values()), len({*map(len, chains.values())}) == 1
+        ranks = [rank for rank, chain in chains.items() if alike or newest - chain[-1][0].began < TOGETHER]
+        last = tuple(directory for rank in ranks for directory in chains[rank].pop())
         last += tuple(other for directory in last for other in beside.get(directory.path, ()))
-        found.append(RecordedRun(last, tuple(sorted(_expected(last) - set(taken)))))
-        chains = {rank: own for rank, own in chains.items() if own}
-    return found[::-1]
+        recorded.append(RecordedRun(last, tuple(sorted(_expected(last) - set(ranks)))))
+        chains = {rank: chain for rank, chain in chains.items() if chain}
+    return recorded[::-1]
 
 
 def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirectory]]:
@@ -224,7 +224,7 @@ def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirect
     with one before: by the path of that, each with a rank of its own. What overlaps is no earlier run. A process that
     has not ended, or was killed, overlaps with later ones of the same program under ``probe run``; so does one whose
     own number in the program, which is its rank, is another."""
-    found: dict[Place, list[RankDirectory]] = {}
+    beside: dict[Place, list[RankDirectory]] = {}
     first, end, open_programs = None, 0.0, set[str]()
     numbers = set[tuple[str, int]]()
     in_order = sorted(directories, key=lambda directory: (directory.began, *_in_time(directory)))
@@ -240,13 +240,13 @@ def _beside(directories: Iterable[RankDirectory]) -> dict[Place, list[RankDirect
             first, end, open_programs = directory.path, _end(directory), set() if ended or not program else {program}
             numbers = {number}
             continue
-        others = found.setdefault(first, [])
+        others = beside.setdefault(first, [])
         others.append(directory if is_numbered else directory._replace(rank=highest + len(others) + 1))
         numbers.add(number)
         end = max(end, _end(directory))
         if program and not ended:
             open_programs.add(program)
-    return found
+    return beside
 
 
 def _end(directory: RankDirectory) -> float:
@@ -285,8 +285,8 @@ def last_run(root: Place, problems: Problems, directory: str = "") -> RecordedRu
     return _without_empty(last, problems)
 
 
-def _with_directory(found: Iterable[RecordedRun], root: Place, name: str) -> RecordedRun:
-    for run in found:
+def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> RecordedRun:
+    for run in recorded:
         if any(directory.path.name == name for directory in run.directories):
             return run
     raise ValueError(f"{root / name}: expected the directory of a rank; there is none of this name any more")
@@ -318,25 +318,25 @@ def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:
     packed = [(directory.rank, directory.packed) for directory in directories if directory.packed is not None]
     written = packed_index(directories[0].path.parent).directories["written"] if packed else ()
     unpacked = [directory for directory in directories if directory.packed is None]
-    found = {each.rank for each in unpacked if has_tables(each.path) or sqlite_reader.may_have_rows(each.path)}
-    return found | {rank for rank, number in packed if written[number]}
+    ranks = {folder.rank for folder in unpacked if has_tables(folder.path) or sqlite_reader.may_have_rows(folder.path)}
+    return ranks | {rank for rank, number in packed if written[number]}
 
 
 def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
     written = ranks_with_rows(run.directories)
     expected = _expected(run.directories)
-    last_of = {each.rank: each for each in run.directories if each.rank not in written}
+    last_of = {empty.rank: empty for empty in run.directories if empty.rank not in written}
     empty = {rank: last for rank, last in last_of.items() if rank in expected or not expected}
     if not written or not empty:
         return run
     for rank, last in empty.items():
-        what = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
+        trouble = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
         if healthy := bool(last.manifest.config.get("history")):  # only steps near a finding are written
-            what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
-        problems.add(last.path, what, skipped=not healthy)
-    kept = tuple(directory for directory in run.directories if directory.rank not in empty)
-    return RecordedRun(kept, tuple(sorted({*run.missing, *empty})))
+            trouble = f"rank {rank} has found nothing, and with history it has written nothing: left out"
+        problems.add(last.path, trouble, skipped=not healthy)
+    full = tuple(directory for directory in run.directories if directory.rank not in empty)
+    return RecordedRun(full, tuple(sorted({*run.missing, *empty})))
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -347,13 +347,15 @@ def listed(ranks: Sequence[int]) -> str:
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:
     """Return the ranks that should have written, according to the manifests."""
-    wanted = ((each.manifest.config.get("module_ranks"), each.manifest.world_size or 0) for each in directories)
+    configured = (
+        (directory.manifest.config.get("module_ranks"), directory.manifest.world_size or 0) for directory in directories
+    )
     expected: set[int] = set()
     most = 0  # ranks that all should have written
-    for (ranks, world), _ in groupby(wanted):  # each rank names all: as a rule the same ones as the rank before
-        chosen = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
-        expected.update(rank for rank in chosen if 0 <= rank < world)
-        most = most if chosen else max(most, world)
+    for (ranks, world), _ in groupby(configured):  # each rank names all: as a rule the same ones as the rank before
+        numbers = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        expected.update(rank for rank in numbers if 0 <= rank < world)
+        most = most if numbers else max(most, world)
     return expected.union(range(most))
 
 
@@ -420,9 +422,9 @@ def _time(key: str, text: str) -> datetime:
         ) from None
 
 
-def _nothing(root: Place, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
-    if found:
-        times = sorted(directory.time for directory in found)
+def _nothing(root: Place, directories: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
+    if directories:
+        times = sorted(directory.time for directory in directories)
         return message(
             "{root}: no directory from {start} to {end}; there are {first} to {last}",
             root=root,

@@ -59,9 +59,9 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
 
     cachable = False
 
-    def __init__(self, protocol: str, found: Callable[[str], Any]) -> None:
+    def __init__(self, protocol: str, find: Callable[[str], Any]) -> None:
         super().__init__()
-        self.protocol, self._found = protocol, found
+        self.protocol, self._found = protocol, find
 
     def unstrip_protocol(self, name: str) -> str:
         """Return ``name``, which is a URL."""
@@ -83,7 +83,7 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
         return datetime.fromtimestamp(self._found(path).stat().st_mtime, timezone.utc)
 
 
-def register(connection: Any, protocol: str, found: Callable[[str], Any]) -> None:
+def register(connection: Any, protocol: str, find: Callable[[str], Any]) -> None:
     """Let ``connection`` open the URLs of a scheme."""
     if protocol not in connection.list_filesystems():
-        connection.register_filesystem(DuckdbFiles(protocol, found))
+        connection.register_filesystem(DuckdbFiles(protocol, find))

@@ -100,9 +100,9 @@ class FetchedParts:
     def alone(self, url: str, begin: int) -> Iterator[None]:
         """Let no other thread or process be in a block of the same part."""
         lock = self._path(f"{zlib.crc32(f'{begin} {url}'.encode()) % LOCKS}.lock")
-        with ExitStack() as held:
+        with ExitStack() as locks:
             with suppress(OSError):  # without it a part may be fetched twice
-                _lock(held.enter_context(lock.open("ab")).fileno())
+                _lock(locks.enter_context(lock.open("ab")).fileno())
             yield
 
     @property
@@ -110,13 +110,13 @@ class FetchedParts:
         """True if the disk had no space for a part."""
         return bool(self._held)
 
-    def keep(self, url: str, about: ListedObject, begin: int, data: bytes) -> None:
+    def keep(self, url: str, entry: ListedObject, begin: int, data: bytes) -> None:
         """Add a part of an object to the copy; hold it in memory if the disk has no space for it."""
         path = self._path(url, begin)
         temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             with temporary.open("wb") as file:
-                file.write(json.dumps(about).encode().ljust(HEADER))
+                file.write(json.dumps(entry).encode().ljust(HEADER))
                 file.write(data)
             temporary.replace(path)
             with suppress(FileExistsError):

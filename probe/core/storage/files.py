@@ -78,12 +78,12 @@ class FileView:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags)
         try:
-            found = os.fstat(self._descriptor)
-            _check(path, found)
+            status = os.fstat(self._descriptor)
+            _check(path, status)
         except OSError:
             self.close()
             raise
-        self.inode, self.size = found.st_ino, found.st_size
+        self.inode, self.size = status.st_ino, status.st_size
 
     def read(self, at: int, size: int) -> bytes:
         """Return ``size`` bytes from the position ``at`` on; fewer if the file ends before."""
@@ -119,15 +119,19 @@ def check_lines(file: BufferedReader) -> None:
 def _is_deep(value: Any) -> bool:
     layer = [value]
     for _ in range(DEEPEST + 1):
-        lists = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | list))
-        layer = [inner for each in lists for inner in each]
+        lists = (
+            container.values() if isinstance(container, dict) else container
+            for container in layer
+            if isinstance(container, dict | list)
+        )
+        layer = [inner for container in lists for inner in container]
     return bool(layer)
 
 
-def _check(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _check(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "expected a file; this is a directory", str(path))
     raise OSError(errno.EINVAL, "expected a regular file; this is a FIFO, socket or device", str(path))
 

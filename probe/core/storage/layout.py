@@ -50,10 +50,10 @@ EXAMPLE = str(TableName("actv", 0, 0))
 
 def table_name(text: str) -> TableName | None:
     """Parse the name of a file; None for a name that no table has."""
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         return None
-    return TableName(unquote(found[1]), int(found[2]), int(found[3]), int(found[4] or 0), found[5])
+    return TableName(unquote(match[1]), int(match[2]), int(match[3]), int(match[4] or 0), match[5])
 
 
 def is_table_suffix(suffix: str) -> bool:
@@ -74,8 +74,10 @@ def cost_line(step: int, seconds: Mapping[str, float], overhead: float, update: 
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
     cells: dict[str, object] = {STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}
     if update is not None:
-        known = dict(zip(UPDATE_COLUMNS, update, strict=True))
-        cells |= {name: cell for name, cell in known.items() if not isinstance(cell, float) or math.isfinite(cell)}
+        cells_of_update = dict(zip(UPDATE_COLUMNS, update, strict=True))
+        cells |= {
+            name: cell for name, cell in cells_of_update.items() if not isinstance(cell, float) or math.isfinite(cell)
+        }
     return json.dumps(cells) + "\n"
 
 
@@ -301,10 +303,10 @@ def coverage_of(text: str | None) -> Coverage | None:
     Raises:
         ValueError: if its shape or its ranks cannot be parsed.
     """
-    found = _COVERAGE.fullmatch(text or "")
-    if found is None:
+    match = _COVERAGE.fullmatch(text or "")
+    if match is None:
         return None
-    _, shape, kind, part, ranks = found.groups()
+    _, shape, kind, part, ranks = match.groups()
     return Coverage(shape_of(shape), part, ranks_of(ranks), kind == _TERM)
 
 
@@ -368,10 +370,10 @@ def group_label(ranks: Sequence[int]) -> str:
 def group_of(name: str) -> frozenset[int]:
     """Parse the ranks that :func:`group_label` has put into a row's name, ``all_reduce.ranks0-3.train.py[23].post``;
     empty if the name has no such part."""
-    found = _GROUP.search(name)
-    if found is None:
+    match = _GROUP.search(name)
+    if match is None:
         return frozenset()
-    first, last, stride, listed = found.groups()
+    first, last, stride, listed = match.groups()
     try:
         return frozenset(map(int, listed.split("+")) if listed else _spread(first, last, stride, name))
     except ValueError:  # a name that no collective has written
@@ -381,8 +383,8 @@ def group_of(name: str) -> frozenset[int]:
 def call_site(name: str) -> tuple[str, str]:
     """Parse the operation and the line of code in the name of a collective's row,
     ``all_reduce.ranks0-3.train.py[23].post``; the line is empty if the name has no group."""
-    found = _GROUP.search(name)
-    if found is None:
+    match = _GROUP.search(name)
+    if match is None:
         return name, ""
-    place = _PART.fullmatch(name[found.end() :])
-    return name[: found.start()], (place[1] or "") if place else name[found.end() :]
+    place = _PART.fullmatch(name[match.end() :])
+    return name[: match.start()], (place[1] or "") if place else name[match.end() :]

@@ -50,8 +50,10 @@ class FileListing(FilesBySignal):
             fetch_ahead(file for directory in directories for file in _objects(directory.path))
             super().__init__(self._listed())
         else:
-            fetch_ahead(file.path for own in files.values() for _, file in own)
-            super().__init__({signal: [(n, self._mend(n, file)) for n, file in own] for signal, own in files.items()})
+            fetch_ahead(file.path for of_signal in files.values() for _, file in of_signal)
+            super().__init__(
+                {signal: [(n, self._mend(n, file)) for n, file in of_signal] for signal, of_signal in files.items()}
+            )
 
     @property
     def blocks(self) -> Files:
@@ -116,8 +118,8 @@ class FileListing(FilesBySignal):
         for file in sqlite_reader.copied(path, rank, folder, covered, self._copy, self._problems):
             self._originals[str(file.path)] = path
             files.setdefault(file.signal, []).append((n, file))
-        for own in files.values():
-            own.sort(key=lambda pair: (pair[0], pair[1].first))
+        for of_signal in files.values():
+            of_signal.sort(key=lambda pair: (pair[0], pair[1].first))
 
     def _covered(self, all_files: Mapping[str, list[tuple[int, TableFile]]], n: int, signal: str) -> list[int]:
         """Return the steps of a signal in the files of a directory, and correct the first steps of these files."""
@@ -126,14 +128,14 @@ class FileListing(FilesBySignal):
             f"SELECT DISTINCT filename, step FROM {source} WHERE step IS NOT NULL"  # noqa: S608 - paths
             for _, source in grouped(self._connection, [file for of, file in files if of == n])
         ]
-        found = self._connection.execute(" UNION ALL ".join(queries)).fetchall() if queries else []
+        records = self._connection.execute(" UNION ALL ".join(queries)).fetchall() if queries else []
         firsts: dict[str, int] = {}
-        for path, step in found:
+        for path, step in records:
             firsts[path] = min(step, firsts.get(path, step))
         for at, (of, file) in enumerate(files):
             if str(file.path) in firsts:
                 files[at] = (of, file._replace(first=firsts[str(file.path)]))
-        return [step for _, step in found]
+        return [step for _, step in records]
 
     def _copy(self, path: Path, cells: dict[str, sqlite_reader.Column]) -> None:
         """Write columns to a Parquet file.
@@ -144,19 +146,19 @@ class FileListing(FilesBySignal):
         import duckdb
 
         columns: dict[str, Any] = {}
-        chosen = []
+        expressions = []
         for n, (name, (values, absent)) in enumerate(cells.items()):
             column = f"c{n}"
             columns[column] = values
             if absent is not None:  # DuckDB reads NaN in an array as a missing value
                 columns[f"m{n}"] = absent
                 column = f"CASE WHEN m{n} THEN NULL ELSE coalesce(c{n}, 'nan'::DOUBLE) END"
-            chosen.append(f"{column} AS {quoted(name)}")
+            expressions.append(f"{column} AS {quoted(name)}")
         try:
             with closing(self._connection.cursor()) as cursor:
                 cursor.register("copied", columns)
-                what = f"SELECT {', '.join(chosen)} FROM copied"  # noqa: S608 - names are quoted
-                cursor.execute(f"COPY ({what}) TO {literal(str(path))} (FORMAT parquet)")
+                query = f"SELECT {', '.join(expressions)} FROM copied"  # noqa: S608 - names are quoted
+                cursor.execute(f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet)")
         except duckdb.Error as error:
             raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
 
@@ -209,4 +211,4 @@ def with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[int, Tab
 
 def _objects(folder: Place) -> list[Place]:
     """Return the tables in ``folder`` if it is in object storage; none for a path."""
-    return [each for each in contents(folder) if table_name(each.name)] if isinstance(folder, Location) else []
+    return [entry for entry in contents(folder) if table_name(entry.name)] if isinstance(folder, Location) else []

@@ -68,9 +68,9 @@ class Location:
         return self.parts < other.parts if isinstance(other, Location) else NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = self.entry or self.store.known(self.url)
+        entry = self.entry or self.store.known(self.url)
         store = self.store
-        return _restored, (self.url, store.root, store.token, tuple(store.sizes), store.copy, known)
+        return _restored, (self.url, store.root, store.token, tuple(store.sizes), store.copy, entry)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Location:
         """Yield what is in the folder and has a name that fits ``pattern``; nothing if there is no such folder."""
         assert "/" not in pattern, "patterns of one name"
         if self.is_dir():
-            yield from (each for each in self.iterdir() if fnmatchcase(each.name, pattern))
+            yield from (place for place in self.iterdir() if fnmatchcase(place.name, pattern))
 
     def stat(self) -> Stat:
         """Return size and time as listed.
@@ -145,7 +145,7 @@ class Location:
             if not self.is_dir():
                 raise FileNotFoundError(2, "No such object", self.url)
             inside = (self.store.entry(f"{self.url}/{name}") for name in self.store.names(self.url))
-            return Stat(0, max((each.modified for each in inside if each), default=0.0))
+            return Stat(0, max((item.modified for item in inside if item), default=0.0))
         return Stat(entry.size, entry.modified)
 
     def open(self, mode: str = "rb") -> BufferedReader:
@@ -274,8 +274,8 @@ def contents(folder: Place, pattern: str = "") -> list[Place]:
     Raises:
         OSError: if there is no such folder, or it cannot be listed.
     """
-    found: Iterable[Place] = folder.glob(pattern) if pattern else folder.iterdir()
-    return sorted(found, key=lambda place: place.name)
+    places: Iterable[Place] = folder.glob(pattern) if pattern else folder.iterdir()
+    return sorted(places, key=lambda place: place.name)
 
 
 def on_disk(place: Place) -> Path:

@@ -124,8 +124,8 @@ class Manifest(dict[str, Any]):
     def continued(self, first: int, resumed_at: int) -> dict[str, object]:
         """Return the fields that are kept when a run continues in the directory: when and with which step the output
         began, and the steps at which it was resumed."""
-        kept = {name: self[name] for name in ("run", "start_time") if name in self}
-        return {**kept, "first_step": min(first, resumed_at), "resumed": [*self.get("resumed", ()), resumed_at]}
+        original = {name: self[name] for name in ("run", "start_time") if name in self}
+        return {**original, "first_step": min(first, resumed_at), "resumed": [*self.get("resumed", ()), resumed_at]}
 
 
 class _Field(NamedTuple):

@@ -50,41 +50,47 @@ class MetricRows(NamedTuple):
     micro_stepped: bool = False
     """True if the signal has a row for each micro step."""
 
-    def taken(self, chosen: Any) -> MetricRows:
-        """Return the rows that ``chosen``, an index or a mask of NumPy's, selects."""
+    def taken(self, selection: Any) -> MetricRows:
+        """Return the rows that ``selection``, an index or a mask of NumPy's, selects."""
         return self._replace(
-            steps=self.steps[chosen],
-            target=self.target[chosen],
-            form=self.form[chosen],
-            values={op: column[chosen] for op, column in self.values.items()},
+            steps=self.steps[selection],
+            target=self.target[selection],
+            form=self.form[selection],
+            values={op: column[selection] for op, column in self.values.items()},
         )
 
 
 def assembled(
-    signal: str, rank: int, about: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
+    signal: str, rank: int, texts_of: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
 ) -> MetricRows:
     """Return the rows of the cells of a table.
 
     Args:
-        about: the columns that are not values.
+        texts_of: the columns that are not values.
 
     Raises:
         ValueError: if a whole number is outside of its column's range.
     """
-    zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
-    keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
+    zeros, nothing = [0] * len(texts_of["step"]), [""] * len(texts_of["step"])
+    keys = zip(
+        texts_of["name"],
+        texts_of["vpp_stage"],
+        texts_of.get("micro_step", zeros),
+        texts_of.get("call", zeros),
+        strict=True,
+    )
     targets, target = numbered(keys)
-    forms, form = numbered(zip(*(about.get(column, nothing) for column in TensorForm._fields), strict=True))
+    forms, form = numbered(zip(*(texts_of.get(column, nothing) for column in TensorForm._fields), strict=True))
     return MetricRows(
         signal=signal,
         rank=rank,
-        steps=_steps(about["step"]),
+        steps=_steps(texts_of["step"]),
         targets=[MetricTarget(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
         target=target,
         forms=[TensorForm(*(text or "" for text in texts)) for texts in forms],
         form=form,
         values=values,
-        micro_stepped="micro_step" in about,
+        micro_stepped="micro_step" in texts_of,
     )
 
 

@@ -123,8 +123,8 @@ class MetricsDatabase:
         metric = int(self._names.ids("monitoring_metrics", [(rows.signal,)])[0])
         partitions = rows.steps // self._partition
         for partition in np.unique(partitions).tolist():
-            chosen = partitions == partition
-            self._insert(metric, partition, rows if chosen.all() else rows.taken(chosen))
+            of_partition = partitions == partition
+            self._insert(metric, partition, rows if of_partition.all() else rows.taken(of_partition))
         self._place(metric, rows)
         self._names.widen_range(int(rows.steps.min()), int(rows.steps.max()), rows.rank)
 
@@ -146,13 +146,13 @@ class MetricsDatabase:
 
     def tables(self, signal: str) -> list[str]:
         """Return the tables that hold the rows of ``signal``, in the order of their steps."""
-        found = self.connection.execute("SELECT metric_id FROM monitoring_metrics WHERE metric_name = ?", (signal,))
-        row = found.fetchone()
+        records = self.connection.execute("SELECT metric_id FROM monitoring_metrics WHERE metric_name = ?", (signal,))
+        row = records.fetchone()
         if row is None:
             return []
         parsed = {name: table for name in row_tables(self.connection) if (table := row_table(name))}
-        own = [name for name, table in parsed.items() if table.metric_id == row[0]]
-        return sorted(own, key=lambda name: parsed[name].first)
+        names = [name for name, table in parsed.items() if table.metric_id == row[0]]
+        return sorted(names, key=lambda name: parsed[name].first)
 
     def unindexed(self) -> list[str]:
         """Return the tables that have no index yet: it is made when a table is full, because updates of an index would
@@ -195,12 +195,12 @@ class MetricsDatabase:
         begun_with = default if value is None else value
         self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, begun_with))
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
-        (found,) = self.connection.execute(query, (name,)).fetchone()
-        if value is not None and found != value:
+        (stored,) = self.connection.execute(query, (name,)).fetchone()
+        if value is not None and stored != value:
             raise ValueError(
-                f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder"
+                f"{self.path}: expected {name} {value}, got one made with {stored}: write to another folder"
             )
-        return int(found)
+        return int(stored)
 
     def _forget(self) -> None:
         """Forget names and tables: their transaction may have been undone."""
@@ -229,13 +229,13 @@ class MetricsDatabase:
         if self._placed.get(metric) is rows.targets:  # as in the step before
             return
         targets = self._names.ids("monitoring_targets", rows.targets).tolist()
-        known = dict(
+        values = dict(
             self.connection.execute("SELECT target_id, position FROM metric_targets WHERE metric_id = ?", (metric,))
         )
-        new = [target for target in targets if target not in known]
+        new = [target for target in targets if target not in values]
         self.connection.executemany(
             "INSERT INTO metric_targets VALUES (?, ?, ?, ?)",
-            ((metric, target, place, int(rows.micro_stepped)) for place, target in enumerate(new, len(known))),
+            ((metric, target, place, int(rows.micro_stepped)) for place, target in enumerate(new, len(values))),
         )
         self._placed[metric] = rows.targets
 
@@ -248,8 +248,8 @@ class MetricsDatabase:
         name = table_name(metric, first, last)
         before = self._held(name)
         self.connection.execute(create_table(name, first, last, tuple(rows.values)))
-        held = self._held(name)
-        lower = {stat.lower() for stat in held}
+        stats_of_table = self._held(name)
+        lower = {stat.lower() for stat in stats_of_table}
         missing = [stat for stat in rows.values if stat.lower() not in lower]
         for stat in missing:
             self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
@@ -257,7 +257,7 @@ class MetricsDatabase:
         self.connection.executemany(statement, ((metric, stat) for stat in rows.values))
         if missing or not before:
             self._view(rows.signal)
-        return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
+        return _Table(f"INSERT OR REPLACE INTO {name}", (*stats_of_table, *rows.values))
 
     def _held(self, table: str) -> tuple[str, ...]:
         """Return the stats that ``table`` has columns for; empty if there is no such table."""
@@ -267,7 +267,7 @@ class MetricsDatabase:
     def _view(self, signal: str) -> None:
         """Make the view of ``signal`` anew, now that it has another table or column."""
         tables = [(table, self._held(table)) for table in self.tables(signal)]
-        stats = dict.fromkeys(stat for _, held in tables for stat in held)
+        stats = dict.fromkeys(stat for _, columns in tables for stat in columns)
         self.connection.execute(f"DROP VIEW IF EXISTS {quoted(view_name(signal))}")
         if len(tables) <= MOST_VIEWED:
             self.connection.execute(create_view(signal, tables, tuple(stats)))
@@ -331,16 +331,16 @@ class NameTable:
 
     def ids(self, table: str, items: Sequence[Any]) -> npt.NDArray[np.int64]:
         """Return the number of each item; new items are numbered on."""
-        known = self._ids[table]
+        numbers = self._ids[table]
         for item in items:
-            if item not in known:
-                known[item] = self._found(table, item) or self._added(table, item)
-        return np.fromiter((known[item] for item in items), np.int64, len(items))
+            if item not in numbers:
+                numbers[item] = self._found(table, item) or self._added(table, item)
+        return np.fromiter((numbers[item] for item in items), np.int64, len(items))
 
     def widen_range(self, first: int, last: int, rank: int) -> None:
         """Keep the smallest and largest step and the largest rank: a program that draws charts reads them first."""
-        known = self._range
-        if known and known[0] <= first and last <= known[1] and rank <= known[2]:
+        limits = self._range
+        if limits and limits[0] <= first and last <= limits[1] and rank <= limits[2]:
             return
         for (name, function), value in zip(_RANGE.items(), (first, last, rank), strict=True):
             self._connection.execute(

@@ -58,8 +58,8 @@ class RowTable(NamedTuple):
 
 def row_table(name: str) -> RowTable | None:
     """Parse the name of a table of rows; None for another table."""
-    found = re.fullmatch(r"metric_(\d+)_step_(\d+)_\d+", name)
-    return None if found is None else RowTable(int(found[1]), int(found[2]))
+    match = re.fullmatch(r"metric_(\d+)_step_(\d+)_\d+", name)
+    return None if match is None else RowTable(int(match[1]), int(match[2]))
 
 
 def row_tables(connection: sqlite3.Connection) -> list[str]:
@@ -106,10 +106,13 @@ def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats:
         tables: each table of rows, with the stats that it has a column for.
         stats: the columns of the view.
     """
-    columns = ("".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats) for _, held in tables)
+    columns = (
+        "".join(f", {quoted(s) if s in columns_of_table else 'NULL'} AS {quoted(s)}" for s in stats)
+        for _, columns_of_table in tables
+    )
     parts = " UNION ALL ".join(
-        f"SELECT rank, step, vpp_stage, target_name, micro_step{chosen}, shape, dtype, coverage, target_id "  # noqa: S608
+        f"SELECT rank, step, vpp_stage, target_name, micro_step{selected}, shape, dtype, coverage, target_id "  # noqa: S608
         f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
-        for (table, _), chosen in zip(tables, columns, strict=True)
+        for (table, _), selected in zip(tables, columns, strict=True)
     )
     return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"

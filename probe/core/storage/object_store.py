@@ -164,12 +164,12 @@ class ObjectStore:
     def _asked(self, url: str) -> ListedObject | None:
         """Ask for a single object."""
         try:
-            about = self.fs.info(self._path(url))
+            fields = self.fs.info(self._path(url))
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
             raise LocationError(url, _explained(error, "an object")) from None
-        return None if about.get("type") == "directory" else _entry(about)
+        return None if fields.get("type") == "directory" else _entry(fields)
 
     def _take(self, url: str, recursive: bool) -> None:
         """List ``url`` and keep what is there."""
@@ -181,21 +181,21 @@ class ObjectStore:
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
             raise self._fail(url, _explained(error, "a folder that can be listed")) from None
         self._folders[url] = None
-        for name, about in about_of.items():
+        for name, fields in about_of.items():
             inside = name[len(base) :].strip("/")
-            is_folder = about.get("type") == "directory" or name.endswith("/")
+            is_folder = fields.get("type") == "directory" or name.endswith("/")
             if not is_folder:
-                self._entries[f"{url}/{inside}" if inside else url] = _entry(about)
+                self._entries[f"{url}/{inside}" if inside else url] = _entry(fields)
             if inside or is_folder:
                 self._add_folders(url, inside.split("/") if inside else [], is_folder and (recursive or not inside))
 
     def _add_folders(self, url: str, names: list[str], is_empty: bool) -> None:
         """Add ``names``, one in the other, to the folder ``url``; the last may be an empty folder."""
         for name in names:
-            held = self._folders.get(url)
-            if held is None:
-                held = self._folders[url] = set()
-            held.add(name)
+            folders = self._folders.get(url)
+            if folders is None:
+                folders = self._folders[url] = set()
+            folders.add(name)
             url = f"{url}/{name}"
         if is_empty and self._folders.get(url) is None:
             self._folders[url] = set()
@@ -211,21 +211,21 @@ class ObjectStore:
         if at >= entry.size or size <= 0:
             return b""
         begin, end = self.sizes.part_at(entry.size, at)
-        held = self._fetched.read(url, begin, at, size)
-        if held is None:
+        part = self._fetched.read(url, begin, at, size)
+        if part is None:
             with self._fetched.alone(url, begin):
-                held = self._fetched.read(url, begin, at, size)
-                if held is None:
+                part = self._fetched.read(url, begin, at, size)
+                if part is None:
                     data = self._fetch(url, entry, begin, end)
                     self._fetched.keep(url, entry, begin, data)
-                    held = data[at - begin : at - begin + size]
-        return held
+                    part = data[at - begin : at - begin + size]
+        return part
 
     def fetch_ahead(self, urls: Iterable[str]) -> None:
         """Fetch the objects that are read as a whole, many at a time."""
-        known = [(url, self.entry(url)) for url in urls]
-        small = [(url, entry) for url, entry in known if entry and entry.size <= self.sizes.whole]
-        wanted = [(url, entry) for url, entry in small if not self._fetched.has(url, 0)]
+        entries = [(url, self.entry(url)) for url in urls]
+        small = [(url, entry) for url, entry in entries if entry and entry.size <= self.sizes.whole]
+        missing = [(url, entry) for url, entry in small if not self._fetched.has(url, 0)]
 
         def fetch(pair: tuple[str, ListedObject]) -> None:
             if self._fetched.is_full:  # it would be fetched again when it is read
@@ -234,7 +234,7 @@ class ObjectStore:
                 self.read(*pair, 0, 1)
 
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="probe-fetch") as pool:
-            for _ in pool.map(fetch, wanted):
+            for _ in pool.map(fetch, missing):
                 pass
 
     def failed_in_query(self, error: BaseException | None) -> LocationError | None:
@@ -249,8 +249,8 @@ class ObjectStore:
             with self._large if end - begin > self.sizes.whole else nullcontext():
                 data, version = self._requested(url, entry, begin, end)
         except FileNotFoundError:
-            what = "expected an object, which was listed; it is gone now: analyse again when nothing writes there"
-            raise self._fail(url, what) from None
+            trouble = "expected an object, which was listed; it is gone now: analyse again when nothing writes there"
+            raise self._fail(url, trouble) from None
         except LocationError as error:
             raise self._fail(url, str(error.strerror)) from None
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
@@ -316,19 +316,19 @@ def new_store(url: str) -> ObjectStore:
 def store_of(root: str, token: str, sizes: PartSizes, copy: str) -> ObjectStore:
     """Return the store of a location that came from another process: the same one for all of its locations."""
     with _REGISTRY:
-        held = _STORES.get(token)
-    if held is None:
-        held = _made(root, token, False, sizes, copy)
-        _RECENT.append(held)
-    return held
+        store = _STORES.get(token)
+    if store is None:
+        store = _made(root, token, False, sizes, copy)
+        _RECENT.append(store)
+    return store
 
 
 def _made(root: str, token: str, recursive: bool, sizes: PartSizes, copy: str = "") -> ObjectStore:
     with _REGISTRY:
-        held = _STORES.get(token)
-        if held is None:
-            held = _STORES[token] = ObjectStore(root, token, recursive, sizes, copy)
-        return held
+        store = _STORES.get(token)
+        if store is None:
+            store = _STORES[token] = ObjectStore(root, token, recursive, sizes, copy)
+        return store
 
 
 def stores() -> list[ObjectStore]:
@@ -356,14 +356,16 @@ def _file_system(url: str) -> Any:
 
 
 def _by_name(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {about["name"]: about for about in entries}
+    return {fields["name"]: fields for fields in entries}
 
 
-def _entry(about: Mapping[str, Any]) -> ListedObject:
+def _entry(fields: Mapping[str, Any]) -> ListedObject:
     """Return the entry of what a file system says about an object."""
-    times = (about.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
-    version = next((about[key] for key in ("ETag", "etag") if about.get(key)), "")
-    return ListedObject(int(about.get("size") or 0), _seconds(next(filter(None, times), None)), str(version).strip('"'))
+    times = (fields.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
+    version = next((fields[key] for key in ("ETag", "etag") if fields.get(key)), "")
+    return ListedObject(
+        int(fields.get("size") or 0), _seconds(next(filter(None, times), None)), str(version).strip('"')
+    )
 
 
 def _seconds(time: object) -> float:
@@ -378,10 +380,10 @@ def _seconds(time: object) -> float:
 
 
 def _changed(entry: ListedObject, version: str, came: int, expected: int) -> str:
-    about = f"expected {expected:,} bytes; {came:,} came" if came != expected else "it has another version"
+    trouble = f"expected {expected:,} bytes; {came:,} came" if came != expected else "it has another version"
     if version and version == entry.version:
-        return f"{about}: the answer was cut short; try again"
-    return f"it has changed since it was listed: {about}; analyse again when nothing writes there"
+        return f"{trouble}: the answer was cut short; try again"
+    return f"it has changed since it was listed: {trouble}; analyse again when nothing writes there"
 
 
 def _explained(error: Exception, expected: str) -> str:

@@ -24,14 +24,14 @@ def readable(connection: Any, files: Sequence[TableFile], problems: Problems) ->
     parquet = [file for file in files if file.format == "parquet"]
     if not parquet or _wrong(connection, parquet) is None:
         return list(files)
-    kept = []
+    sound = []
     for file in files:
         wrong = _wrong(connection, [file]) if file.format == "parquet" else None
         if wrong is None:
-            kept.append(file)
+            sound.append(file)
         else:
             problems.add(file.path, f"{wrong}: left out")
-    return kept
+    return sound
 
 
 def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
@@ -55,8 +55,8 @@ def misfit(connection: Any, paths: Sequence[Place]) -> str | None:
 
 def parquet_columns(connection: Any, paths: Sequence[Place]) -> dict[Place, tuple[str, ...]]:
     """Return the columns of Parquet files."""
-    found = _schemas(connection, paths)
-    return {path: tuple(name for name, _, _ in found[str(path)]) for path in paths}
+    schemas = _schemas(connection, paths)
+    return {path: tuple(name for name, _, _ in schemas[str(path)]) for path in paths}
 
 
 def _schemas(connection: Any, paths: Sequence[Place]) -> dict[str, list[tuple[str, str, int | None]]]:

@@ -97,14 +97,14 @@ def parsed(text: str) -> PerformanceReading:
     Raises:
         ValueError: if it is no reading.
     """
-    found = json.loads(text)
-    if not isinstance(found, dict) or not math.isfinite(_number(found, "time")):
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or not math.isfinite(_number(fields, "time")):
         raise ValueError("expected an object with a time")
-    devices = found.get("devices", [])
+    devices = fields.get("devices", [])
     if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
         raise ValueError("expected a list of devices")
     return PerformanceReading(
-        _number(found, "time"),
+        _number(fields, "time"),
         tuple(
             DeviceReading(
                 str(device.get("id", "")),
@@ -113,12 +113,12 @@ def parsed(text: str) -> PerformanceReading:
             )
             for device in devices
         ),
-        *(_number(found, name) for name in NUMBERS),
+        *(_number(fields, name) for name in NUMBERS),
     )
 
 
-def _number(found: Mapping[str, Any], name: str) -> float:
-    value = found.get(name)
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):

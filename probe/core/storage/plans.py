@@ -80,13 +80,13 @@ def _minority(
 def _merged(differences: Iterator[PlanDifference]) -> Iterator[PlanDifference]:
     """Join stretches that follow each other on the same ranks."""
     before: PlanDifference | None = None
-    for each in differences:
-        if before is not None and (before.last + 1, before.ranks) == (each.first, each.ranks):
-            before = before._replace(last=each.last)
+    for difference in differences:
+        if before is not None and (before.last + 1, before.ranks) == (difference.first, difference.ranks):
+            before = before._replace(last=difference.last)
             continue
         if before is not None:
             yield before
-        before = each
+        before = difference
     if before is not None:
         yield before
 

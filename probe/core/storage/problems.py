@@ -76,8 +76,8 @@ class Problems:
 
     def lines(self, most: int = 20) -> list[str]:
         """Return the first ``most`` problems as lines for people, and the number of the others."""
-        shown = [str(problem) for problem in self.kept[:most]]
-        rest = self.number - len(shown)
+        texts = [str(problem) for problem in self.kept[:most]]
+        rest = self.number - len(texts)
         if not rest:
-            return shown
-        return [*shown, message("and {number} more problems" if rest > 1 else "and {number} more problem", number=rest)]
+            return texts
+        return [*texts, message("and {number} more problems" if rest > 1 else "and {number} more problem", number=rest)]

@@ -100,8 +100,8 @@ def directory_name(rank: int, now: float) -> str:
 
 def parsed_name(name: str) -> tuple[str, int] | None:
     """Parse the time and the rank in a directory's name; None for a name that no rank's directory has."""
-    found = _DIRECTORY.fullmatch(name)
-    return None if found is None else (found[1], int(found[2]))
+    match = _DIRECTORY.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def directories_of(rank: int | None = None) -> str:
@@ -121,8 +121,8 @@ def rank_folder(rank: int) -> str:
 
 def parsed_rank(name: str) -> int | None:
     """Parse the rank in the name of such a folder; None for another name."""
-    found = re.fullmatch(r"rank(\d+)", name)
-    return None if found is None else int(found[1])
+    match = re.fullmatch(r"rank(\d+)", name)
+    return None if match is None else int(match[1])
 
 
 def create(root: Path, name: str) -> Path:

@@ -35,13 +35,13 @@ def private(folder: Path, remedy: str = "") -> Path:
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(
-            f"{folder}: expected a directory of the user {os.getuid()}, got one of {found.st_uid} or no directory: "
+            f"{folder}: expected a directory of the user {os.getuid()}, got one of {status.st_uid} or no directory: "
             f"remove it{remedy}"
         )
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(status.st_mode) != 0o700:
         folder.chmod(0o700)
     return folder
 

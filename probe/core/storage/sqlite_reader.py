@@ -215,10 +215,10 @@ class _Reading:
         for name in row_tables(self._database):
             if table := row_table(name):
                 tables.setdefault(table.metric_id, []).append((table.first, name))
-        known = self._database.execute("SELECT metric_id, metric_name FROM monitoring_metrics ORDER BY metric_id")
+        records = self._database.execute("SELECT metric_id, metric_name FROM monitoring_metrics ORDER BY metric_id")
         return [
             self._signal(name, number, [table for _, table in sorted(tables[number])])
-            for number, name in known.fetchall()
+            for number, name in records.fetchall()
             if isinstance(name, str) and number in tables
         ]
 
@@ -254,40 +254,40 @@ class _Reading:
 
     def _ops(self, table: str) -> list[str]:
         """Return the columns of values, without names that the tables of other files use otherwise."""
-        held = [row[1] for row in self._database.execute(f"PRAGMA table_info({quoted(table)})")]
-        missing = [name for name in FIXED if name not in held]
+        columns = [row[1] for row in self._database.execute(f"PRAGMA table_info({quoted(table)})")]
+        missing = [name for name in FIXED if name not in columns]
         if missing:
             raise ValueError(f"expected a column {missing[0]} in {table}")
-        ops = [name for name in held if name not in FIXED]
-        taken = {name for name in ops if name.lower() in {*KEY, *TEXT, *TAKEN}}
-        if taken:
-            what = f"{table}: expected ops as columns; {', '.join(map(repr, sorted(taken)))} left out"
-            self._problems.add(self._path, what)
-        return [name for name in ops if name not in taken]
+        ops = [name for name in columns if name not in FIXED]
+        reserved = {name for name in ops if name.lower() in {*KEY, *TEXT, *TAKEN}}
+        if reserved:
+            trouble = f"{table}: expected ops as columns; {', '.join(map(repr, sorted(reserved)))} left out"
+            self._problems.add(self._path, trouble)
+        return [name for name in ops if name not in reserved]
 
     def _pieces(self, table: str, ops: Sequence[str], covered: Sequence[int]) -> Iterator[list[tuple[Any, ...]]]:
         """Yield rows of whole steps, in order: step, target, form and values. A piece ends at steps of other files, so
         that all files can be read one after the other."""
         columns = ", ".join(("step", "target_id", "form_id", *map(quoted, ops)))
         query = f"SELECT {columns} FROM {table} WHERE rank = ? ORDER BY step"  # noqa: S608 - our own name
-        held: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         cut = place = 0  # where the last step in ``held`` begins, and how many covered steps come before it
         last = None
         try:
             for row in self._fetched(query):
                 if row[0] != last:
-                    cut, last, before = len(held), row[0], place
+                    cut, last, before = len(rows), row[0], place
                     place = bisect_left(covered, last)
-                    if cut >= PIECE or (held and place != before):
-                        yield held
-                        held, cut = [], 0
+                    if cut >= PIECE or (rows and place != before):
+                        yield rows
+                        rows, cut = [], 0
                 if place == len(covered) or covered[place] != last:
-                    held.append(row)
+                    rows.append(row)
         except UNREADABLE as error:
             after = "" if last is None else f" from step {last} on"
             self._problems.add(self._path, f"{table}: its rows{after} cannot be read; {error}: left out")
-            held = held[:cut]
-        yield held
+            rows = rows[:cut]
+        yield rows
 
     def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
         with closing(self._database.cursor()) as cursor:
@@ -298,8 +298,8 @@ class _Reading:
         """Return columns as in the files of the signal; a step's rows in the order in which they were written."""
         sound = [row for row in rows if self._is_sound(row)]
         if number := len(rows) - len(sound):
-            what = f"{table}: {number} row{'s' * (number > 1)} with cells that cannot be read: left out"
-            self._problems.add(self._path, what)
+            trouble = f"{table}: {number} row{'s' * (number > 1)} with cells that cannot be read: left out"
+            self._problems.add(self._path, trouble)
         last = len(signal.order)
         sound.sort(key=lambda row: (row[0], signal.order.get(row[1], last), row[1]))
         targets, forms = [self._targets[row[1]] for row in sound], [self._forms[row[2]] for row in sound]
@@ -319,13 +319,13 @@ class _Reading:
     def _is_sound(self, row: tuple[Any, ...]) -> bool:
         """Return whether each column can hold its cell, and names are known."""
         step, target, form, *values = row
-        about = self._targets.get(target)
+        fields = self._targets.get(target)
         try:
             return (
-                about is not None
+                fields is not None
                 and form in self._forms
-                and isinstance(about[0], str)
-                and all(isinstance(number, int) and whole("call", number) >= 0 for number in about[1:])
+                and isinstance(fields[0], str)
+                and all(isinstance(number, int) and whole("call", number) >= 0 for number in fields[1:])
                 and isinstance(step, int)
                 and whole("step", step) >= 0
                 and all(value is None or isinstance(value, int | float) or value == "nan" for value in values)

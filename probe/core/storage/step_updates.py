@@ -33,8 +33,8 @@ class StepUpdates:
     """
 
     def __init__(self, rows: Readable, rank: int) -> None:
-        own = [directory for directory in rows.directories if directory.rank == rank]
-        self._updates = heapq.merge(*(_of(rows, directory) for directory in own), key=lambda dated: dated[0])
+        of_rank = [directory for directory in rows.directories if directory.rank == rank]
+        self._updates = heapq.merge(*(_of(rows, directory) for directory in of_rank), key=lambda dated: dated[0])
         self._next: Dated | None = next(self._updates, None)
 
     def put_into(self, step: StoredStep) -> StoredStep:
@@ -108,6 +108,6 @@ def _update(cells: dict[str, Any]) -> Update:
     """Parse an update; a cell that is missing or not as it is written is unknown."""
     written: list[Any] = [cells.get(name) for name in UPDATE_COLUMNS]
     outcome, skips, begun, rate = written
-    known: Outcome = outcome if outcome in OUTCOMES else "unknown"
+    valid: Outcome = outcome if outcome in OUTCOMES else "unknown"
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    return Update(known, skips if is_whole(skips) else 0, begun is not False, float(rate) if is_number else nan)
+    return Update(valid, skips if is_whole(skips) else 0, begun is not False, float(rate) if is_number else nan)

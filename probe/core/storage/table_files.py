@@ -97,8 +97,8 @@ class FilesBySignal:
 
 def tables(directory: Place, problems: Problems) -> list[TableFile]:
     """Return every file of a rank's directory that can be read, by signal and step."""
-    found = (table_file(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
-    return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+    files = (table_file(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
+    return sorted((f for f in files if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
 
 
 def size_and_time(file: TableFile) -> tuple[int, int]:
@@ -110,14 +110,14 @@ def size_and_time(file: TableFile) -> tuple[int, int]:
     """
     if file.modified_ns:
         return file.bytes, file.modified_ns
-    found = file.path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = file.path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def each_once(found: Sequence[TableFile]) -> list[TableFile]:
+def each_once(files: Sequence[TableFile]) -> list[TableFile]:
     """Drop the Parquet files of steps that are in CSV files too, which are complete up to the last step."""
-    in_csv = {(file.signal, file.first) for file in found if file.format == CSV}
-    return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
+    in_csv = {(file.signal, file.first) for file in files if file.format == CSV}
+    return [file for file in files if file.format == CSV or (file.signal, file.first) not in in_csv]
 
 
 def has_tables(directory: Place) -> bool:
@@ -195,16 +195,16 @@ def _columns(header: str) -> tuple[str, ...]:
     row = next(rows([header]), None)
     if row is not None and row.wrong:
         raise _HeaderError(f"expected a header; {row.wrong} in {header[:60]!r}")
-    columns, there = tuple(row.cells) if row else (), header[:60]
+    columns, came = tuple(row.cells) if row else (), header[:60]
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {came!r}")
     lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
     if len(set(lower)) < len(lower):
-        raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
-    if taken := sorted(TAKEN & set(lower)):
-        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
+        raise _HeaderError(f"expected a header that has every column once; there is {came!r}")
+    if reserved := sorted(TAKEN & set(lower)):
+        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, reserved))} in {came!r}")
     return columns
 
 

@@ -135,9 +135,9 @@ def _translation(root: Path, ranks: tuple[tuple[int, Path], ...], state: object)
     for rank, path in ranks:
         (made := folder / path.name).mkdir(parents=True)
         firsts = [_translate(file, made, problems) for file in sorted(path.iterdir()) if _FILE.fullmatch(file.name)]
-        known = [step for step in firsts if step is not None]
+        steps = [step for step in firsts if step is not None]
         fields = {"rank": rank, "world_size": max(number for number, _ in ranks) + 1, "run": 0}
-        write_manifest(made, {**fields, "first_step": min(known, default=0)})
+        write_manifest(made, {**fields, "first_step": min(steps, default=0)})
     return _Translation(folder, problems, alive)
 
 
@@ -148,16 +148,16 @@ def _translate(file: Path, target: Path, problems: Problems) -> int | None:
     section, first, last = named[1], int(named[2]), int(named[3])
     by_signal: dict[str, list[_Row]] = {}
     try:
-        ops, found = _read(file, section, problems)
+        ops, rows = _read(file, section, problems)
     except (OSError, ValueError) as error:
         problems.add(file, message("{error}: left out", error=error))
         return None
-    for row in found:
+    for row in rows:
         by_signal.setdefault(row.signal, []).append(row)
     for signal, of_signal in by_signal.items():
         path = target / str(TableName(signal, first, last))
         path.write_text("".join(_lines(signal, ops, of_signal)), "utf-8")
-    return min((row.step for row in found), default=None)
+    return min((row.step for row in rows), default=None)
 
 
 def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list[_Row]]:
@@ -173,15 +173,15 @@ def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list
     if missing := [name for name in (STAGE, STEP, MODULE_NAME, SCOPE) if name not in columns]:
         raise ValueError(message("expected a header with {names}", names=", ".join(missing)))
     ops = [name for name in columns if name not in (STAGE, STEP, MODULE_NAME, SCOPE, MICRO_STEP)]
-    found = []
+    parsed = []
     for row in others:
         if not row.cells and not row.wrong:
             continue
         try:
-            found.append(_row(section, ops, dict(zip(columns, row.cells, strict=True))))
+            parsed.append(_row(section, ops, dict(zip(columns, row.cells, strict=True))))
         except ValueError as error:
             problems.add(file, message("{error}: this line is left out", error=row.wrong or error), row.line)
-    return ops, found
+    return ops, parsed
 
 
 def _row(section: str, ops: Sequence[str], cells: Mapping[str, str]) -> _Row:
@@ -212,24 +212,24 @@ def _checked(cell: str) -> str:
     return cell
 
 
-def _lines(signal: str, ops: Sequence[str], found: Sequence[_Row]) -> Iterator[str]:
+def _lines(signal: str, ops: Sequence[str], rows: Sequence[_Row]) -> Iterator[str]:
     """Yield the header and the rows of a signal. Rows that come again in a step are those of the next micro step."""
     times = Counter[tuple[int, int, str]]()
     numbered = []
-    for row in found:
+    for row in rows:
         numbered.append(times[(row.step, row.stage, row.name)])
         times[(row.step, row.stage, row.name)] += 1
     micro_stepped = signal in ("actv", "actv_grad") or any(numbered)
     yield ",".join([*NEEDED, *[MICRO_STEP] * micro_stepped, *ops]) + "\n"
-    several = _several(found) if section_of(signal)[0] == "module" else frozenset()
-    for row, number in zip(found, numbered, strict=True):
+    several = _several(rows) if section_of(signal)[0] == "module" else frozenset()
+    for row, number in zip(rows, numbered, strict=True):
         name = csv_cell(_name(signal, row.name, several))
         yield ",".join([str(row.stage), name, str(row.step), *[str(number)] * micro_stepped, *row.values]) + "\n"
 
 
-def _several(found: Iterable[_Row]) -> frozenset[str]:
+def _several(rows: Iterable[_Row]) -> frozenset[str]:
     """Return the places of modules that have more than one tensor."""
-    parts = (_PART.fullmatch(row.name) for row in found)
+    parts = (_PART.fullmatch(row.name) for row in rows)
     return frozenset(f"{part[1]}.{part[3]}" for part in parts if part is not None and part[4] != "0")
 
 

@@ -111,7 +111,7 @@ class ProbeTracker(GeneralTracker):
 
 def _trained(models: Sequence[Any], optimizers: Sequence[Any]) -> list[Any]:
     """Return the models with parameters that an optimizer updates."""
-    owned = {id(each) for optimizer in optimizers for each in hooks.owned(parallel.acting(optimizer))}
+    owned = {id(updated) for optimizer in optimizers for updated in hooks.owned(parallel.acting(optimizer))}
     return [model for model in models if any(id(parameter) in owned for _, parameter in hooks.parameters(model))]
 
 
@@ -137,7 +137,8 @@ def watch(
         ConfigError: naming every problem of the configuration.
         ValueError: before ``prepare``, or for a model that cannot be watched.
     """
-    trackers = [each for each in [*accelerator.log_with, *accelerator.trackers] if isinstance(each, ProbeTracker)]
+    present = [*accelerator.log_with, *accelerator.trackers]
+    trackers = [tracker for tracker in present if isinstance(tracker, ProbeTracker)]
     if trackers and (config is not None or overrides):
         raise ValueError("watch: expected one configuration: pass it to ProbeTracker, or to watch without a tracker")
     tracker = trackers[0] if trackers else ProbeTracker(config, **overrides)

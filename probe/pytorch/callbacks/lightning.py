@@ -101,9 +101,9 @@ class LightningCallback(Callback):
 
     def _metrics(self, trainer: Any) -> dict[str, Any]:
         """Return the metrics that were logged since the last call."""
-        there = dict(trainer.callback_metrics)
-        new = {name: value for name, value in there.items() if value is not self._seen.get(name)}
-        self._seen = there
+        metrics = dict(trainer.callback_metrics)
+        new = {name: value for name, value in metrics.items() if value is not self._seen.get(name)}
+        self._seen = metrics
         return new
 
 

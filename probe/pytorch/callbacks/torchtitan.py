@@ -40,7 +40,7 @@ class WatchedMetrics:
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("model_parts", "optimizers") and self.probe_run is None:
-            models, optimizers = (getattr(self, each, None) for each in ("model_parts", "optimizers"))
+            models, optimizers = (getattr(self, attribute, None) for attribute in ("model_parts", "optimizers"))
             if models is not None and optimizers is not None:
                 self.probe_run = run = TrainerRun(TrainerMon, self.probe_config)
                 run.begin(list(models), list(optimizers), begun=self.probe_start)
@@ -59,8 +59,8 @@ class WatchedMetrics:
     def _record(self, run: TrainerRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values = {**dict(zip(POSITIONS, args, strict=False)), **kwargs}
         extra = values.get("extra_metrics") or {}
-        known = {name: values.get(argument) for argument, name in NAMES.items()}
-        run.log_ended(**known, **{name: extra[name] for name in extra.keys() - known.keys()})
+        numbers = {name: values.get(argument) for argument, name in NAMES.items()}
+        run.log_ended(**numbers, **{name: extra[name] for name in extra.keys() - numbers.keys()})
 
     def close(self) -> None:
         """Close torchtitan's loggers, and stop the monitor."""

@@ -38,9 +38,9 @@ def check(model: torch.nn.Module) -> None:
                 "set_monitor: model: its parameters have no names of their own, because FullyShardedDataParallel was "
                 "made with use_orig_params=False; wrap the model with use_orig_params=True"
             )
-    known = {id(parameter) for unit in units for parameter in _originals(unit._handle.flat_param)}
+    originals = {id(parameter) for unit in units for parameter in _originals(unit._handle.flat_param)}
     for name, parameter in model.named_parameters() if CLASS[0] in sys.modules else ():
-        if is_flat(parameter) and id(parameter) not in known:
+        if is_flat(parameter) and id(parameter) not in originals:
             raise ValueError(
                 f"set_monitor: parameter {name!r} belongs to a FullyShardedDataParallel unit around the model that was "
                 "given, where its gradients cannot be seen; give the wrapped model to set_monitor"
@@ -126,12 +126,12 @@ class FlatUnit:
         sizes, padding = flat._numels_with_padding, flat._is_padding_mask
         starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
         starts = [start for start, pads in zip(starts, padding, strict=True) if not pads]
-        for shape, start, kept in zip(flat._shapes, starts, flat._shard_param_infos, strict=True):
+        for shape, start, shard in zip(flat._shapes, starts, flat._shard_param_infos, strict=True):
             if not self._sharded:
                 yield FlatPiece(shape, start, shape.numel(), shape.numel(), "")
-            elif kept.in_shard:
-                part = f"{kept.intra_param_start_idx}:{kept.intra_param_end_idx + 1}"
-                yield FlatPiece(shape, start, shape.numel(), kept.numel_in_shard, part)
+            elif shard.in_shard:
+                part = f"{shard.intra_param_start_idx}:{shard.intra_param_end_idx + 1}"
+                yield FlatPiece(shape, start, shape.numel(), shard.numel_in_shard, part)
             else:
                 yield FlatPiece(shape, start, shape.numel(), 0, "0:0")
 
@@ -140,7 +140,9 @@ class FlatUnit:
         """True if a hook can be placed now."""
         return bool(self._flat.requires_grad)
 
-    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
+    def on_gradient(
+        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
+    ) -> Remove:  # noqa: ARG002
         """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
         under ``no_sync``."""
         piece = self.pieces[parameter]
@@ -151,7 +153,7 @@ class FlatUnit:
                 reduced = bool(getattr(self._module(), "_sync_gradients", True))
                 listen(flattened.view(piece.shape), reduced=reduced)
 
-        if own:
+        if single:
             return on_own(self._flat, arrived, guard)
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 

@@ -57,16 +57,16 @@ def ready(parameter: torch.nn.Parameter) -> bool:
 
 def absent(parameter: torch.nn.Parameter) -> Shard | None:
     """Return an empty gradient of a parameter of which other ranks have all elements; None for any other parameter."""
-    found = getattr(home(parameter), "absent", None)
-    return None if found is None else found(parameter)
+    check = getattr(home(parameter), "absent", None)
+    return None if check is None else check(parameter)
 
 
 def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     """Return ``tensor``, which has the layout of ``parameter``, with its coverage; None for None."""
     if not (HOMES or HIDDEN):
         return tensor
-    found = home(parameter)
-    if found is None:
+    engine = home(parameter)
+    if engine is None:
         fsdp1.check_unwrapped(parameter)
         return tensor
-    return None if tensor is None else found.piece(parameter, tensor)
+    return None if tensor is None else engine.piece(parameter, tensor)

@@ -14,7 +14,7 @@ INSIDE = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps.items()},
+    **{kind: attribute for engine in ENGINES.values() for kind, attribute in engine.wraps.items()},
 }
 """Classes of torch and engines that wrap a module of the user, each with the attribute that holds the module."""
 
@@ -22,9 +22,9 @@ INSIDE = {
 def inside(module: torch.nn.Module) -> str | None:
     """Return the attribute in which ``module`` holds the module that it wraps, if it is a wrapper."""
     for kind in type(module).__mro__:
-        found = INSIDE.get(f"{kind.__module__}.{kind.__qualname__}")
-        if found is not None and isinstance(getattr(module, found, None), torch.nn.Module):
-            return found
+        name = INSIDE.get(f"{kind.__module__}.{kind.__qualname__}")
+        if name is not None and isinstance(getattr(module, name, None), torch.nn.Module):
+            return name
     return None
 
 

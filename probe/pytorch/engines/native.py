@@ -38,17 +38,17 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
     """Return the gradient that the parameter holds."""
-    found = held(parameter, main_grad)
+    gradient = held(parameter, main_grad)
     if HOMES or HIDDEN:
-        return absent(parameter) if found is None else piece(parameter, found)
-    return found
+        return absent(parameter) if gradient is None else piece(parameter, gradient)
+    return gradient
 
 
 def on_gradient(
-    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, single: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listen to the gradient of a parameter that holds its own numbers."""
-    if own:
+    if single:
         return on_own(parameter, listen, guard)
 
     def accumulated(parameter: torch.nn.Parameter) -> None:
@@ -67,23 +67,23 @@ def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """Return the tensors kept for ``parameter`` under the optimizer's own names, without the step counter."""
-    kept = getattr(optimizer, "state", {}).get(parameter, {})
-    tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
+    state = getattr(optimizer, "state", {}).get(parameter, {})
+    tensors = {kind: value for kind, value in state.items() if isinstance(value, torch.Tensor)}
     return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """Return a function to the hyperparameters in a parameter's group; the steps are in its state, else its group."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
-    kept = getattr(optimizer, "state", {})
-    return lambda parameter: of_group(groups.get(id(parameter)), kept.get(parameter, {}))
+    states = getattr(optimizer, "state", {})
+    return lambda parameter: of_group(groups.get(id(parameter)), states.get(parameter, {}))
 
 
-def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam | None:
+def of_group(group: Mapping[str, Any] | None, state: Mapping[str, Any]) -> Adam | None:
     """Return the hyperparameters among the options of a group; None if they are not Adam-like."""
     if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
         return None
-    steps = kept.get("step", group.get("step"))
+    steps = state.get("step", group.get("step"))
     if steps is not None and not group.get("bias_correction", True):  # an option of apex's and DeepSpeed's
         steps = math.inf
     return None if steps is None else Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
@@ -191,15 +191,15 @@ class Steps:
 
     def _foreseen(self) -> Outcome:
         """Return the outcome of a fused optimizer's step, ``unknown`` if only a device has it."""
-        found = getattr(self._optimizer, "found_inf", None)
-        if found is None:
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        if found_inf is None:
             return "applied"
-        if not isinstance(found, torch.Tensor):
-            return "skipped" if found else "applied"
-        if found.device.type != "cpu" or found.dtype is not torch.float32:
+        if not isinstance(found_inf, torch.Tensor):
+            return "skipped" if found_inf else "applied"
+        if found_inf.device.type != "cpu" or found_inf.dtype is not torch.float32:
             return "unknown"
         # a reading of memory, no operation of torch: also in steps that are not sampled
-        return "skipped" if ctypes.c_float.from_address(found.data_ptr()).value else "applied"
+        return "skipped" if ctypes.c_float.from_address(found_inf.data_ptr()).value else "applied"
 
     def _running(self) -> int:
         """Return the number of calls of this optimizer's ``step`` on the stack.
@@ -209,4 +209,4 @@ class Steps:
         locals ``self`` and ``profile_name`` (torch 2.4 to 2.13; https://github.com/pytorch/pytorch/pull/89176).
         """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
-        return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
+        return sum(variables.get("self") is self._optimizer and "profile_name" in variables for variables in running)

@@ -39,7 +39,7 @@ def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - every model ins
     running = _running()
     if running is None or running.f_code.co_name != MICRO_BATCH:
         return False
-    schedule: Any = next((held for held in map(_owner, _from(running)) if hasattr(held, "pipeline_order")), None)
+    schedule: Any = next((owner for owner in map(_owner, _from(running)) if hasattr(owner, "pipeline_order")), None)
     if schedule is not None and _splits(schedule):
         raise ValueError(
             f"{type(schedule).__name__} splits each backward in two, so that gradients cannot be distinguished and "
@@ -77,11 +77,11 @@ def _owner(frame: FrameType) -> Any:
 
 
 def _splits(schedule: Any) -> bool:
-    known = _splitting.get(schedule)
-    if known is None:
+    splits = _splitting.get(schedule)
+    if splits is None:
         actions = (action for order in schedule.pipeline_order.values() for action in order if action is not None)
-        known = _splitting[schedule] = any(action.computation_type.name == SPLIT for action in actions)
-    return known
+        splits = _splitting[schedule] = any(action.computation_type.name == SPLIT for action in actions)
+    return splits
 
 
 ENGINE = Engine(pipelined=pipelined)

@@ -84,6 +84,6 @@ def made_steps(optimizer: Any) -> int:
     if (chained := getattr(optimizer, "chained_optimizers", None)) is not None:  # of Megatron-Core
         return max(map(made_steps, chained), default=0)
     state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
-    kept = [*(state.values() if isinstance(state, Mapping) else ()), *(groups or ())]
-    counts = [each.get("step", 0) for each in kept if isinstance(each, Mapping)]
+    states = [*(state.values() if isinstance(state, Mapping) else ()), *(groups or ())]
+    counts = [entry.get("step", 0) for entry in states if isinstance(entry, Mapping)]
     return max((int(count) for count in counts), default=0)

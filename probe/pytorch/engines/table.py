@@ -24,7 +24,7 @@ OPTIMIZERS_INSIDE = {
     "accelerate.optimizer.AcceleratedOptimizer": "optimizer",
     "lightning.pytorch.core.optimizer.LightningOptimizer": "optimizer",
     "pytorch_lightning.core.optimizer.LightningOptimizer": "optimizer",
-    **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps_optimizers.items()},
+    **{kind: attribute for engine in ENGINES.values() for kind, attribute in engine.wraps_optimizers.items()},
 }
 """Classes that only forward steps, or take none, each with the attribute that holds the optimizer."""
 
@@ -48,7 +48,7 @@ def look_at(model: torch.nn.Module) -> None:
 
 def stand_ins(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
     """Return the parameters that stand-ins replace while modules run, by the identity of the stand-in."""
-    return {id(one): parameter for engine in ENGINES.values() for one, parameter in engine.stand_ins(model)}
+    return {id(thing): parameter for engine in ENGINES.values() for thing, parameter in engine.stand_ins(model)}
 
 
 def pipelined(model: torch.nn.Module) -> bool:

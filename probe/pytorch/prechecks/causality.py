@@ -36,10 +36,10 @@ def tried(call: HeldCall, axis: int) -> Causality | str:
         tokens.narrow(axis, cut, length - cut).copy_(others.narrow(axis, cut, length - cut))
         later = _changes(before, _outputs(model, call), tokens.shape, axis)
         tokens.copy_(original).narrow(samples, 0, 1).copy_(others.narrow(samples, 0, 1))
-        other = _changes(before, _outputs(model, call), tokens.shape, samples)
+        apart = _changes(before, _outputs(model, call), tokens.shape, samples)
     if not later:
         return "the model returns no numbers for each position"
-    return Causality(_share(later[:cut], later[cut:]), cut, _share(other[1:], other[:1]))
+    return Causality(_share(later[:cut], later[cut:]), cut, _share(apart[1:], apart[:1]))
 
 
 def _share(at: Sequence[float], by: Sequence[float]) -> float:

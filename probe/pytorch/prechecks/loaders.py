@@ -79,16 +79,16 @@ class LoaderWatch:
 
     def rows(self) -> list[LoaderFacts]:
         """Return the facts of all loaders."""
-        return [_facts(loader, self._epochs) for one in self._loaders if (loader := one()) is not None]
+        return [_facts(loader, self._epochs) for reference in self._loaders if (loader := reference()) is not None]
 
     def workers(self) -> list[WorkerFacts]:
         """Return the facts that worker processes of this process have written."""
-        found = []
+        facts = []
         for path in sorted(self._folder.glob(WORKERS)):
             values = json.loads(path.read_text(encoding="utf-8"))
             if values.pop("parent") == os.getpid():
-                found.append(WorkerFacts(**values))
-        return found
+                facts.append(WorkerFacts(**values))
+        return facts
 
 
 def _write(path: Path, worker: Any, before: dict[str, int], batch: Any) -> None:

@@ -156,9 +156,9 @@ def relation(labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor) 
 
 def _agree(labels: torch.Tensor, tokens: torch.Tensor, ignored: torch.Tensor) -> bool:
     """Return whether labels that are not ignored are the tokens, and more than one kind of them."""
-    wanted = labels[~ignored]
+    expected = labels[~ignored]
     return (
-        wanted.numel() > 1
-        and bool((wanted == tokens.to(labels.device)[~ignored]).all())
-        and wanted.unique().numel() > 1
+        expected.numel() > 1
+        and bool((expected == tokens.to(labels.device)[~ignored]).all())
+        and expected.unique().numel() > 1
     )

@@ -121,7 +121,7 @@ class TrialRecorder:
     def _norm_of_some(self) -> float:
         gradients = [
             local(parameter.grad)
-            for optimizer in self._optimizers.values() or [one for run in self._runs for one in run.optimizers]
+            for optimizer in self._optimizers.values() or [watched for run in self._runs for watched in run.optimizers]
             for parameter in [*FINDER.owned(optimizer)][:SOME]
             if parameter.grad is not None and not parameter.grad.is_sparse
         ]
@@ -167,7 +167,7 @@ class TrialRecorder:
     def _models_of(self, optimizer: Any) -> dict[str, torch.nn.Module]:
         """Return the models that an optimizer updates, by name; one alone has an empty name."""
         for run in self._runs:
-            if any(optimizer is one for one in run.optimizers):
+            if any(optimizer is watched for watched in run.optimizers):
                 return run.models
         models = ModelSearch(FINDER, None).of(optimizer)
         return {"": models[0]} if len(models) == 1 else named(models)
@@ -246,15 +246,15 @@ class TrialRecorder:
 
     def _add_causality(self, trial: Trial) -> None:
         """Call the first model with tokens again: nothing comes after it."""
-        held = self._calls.held
-        if held is None:
+        call = self._calls.held
+        if call is None:
             trial.unseen["not-causal"] = "no model got tokens along two axes"
             return
-        found = attempt(self.faults, "forward with other tokens", tried, held, self._time_axis)
-        if found is None or isinstance(found, str):
-            trial.unseen["not-causal"] = found or "the model could not be called again"
+        answer = attempt(self.faults, "forward with other tokens", tried, call, self._time_axis)
+        if answer is None or isinstance(answer, str):
+            trial.unseen["not-causal"] = answer or "the model could not be called again"
         else:
-            trial.causality = found
+            trial.causality = answer
 
 
 def _is_replicated(model: torch.nn.Module) -> bool:

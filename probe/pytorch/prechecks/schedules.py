@@ -76,8 +76,8 @@ class ScheduleWatch:
 
 
 def _is_of(schedule: Any, optimizer: Any) -> bool:
-    held = getattr(schedule, "optimizer", None)
-    return held is optimizer or getattr(held, "optimizer", None) is optimizer
+    stepped = getattr(schedule, "optimizer", None)
+    return stepped is optimizer or getattr(stepped, "optimizer", None) is optimizer
 
 
 def _is_prepared(schedule: Any) -> bool:
@@ -85,7 +85,7 @@ def _is_prepared(schedule: Any) -> bool:
     module = sys.modules.get("accelerate.scheduler")
     if module is None:
         return False
-    holders: list[Any] = [one for one in gc.get_objects() if type(one) is module.AcceleratedScheduler]
+    holders: list[Any] = [thing for thing in gc.get_objects() if type(thing) is module.AcceleratedScheduler]
     return any(holder.scheduler is schedule for holder in holders)
 
 
@@ -95,10 +95,10 @@ def _end(schedule: Any, planned: Mapping[str, int], times: int) -> tuple[int, st
     horizon = int(getattr(schedule, ENDS.get(type(schedule).__name__, ""), 0) or 0)
     functions = getattr(schedule, "lr_lambdas", [])
     name = ""
-    for known, number in planned.items():
+    for name_of_number, number in planned.items():
         is_end = number == horizon if horizon else bool(functions) and _ends_at(functions[0], number)
         if is_end and times > 1 and number // times not in planned.values():
-            horizon, name = number, known
+            horizon, name = number, name_of_number
             break
     return horizon, name
 

@@ -46,8 +46,8 @@ class Wanted(NamedTuple):
 
     def has(self, letter: str, signal: str) -> bool:
         """Return whether rows of a signal are counted."""
-        chosen = self.of_a if letter == "a" else self.of_b
-        return chosen is None or signal in chosen
+        columns = self.of_a if letter == "a" else self.of_b
+        return columns is None or signal in columns
 
 
 class Census:
@@ -58,15 +58,15 @@ class Census:
 
     def add(self, letter: str, signal: str, counted: CountedRows) -> None:
         """Add rows; those of files in the order of the files."""
-        own = self.rows.setdefault((letter, signal), CountedRows([], {}, {}, {}))
-        own.files.extend(files for files in counted.files if files not in own.files)
+        total = self.rows.setdefault((letter, signal), CountedRows([], {}, {}, {}))
+        total.files.extend(files for files in counted.files if files not in total.files)
         for name, dtypes in counted.dtypes.items():
-            own.dtypes.setdefault(name, set()).update(dtypes)
+            total.dtypes.setdefault(name, set()).update(dtypes)
         for step, number in counted.steps.items():
-            own.steps[step] = own.steps.get(step, 0) + number
+            total.steps[step] = total.steps.get(step, 0) + number
         for name, (size, largest) in counted.sizes.items():
-            before = own.sizes.get(name, (0.0, 0.0))
-            own.sizes[name] = before[0] + size, before[1] + largest
+            before = total.sizes.get(name, (0.0, 0.0))
+            total.sizes[name] = before[0] + size, before[1] + largest
 
     def merge(self, other: Census) -> None:
         """Add the rows of the next piece."""
@@ -88,7 +88,7 @@ class Census:
     def micro_stepped(self, letter: str, signal: str) -> bool | None:
         """Return whether the files of a signal have a column for micro steps; None if unknown, as for Parquet files."""
         columns = [files.columns for files in self.rows[letter, signal].files if not files.described]
-        return any(MICRO_STEP in each for each in columns) if columns else None
+        return any(MICRO_STEP in of_rank for of_rank in columns) if columns else None
 
     def names(self, letter: str, signals: Iterable[str]) -> list[str]:
         """Return all names of some signals in one run, sorted."""
@@ -110,7 +110,7 @@ class Census:
         return set().union(*(self.rows[letter, signal].steps for signal in signals))
 
 
-def count(piece: ComparedPiece, wanted: Wanted) -> tuple[Census, PieceResult]:
+def count(piece: ComparedPiece, request: Wanted) -> tuple[Census, PieceResult]:
     """Count the rows of a piece."""
     census, done = Census(), list[PieceResult]()
     with opened_piece(piece, done) as opened:
@@ -118,8 +118,8 @@ def count(piece: ComparedPiece, wanted: Wanted) -> tuple[Census, PieceResult]:
         for letter, rows, offset in (("a", opened.a, 0), ("b", opened.b, piece.offset)):
             for signal in rows.signals:
                 counted = CountedRows(_files(rows, signal), {}, {}, {})
-                if wanted.has(letter, signal):
-                    span = wanted.first + offset, wanted.last + offset
+                if request.has(letter, signal):
+                    span = request.first + offset, request.last + offset
                     _count(opened, rows.view(signal), letter, span, offset, counted)
                     if signal.startswith(GRADIENT) and "norm" in rows.numbers(signal):
                         counted.sizes.update(_sizes(opened, rows.view(signal), letter, span))
@@ -143,8 +143,8 @@ def _sizes(opened: OpenPiece, view: str, letter: str, span: tuple[int, int]) -> 
 
 def _files(rows: Rows, signal: str) -> list[FilesAlike]:
     files = [file for _, file in rows.files[signal]]
-    own = [file for file in files if not file.columns]
-    described = rows.columns(rows.source(own)) if own else ()
+    unread = [file for file in files if not file.columns]
+    described = rows.columns(rows.source(unread)) if unread else ()
     alike = (FilesAlike(file.format, file.columns or described, not file.columns) for file in files)
     return list(dict.fromkeys(alike))
 

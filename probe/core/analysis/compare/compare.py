@@ -143,8 +143,8 @@ def compare(
     """
     side_a, side_b = found("a", a, directories[0]), found("b", b, directories[1])
     ranks = pair_ranks(side_a, side_b, options)
-    chosen = engine or LocalEngine(1)
-    passes = ComparisonPasses(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))
+    engine_used = engine or LocalEngine(1)
+    passes = ComparisonPasses(engine_used, divided(side_a, side_b, ranks, options.step_offset, _least(engine_used)))
     census = passes.count(wanted(options))
     _check_readable(census, passes, side_a, side_b)
     sides = Sides(side_a, side_b, options, census)
@@ -228,8 +228,8 @@ def _totals(tables: DifferenceTables) -> tuple[int, int, int, int]:
 
 
 def _largest(tables: DifferenceTables) -> float:
-    found = tables.connection.execute("SELECT coalesce(max(excess), 0) FROM by_step").fetchall()
-    return float(found[0][0]) * tables.relative
+    records = tables.connection.execute("SELECT coalesce(max(excess), 0) FROM by_step").fetchall()
+    return float(records[0][0]) * tables.relative
 
 
 def _before(tables: DifferenceTables, first: list[DifferingRow]) -> float:
@@ -241,11 +241,11 @@ def _before(tables: DifferenceTables, first: list[DifferingRow]) -> float:
 
 def _counts(tables: DifferenceTables) -> list[tuple[str, int, int, float]]:
     query = "SELECT signal, sum(rows), sum(beyond), coalesce(max(excess), 0) FROM by_step GROUP BY signal"
-    found = {row[0]: row for row in tables.connection.execute(query).fetchall()}
+    by_signal = {row[0]: row for row in tables.connection.execute(query).fetchall()}
     return [
-        (signal, int(found[signal][1]), int(found[signal][2]), found[signal][3] * tables.relative)
+        (signal, int(by_signal[signal][1]), int(by_signal[signal][2]), by_signal[signal][3] * tables.relative)
         for signal in tables.pairing.signals
-        if signal in found
+        if signal in by_signal
     ]
 
 
@@ -273,22 +273,22 @@ def _growth(tables: DifferenceTables, signal: str) -> Growth:
         "SELECT min(step), max(excess) FROM by_step, span WHERE signal = ? AND excess IS NOT NULL "
         "GROUP BY (step - first) // width ORDER BY 1"
     )
-    found = tables.connection.execute(query, [MOST_POINTS, signal]).fetchall()
-    return Growth(signal, [row[0] for row in found], [row[1] * tables.relative for row in found])
+    records = tables.connection.execute(query, [MOST_POINTS, signal]).fetchall()
+    return Growth(signal, [row[0] for row in records], [row[1] * tables.relative for row in records])
 
 
 def _layers(tables: DifferenceTables, signal: str, places: Mapping[str, int]) -> Layers:
     """Differences of the names that differ most, by their ``places`` in the order of execution."""
-    chosen = (
+    selected = (
         "SELECT name FROM by_name WHERE signal = $signal GROUP BY name HAVING max(excess) IS NOT NULL "  # noqa: S608
         f"ORDER BY max(excess) DESC, name LIMIT {MOST_NAMES}"
     )
     query = (
         "SELECT name, bin, max(excess) FROM by_name "  # noqa: S608 - our own words
-        f"WHERE signal = $signal AND name IN ({chosen}) GROUP BY name, bin"
+        f"WHERE signal = $signal AND name IN ({selected}) GROUP BY name, bin"
     )
-    found = tables.connection.execute(query, {"signal": signal}).fetchall()
-    cells = {(name, bin_): None if excess is None else excess * tables.relative for name, bin_, excess in found}
+    records = tables.connection.execute(query, {"signal": signal}).fetchall()
+    cells = {(name, bin_): None if excess is None else excess * tables.relative for name, bin_, excess in records}
     names = sorted({name for name, _ in cells}, key=lambda name: (places.get(name, math.inf), name))
     bins = sorted({bin_ for _, bin_ in cells})
     differences = [[cells.get((name, bin_)) for bin_ in bins] for name in names]

@@ -50,12 +50,12 @@ def _with_other(half: ComparedPiece) -> ComparedPiece:
     """Return ``half`` with no more of B than belongs to it."""
     ranks = frozenset(half.ranks)
     pairs = tuple(pair for pair in half.pairs if pair[0] in ranks)
-    other = half.of_b().of_ranks(of_b for _, of_b in pairs)
+    half_of_b = half.of_b().of_ranks(of_b for _, of_b in pairs)
     if half.steps is not None:
         first, last = half.steps
         bounds = first + half.offset if first else 0, last + half.offset if last < HIGHEST else LAST
-        other = other.of_steps(*bounds)
-    return replace(half, other=other, pairs=pairs)
+        half_of_b = half_of_b.of_steps(*bounds)
+    return replace(half, other=half_of_b, pairs=pairs)
 
 
 def divided(a: Side, b: Side, ranks: Iterable[tuple[int, int]], offset: int, least: int = 1) -> list[ComparedPiece]:
@@ -69,16 +69,16 @@ def divided(a: Side, b: Side, ranks: Iterable[tuple[int, int]], offset: int, lea
     pairs = tuple(ranks)
     (whole,) = by_ranks(_restricted(b, {of_b for _, of_b in pairs}), most_bytes=sys.maxsize)
     of_a = _restricted(a, {of_a for of_a, _ in pairs})
-    found: list[ComparedPiece] = []
+    pieces: list[ComparedPiece] = []
     for part in by_ranks(of_a, most_bytes=MOST_BYTES, least=least, cuts=("ranks", "steps")):
         fields = {name: getattr(part, name) for name in Piece.__dataclass_fields__}
-        found += _small(_with_other(ComparedPiece(**fields, other=whole, pairs=pairs, offset=offset)))
-    return found
+        pieces += _small(_with_other(ComparedPiece(**fields, other=whole, pairs=pairs, offset=offset)))
+    return pieces
 
 
 def _restricted(side: Side, ranks: Iterable[int]) -> RecordedRun:
-    wanted = frozenset(ranks)
-    return RecordedRun(tuple(each for each in side.run.directories if each.rank in wanted), ())
+    numbers = frozenset(ranks)
+    return RecordedRun(tuple(directory for directory in side.run.directories if directory.rank in numbers), ())
 
 
 def _small(piece: ComparedPiece) -> Iterator[ComparedPiece]:
@@ -123,16 +123,16 @@ class PieceResult(NamedTuple):
 @contextmanager
 def opened_piece(piece: ComparedPiece, done: list[PieceResult]) -> Iterator[OpenPiece]:
     """Open the files of a piece in one database; at the end its problems are added to ``done``."""
-    found = [(Problems(), Problems()) for _ in "ab"]
+    problems = [(Problems(), Problems()) for _ in "ab"]
     with closing(connected()) as connection, ExitStack() as stack:
         connection.execute(_ELEMENTS)
         both = []
-        for letter, part, (opening, reading) in zip("ab", (piece, piece.of_b()), found, strict=True):
+        for letter, part, (opening, reading) in zip("ab", (piece, piece.of_b()), problems, strict=True):
             rows = stack.enter_context(opened(part, opening, connection, letter, CLOCK_ROWS))
             rows.problems = reading
             both.append(rows)
         yield OpenPiece(piece, connection, *both)
-    done.append(PieceResult(piece.place, piece.ranks, span(piece), *(ReadProblems(*each) for each in found)))
+    done.append(PieceResult(piece.place, piece.ranks, span(piece), *(ReadProblems(*of_run) for of_run in problems)))
 
 
 _ELEMENTS = """

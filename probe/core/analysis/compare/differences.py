@@ -45,8 +45,8 @@ def coarsest(dtypes: Iterable[str]) -> str:
         dtypes: as frameworks spell them, such as ``torch.bfloat16`` and ``BFloat16``.
     """
     plain = {dtype.rpartition(".")[2].lower() for dtype in dtypes}
-    found = [known for known in RELATIVE if any(dtype.startswith(known) for dtype in plain)]
-    return max(found, key=lambda known: RELATIVE[known], default="float32")
+    names = [name for name in RELATIVE if any(dtype.startswith(name) for dtype in plain)]
+    return max(names, key=lambda name: RELATIVE[name], default="float32")
 
 
 def difference(op: str, a: float | None, b: float | None, excess: float, relative: float) -> float:
@@ -171,11 +171,11 @@ class PieceDifferences:
             numbers = f"CASE WHEN a.noise AND isfinite({numbers}) THEN least({numbers}, {most}) ELSE {numbers} END"
         keys = ", ".join(f"coalesce(a.{key}, b.{key}) AS {key}" for key in KEY)
         on = " AND ".join(f"a.{key} = b.{key}" for key in KEY)
-        chosen = "".join(f", {each}" for each in more)
+        columns = "".join(f", {column}" for column in more)
         return (
             f"SELECT {keys}, coalesce(a.own, b.own) AS own, a.name IS NOT NULL AS in_a, b.name IS NOT NULL AS in_b, "  # noqa: S608
             "coalesce(a.idle, b.idle) AS idle, "
-            f"CASE WHEN in_a AND in_b THEN greatest({apart}, {numbers}) END AS excess{chosen} "
+            f"CASE WHEN in_a AND in_b THEN greatest({apart}, {numbers}) END AS excess{columns} "
             f"FROM ({a}) AS a FULL JOIN ({b}) AS b ON {on} "
             "LEFT JOIN scales AS s ON s.rank = a.rank AND s.step = a.step"
         )
@@ -209,9 +209,9 @@ def measure(
         rows = PieceRows(opened, pairing)
         differences = PieceDifferences(rows, signals if duplicated else ())
         jumps.start(differences.connection)
-        found = {signal: _measured(differences, signal, bins) for signal in signals}
+        by_signal = {signal: _measured(differences, signal, bins) for signal in signals}
         jumped = [] if duplicated else jumps.jumps(rows)
-    return MeasuredPiece(found, jumped), done[0]
+    return MeasuredPiece(by_signal, jumped), done[0]
 
 
 def _measured(differences: PieceDifferences, signal: str, bins: Bins) -> MeasuredSignal:

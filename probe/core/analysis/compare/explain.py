@@ -19,29 +19,35 @@ SUDDEN = 10
 """Multiple of the largest difference of the steps before from which on a difference has not grown out of rounding."""
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """One sentence or two: whether the runs are the same, and the first difference."""
-    if found.beyond:
+    if comparison.beyond:
         parts = "".join(
             f" They part in {_module(jump)}: {jump_text(jump)}."
-            for jump in found.jumps[:1]
-            if jump.step <= found.first[0].step
+            for jump in comparison.jumps[:1]
+            if jump.step <= comparison.first[0].step
         )
-        return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}{parts}"
-    left_out = ", as far as they could be read" if found.skipped else ""
-    if not found.rows:
+        return f"The runs differ. First difference: {sentence(comparison.first[0])}. {_growth(comparison)}{parts}"
+    left_out = ", as far as they could be read" if comparison.skipped else ""
+    if not comparison.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
-    if not found.largest:
-        what = f"all numbers of {found.rows} pairs of rows are equal, to the digits that were written{left_out}."
+    if not comparison.largest:
+        extent = f"all numbers of {comparison.rows} pairs of rows are equal, to the digits that were written{left_out}."
     else:
-        largest = f"the largest relative difference is {found.largest:.2g}"
-        what = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{left_out}; {largest}."
-    if found.jumps:
-        return f"The runs part in {_module(found.jumps[0])}: {jump_text(found.jumps[0])}. Look there; {what}"
-    if found.one_sided and not found.common:
-        return f"The runs differ: one has data that the other lacks (--common ignores these). {_capital(what)}"
+        largest = f"the largest relative difference is {comparison.largest:.2g}"
+        extent = (
+            f"{comparison.rows} pairs of rows are within {comparison.tolerance:g} of each other{left_out}; {largest}."
+        )
+    if comparison.jumps:
+        return (
+            f"The runs part in {_module(comparison.jumps[0])}: {jump_text(comparison.jumps[0])}. Look there; {extent}"
+        )
+    if comparison.one_sided and not comparison.common:
+        return f"The runs differ: one has data that the other lacks (--common ignores these). {_capital(extent)}"
     return (
-        f"The runs are the same: {what}" if not found.largest else f"The runs agree within {found.tolerance:g}: {what}"
+        f"The runs are the same: {extent}"
+        if not comparison.largest
+        else f"The runs agree within {comparison.tolerance:g}: {extent}"
     )
 
 
@@ -100,32 +106,39 @@ def place(row: DifferingRow) -> tuple[str, ...]:
     return step, row.signal, name, number.op, _text(number.a), _text(number.b), f"{number.difference:.2g}"
 
 
-def about(found: Comparison) -> Iterator[str]:
+def about(comparison: Comparison) -> Iterator[str]:
     """Lines about the data that were compared, and those that only one run has."""
-    ranks = ", ".join(str(a) if a == b else f"{a}:{b}" for a, b in found.ranks[:8]) + ", ..." * (len(found.ranks) > 8)
-    dtype = f" ({found.dtype})" if found.dtype else ""
-    of = plural(len(found.ranks), "rank")
-    yield f"steps {found.steps[0]} to {found.steps[1]}, {of} {ranks}, relative tolerance {found.tolerance:g}{dtype}"
-    renamed = found.renamed - found.by_framework
+    ranks = ", ".join(str(a) if a == b else f"{a}:{b}" for a, b in comparison.ranks[:8]) + ", ..." * (
+        len(comparison.ranks) > 8
+    )
+    dtype = f" ({comparison.dtype})" if comparison.dtype else ""
+    of = plural(len(comparison.ranks), "rank")
+    first, last = comparison.steps
+    yield f"steps {first} to {last}, {of} {ranks}, relative tolerance {comparison.tolerance:g}{dtype}"
+    renamed = comparison.renamed - comparison.by_framework
     if renamed:
         yield f"{renamed} {plural(renamed, 'name is', 'names are')} different in B"
-    if found.by_framework:
-        are = plural(found.by_framework, "parameter is", "parameters are")
-        yield f"{found.by_framework} {are} named as in the other framework (gamma for weight, ...)"
-    for jump in found.jumps[:1]:
+    if comparison.by_framework:
+        are = plural(comparison.by_framework, "parameter is", "parameters are")
+        yield f"{comparison.by_framework} {are} named as in the other framework (gamma for weight, ...)"
+    for jump in comparison.jumps[:1]:
         yield f"first module in which they part: {_module(jump)}: {jump_text(jump)}"
-    if found.precision:
-        yield f"dtypes of most names differ, so that they are not compared: {', '.join(found.precision)}"
-    for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
-        for run, there in zip("AB", only, strict=True):
-            if there:
-                yield f"{kind} in {run} alone: {_some(there)}"
-    for run, names, rows in zip("AB", found.only_names, found.only_rows, strict=True):
+    if comparison.precision:
+        yield f"dtypes of most names differ, so that they are not compared: {', '.join(comparison.precision)}"
+    for kind, only in (
+        ("signals", comparison.only_signals),
+        ("ranks", comparison.only_ranks),
+        ("steps", comparison.only_steps),
+    ):
+        for run, only_here in zip("AB", only, strict=True):
+            if only_here:
+                yield f"{kind} in {run} alone: {_some(only_here)}"
+    for run, names, rows in zip("AB", comparison.only_names, comparison.only_rows, strict=True):
         if names:
             yield f"{rows} row{'s' * (rows > 1)} in {run} alone: {_some(names)}"
 
 
-def show(found: Comparison, page: Path | None) -> None:
+def show(comparison: Comparison, page: Path | None) -> None:
     """Print all of it as text."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -133,35 +146,35 @@ def show(found: Comparison, page: Path | None) -> None:
     from rich.table import Table
 
     console = Console()
-    if found.first:
-        title = f"the first {len(found.first)} of {found.beyond} rows that differ (7.1: step 7, micro step 1)"
-        ranks = ["rank"] if len(found.ranks) > 1 else []
+    if comparison.first:
+        title = f"the first {len(comparison.first)} of {comparison.beyond} rows that differ (7.1: step 7, micro step 1)"
+        ranks = ["rank"] if len(comparison.ranks) > 1 else []
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in (*ranks, *COLUMNS):
             texts = column in ("signal", "name", "number")
             table.add_column(column, overflow="fold", no_wrap=column != "name", justify="left" if texts else "right")
-        for row in found.first:
+        for row in comparison.first:
             table.add_row(*([str(row.rank)] if ranks else []), *(escape(printable(cell)) for cell in place(row)))
         console.print(table)
-    for line in (*about(found), *found.problems):
+    for line in (*about(comparison), *comparison.problems):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    console.print(printable(verdict(found)), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(verdict(comparison)), markup=False, highlight=False, soft_wrap=True)
     if page:
         console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 
 
-def as_json(found: Comparison) -> str:
+def as_json(comparison: Comparison) -> str:
     """JSON of all of it; NaN and Inf are texts."""
-    fields = {"verdict": verdict(found), "same": found.same, "agrees": found.agrees, **plain(found)}
+    fields = {"verdict": verdict(comparison), "same": comparison.same, "agrees": comparison.agrees, **plain(comparison)}
     return json.dumps(fields, indent=1, allow_nan=False)
 
 
-def _growth(found: Comparison) -> str:
-    first = found.first[0].step
-    if first == found.steps[0]:
+def _growth(comparison: Comparison) -> str:
+    first = comparison.first[0].step
+    if first == comparison.steps[0]:
         return "It is present from the first step that both have."
-    before = f"In the steps before it nothing differed by more than {found.before:.2g}"
-    if found.first[0].dtypes_differ or found.first[0].numbers[0].difference > SUDDEN * found.before:
+    before = f"In the steps before it nothing differed by more than {comparison.before:.2g}"
+    if comparison.first[0].dtypes_differ or comparison.first[0].numbers[0].difference > SUDDEN * comparison.before:
         return f"{before}: it appears at once."
     return f"{before}: it may have grown out of rounding differences."
 

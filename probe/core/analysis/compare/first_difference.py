@@ -139,31 +139,31 @@ def _first_groups(tables: DifferenceTables, most: int, micro_stepped: frozenset[
     widest = int(tables.connection.execute(query).fetchall()[0][0])
     query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
     groups = [RowGroup(*row) for row in tables.connection.execute(query, [most * max(1, widest)]).fetchall()]
-    taken = 0
+    number = 0
     for group in sorted(groups, key=causal_order):
-        if taken >= most:
+        if number >= most:
             return
-        taken += group.beyond
+        number += group.beyond
         yield group
 
 
 def first_rows(
-    piece: ComparedPiece, pairing: RowPairing, wanted: Request, duplicated: Collection[str]
+    piece: ComparedPiece, pairing: RowPairing, request: Request, duplicated: Collection[str]
 ) -> tuple[Found, PieceResult]:
     """Return the rows of a piece that are wanted."""
     done: list[PieceResult] = []
-    found = Found([], {}, [])
+    rows_found = Found([], {}, [])
     with opened_piece(piece, done) as opened:
         differences = PieceDifferences(PieceRows(opened, pairing), duplicated)
-        numbers = {group: n for n, group in enumerate(wanted.groups) if _has(piece, group.step)}
+        numbers = {group: n for n, group in enumerate(request.groups) if _has(piece, group.step)}
         for (signal, step), same in groupby(sorted(numbers, key=_place), key=_place):
             of_step = {group.micro_step: numbers[group] for group in same}
-            _add_first(found, differences, signal, step, of_step, wanted)
-        if wanted.has_order(piece):
+            _add_first(rows_found, differences, signal, step, of_step, request)
+        if request.has_order(piece):
             for n, signal in enumerate(pairing.signals):
-                with _problems_of(opened.a, found, (_LAST, n)):
-                    found.executed[signal] = _executed(opened.a, signal, wanted.order)
-    return found, done[0]
+                with _problems_of(opened.a, rows_found, (_LAST, n)):
+                    rows_found.executed[signal] = _executed(opened.a, signal, request.order)
+    return rows_found, done[0]
 
 
 def _place(group: RowGroup) -> tuple[str, int]:
@@ -171,7 +171,12 @@ def _place(group: RowGroup) -> tuple[str, int]:
 
 
 def _add_first(
-    found: Found, differences: PieceDifferences, signal: str, step: int, groups: Mapping[int, int], wanted: Request
+    rows_found: Found,
+    differences: PieceDifferences,
+    signal: str,
+    step: int,
+    groups: Mapping[int, int],
+    request: Request,
 ) -> None:
     """Add the first rows of a step that differ, for each micro step in ``groups``.
 
@@ -180,8 +185,8 @@ def _add_first(
     """
     connection = differences.connection
     measure = differences.measure(signal)
-    about = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
-    named = [f"{cell} AS about{n}" for n, cell in enumerate(about)]
+    fields = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
+    named = [f"{cell} AS about{n}" for n, cell in enumerate(fields)]
     named.append(f"{differences.dtypes_differ(signal)} AS dtypes_differ")
     pairs = differences.pairs(signal, step, step, *named, *selected_numbers(measure.ops, measure))
     micro_steps = ", ".join(map(str, sorted(groups)))
@@ -190,18 +195,18 @@ def _add_first(
         f"SELECT * FROM ({pairs}) WHERE excess > 1 AND micro_step IN ({micro_steps})"
     )
     query = "SELECT rank FROM differing GROUP BY rank ORDER BY rank"
-    kept: dict[int, list[tuple[tuple[int, ...], DifferingRow]]] = {}
-    first = next(n for n, group in enumerate(wanted.groups) if group.signal == signal)
+    by_key: dict[int, list[tuple[tuple[int, ...], DifferingRow]]] = {}
+    first = next(n for n, group in enumerate(request.groups) if group.signal == signal)
     for (rank,) in connection.execute(query).fetchall():
-        with _problems_of(differences.rows.a, found, (first, step, rank)):
+        with _problems_of(differences.rows.a, rows_found, (first, step, rank)):
             places = positions(differences.rows.a, signal, step, rank)
-        for row in _rows(differences, signal, step, rank, wanted):
+        for row in _rows(differences, signal, step, rank, request):
             group = groups[row.micro_step]
             key = (group, places.get(_key(row), len(places)), rank)
-            kept.setdefault(group, []).append((key, row))
-        for group, rows in kept.items():
-            kept[group] = sorted(rows, key=lambda pair: (pair[0], _key(pair[1])))[: wanted.most]
-    found.rows.extend(pair for rows in kept.values() for pair in rows)
+            by_key.setdefault(group, []).append((key, row))
+        for group, rows in by_key.items():
+            by_key[group] = sorted(rows, key=lambda pair: (pair[0], _key(pair[1])))[: request.most]
+    rows_found.rows.extend(pair for rows in by_key.values() for pair in rows)
 
 
 _LAST = sys.maxsize
@@ -209,31 +214,31 @@ _LAST = sys.maxsize
 
 
 @contextmanager
-def _problems_of(rows: Rows, found: Found, key: tuple[int, ...]) -> Iterator[None]:
+def _problems_of(rows: Rows, rows_found: Found, key: tuple[int, ...]) -> Iterator[None]:
     """Record the problems of the block apart, with their sort key."""
     others, rows.problems = rows.problems, Problems()
     try:
         yield
     finally:
         if rows.problems.kept:
-            found.problems.append((key, rows.problems))
+            rows_found.problems.append((key, rows.problems))
         rows.problems = others
 
 
-def _rows(differences: PieceDifferences, signal: str, step: int, rank: int, wanted: Request) -> Iterator[DifferingRow]:
+def _rows(differences: PieceDifferences, signal: str, step: int, rank: int, request: Request) -> Iterator[DifferingRow]:
     ops = differences.measure(signal).ops
     cursor = differences.connection.execute("SELECT * FROM differing WHERE rank = ?", [rank])
     columns = [column[0] for column in cursor.description]
     for cells in cursor.fetchall():
         row = dict(zip(columns, cells, strict=True))
         name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(6))
-        each = [(row[f"e{n}"], op, row[f"a{n}"], row[f"b{n}"]) for n, op in enumerate(ops)]
+        values = [(row[f"e{n}"], op, row[f"a{n}"], row[f"b{n}"]) for n, op in enumerate(ops)]
         numbers = tuple(
             Number(op, a, b, difference(op, a, b, excess, differences.pairing.relative), excess > 1)
-            for excess, op, a, b in sorted(each, key=lambda cells: -cells[0])
+            for excess, op, a, b in sorted(values, key=lambda cells: -cells[0])
         )
         yield DifferingRow(
-            signal, step, row[MICRO_STEP], signal in wanted.micro_stepped, row["rank"], row["stage"], name, name_b,
+            signal, step, row[MICRO_STEP], signal in request.micro_stepped, row["rank"], row["stage"], name, name_b,
             row[CALL], shape, shape_b, dtype, dtype_b, row["excess"], numbers, row["dtypes_differ"],
         )  # fmt: skip
 
@@ -246,7 +251,7 @@ def _key(row: DifferingRow) -> _Key:
 
 
 def _executed(rows: Rows, signal: str, order: tuple[int, int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    order_of_names: dict[str, int] = {}
     for (_, name, *_), place in positions(rows, signal, order[1], order[0]).items():
-        found.setdefault(name, place)
-    return found
+        order_of_names.setdefault(name, place)
+    return order_of_names

@@ -78,53 +78,53 @@ def add(connection: Connection, signal: str, pairs: str) -> str:
 
 def flow(excesses: Sequence[tuple[str, str]], relative: float) -> str:
     """SQL of the relative difference of a pair of rows, by SQL of the multiple of the tolerance of each op."""
-    own = [excess for op, excess in excesses if op in MEASURED]
-    return f"greatest(0, {', '.join(own)}) * {relative!r}" if own else "0"
+    measured = [excess for op, excess in excesses if op in MEASURED]
+    return f"greatest(0, {', '.join(measured)}) * {relative!r}" if measured else "0"
 
 
 def jumps(rows: PieceRows) -> list[Jump]:
     """Return the first jumps of a piece, those of the first step, micro step and signal that has some."""
     connection, pairing = rows.connection, rows.pairing
     _list_owners(connection)
-    known = PARAMETERS in pairing.signals
-    if not known and not pairing.begins:
+    has_parameters = PARAMETERS in pairing.signals
+    if not has_parameters and not pairing.begins:
         return []
-    last = _LAST_STEP if known else pairing.steps[0]
+    last = _LAST_STEP if has_parameters else pairing.steps[0]
     connection.execute("DROP TABLE IF EXISTS paired")
     for steps in _spans(connection, pairing.jump, last):
         query = _JUMPS.format(first=steps[0], last=steps[1], least=pairing.jump, factor=FACTOR, digits=DIGITS)
-        if found := connection.execute(query).fetchall():
-            return first_of(_located(rows, found))
+        if records := connection.execute(query).fetchall():
+            return first_of(_located(rows, records))
     return []
 
 
 def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of as many steps with a large difference as are read at a time."""
-    first = before = held = -1
+    first = before = size = -1
     for step, number in connection.execute(_STEPS, {"least": least, "last": last}).fetchall():
-        if held > 0 and held + number > AT_ONCE:
+        if size > 0 and size + number > AT_ONCE:
             yield first, before
-            held = -1
-        first, held = (step, number) if held < 0 else (first, held + number)
+            size = -1
+        first, size = (step, number) if size < 0 else (first, size + number)
         before = step
-    if held > 0:
+    if size > 0:
         yield first, before
 
 
-def _located(rows: PieceRows, found: Iterable[tuple[Any, ...]]) -> Iterator[Jump]:
+def _located(rows: PieceRows, records: Iterable[tuple[Any, ...]]) -> Iterator[Jump]:
     """Yield jumps with their positions in the order of execution."""
     places: dict[tuple[str, int, int], dict[tuple[int, str, int, int], int]] = {}
-    for signal, rank, step, micro, call, stage, module, before, after, own in found:
+    for signal, rank, step, micro, call, stage, module, before, after, own_name in records:
         of_step = signal, step, rank
         if of_step not in places:
             places[of_step] = positions(rows.a, signal, step, rank)
-        at = places[of_step].get((stage, own, micro, call), len(places[of_step]))
+        at = places[of_step].get((stage, own_name, micro, call), len(places[of_step]))
         yield Jump(module, signal, step, micro, rank, call, before, after, at)
 
 
-def first_of(found: Iterable[Jump]) -> list[Jump]:
+def first_of(candidates: Iterable[Jump]) -> list[Jump]:
     """Return the first jumps of several pieces, in the order of cause and effect."""
-    ordered = sorted(found, key=lambda jump: jump.order)
+    ordered = sorted(candidates, key=lambda jump: jump.order)
     return [jump for jump in ordered if jump.phase == ordered[0].phase][:MOST]
 
 

@@ -30,10 +30,10 @@ class MapEntry(NamedTuple):
 
     def map(self, name: str) -> str | None:
         """Return the name of ``name`` in the other run; None if this line does not match it."""
-        found = self.find.fullmatch(name)
-        if found is None:
+        match = self.find.fullmatch(name)
+        if match is None:
             return None
-        return self.replace(found) if callable(self.replace) else found.expand(self.replace)
+        return self.replace(match) if callable(self.replace) else match.expand(self.replace)
 
 
 class NameMap(NamedTuple):
@@ -97,7 +97,7 @@ def entry(of_a: str, of_b: str) -> MapEntry:
     if of_a.count("*") != of_b.count("*"):
         raise ValueError(f"{of_a!r}: {of_b!r}: expected as many * on both sides")
     find = re.compile(re.escape(of_a).replace(r"\*", r"([^.]*)") + r"(\..*)?", re.DOTALL)
-    return MapEntry(of_a, of_b, find, lambda found: _filled(of_b, found.groups()))
+    return MapEntry(of_a, of_b, find, lambda match: _filled(of_b, match.groups()))
 
 
 def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across: bool) -> Pairs:
@@ -118,17 +118,17 @@ def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across:
                 renamed[name] = target
                 hits[line].append(target)
                 break
-    known, problems = set(of_b), []
+    names, problems = set(of_b), []
     for line, targets in hits.items():
         if not targets:
             problems.append(f"{line.of_a!r} is no name of A{nearest(line.of_a, _stems(of_a))}")
-        elif known.isdisjoint(targets):
+        elif names.isdisjoint(targets):
             expected = f"expected {targets[0]!r} there{nearest(line.of_b, _stems(of_b))}"
             problems.append(f"{line.of_b!r} is no name of B: {expected}")
     if problems:
         raise ValueError("\n".join(f"{mapping.source}: {problem}" for problem in problems))
-    _refuse_meeting(mapping, renamed, of_a, known)
-    by_framework = _across(set(of_a) - set(renamed), set(of_a), known) if across else {}
+    _refuse_meeting(mapping, renamed, of_a, names)
+    by_framework = _across(set(of_a) - set(renamed), set(of_a), names) if across else {}
     return Pairs({a: b for a, b in (renamed | by_framework).items() if a != b}, len(by_framework))
 
 
@@ -139,26 +139,26 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _across(names: Collection[str], of_a: Collection[str], of_b: Collection[str]) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for name in names:
         if name in of_b:
             continue
         head, dot, last = name.rpartition(".")
-        others = (head + dot + other for other in OTHER_LAST.get(last, ()))
-        target = next((other for other in others if other in of_b and other not in of_a), None)
+        others = (head + dot + renamed for renamed in OTHER_LAST.get(last, ()))
+        target = next((renamed for renamed in others if renamed in of_b and renamed not in of_a), None)
         if target is not None:
-            found[name] = target
-    return found
+            pairs[name] = target
+    return pairs
 
 
 def _refuse_meeting(mapping: NameMap, renamed: Mapping[str, str], of_a: Collection[str], of_b: Collection[str]) -> None:
     """Raise ValueError if two names of A would be mapped to one of B."""
-    taken: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in of_a:
         target = renamed.get(name, name)
-        if target in of_b and target in taken:
-            raise ValueError(f"{mapping.source}: {taken[target]!r} and {name!r} of A would both be {target!r} of B")
-        taken[target] = name
+        if target in of_b and target in sources:
+            raise ValueError(f"{mapping.source}: {sources[target]!r} and {name!r} of A would both be {target!r} of B")
+        sources[target] = name
 
 
 def _filled(pattern: str, groups: tuple[str | None, ...]) -> str:
@@ -176,7 +176,7 @@ def _problems(content: object) -> list[str]:
     if not isinstance(content, dict):
         return [f'expected {{"names": {{...}}, "signals": {{...}}}}; there is {type(content).__name__}']
     keys = ("names", "signals")
-    found = [
+    problems = [
         f"unknown key {key!r}{nearest(str(key), keys)}; there are {', '.join(keys)}"
         for key in content
         if key not in keys
@@ -184,13 +184,13 @@ def _problems(content: object) -> list[str]:
     for key in keys:
         entries = content.get(key) or {}
         if not isinstance(entries, dict):
-            found.append(f"{key}: expected names of A, each with that of B; there is {type(entries).__name__}")
+            problems.append(f"{key}: expected names of A, each with that of B; there is {type(entries).__name__}")
             continue
         wrong = [a for a, b in entries.items() if not isinstance(a, str) or not isinstance(b, str)]
-        found += [f"{key}: {a!r}: expected a text for a text; there is {entries[a]!r}" for a in wrong]
+        problems += [f"{key}: {a!r}: expected a text for a text; there is {entries[a]!r}" for a in wrong]
         if key == "names":
-            found += [problem for a, b in entries.items() if a not in wrong and (problem := _meaningless(a, b))]
-    return found
+            problems += [problem for a, b in entries.items() if a not in wrong and (problem := _meaningless(a, b))]
+    return problems
 
 
 def _meaningless(of_a: str, of_b: str) -> str | None:

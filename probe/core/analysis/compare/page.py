@@ -15,44 +15,44 @@ from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.run_directory import plain
 
 
-def page(found: Comparison) -> str:
+def page(comparison: Comparison) -> str:
     """Text of an HTML file that needs no network."""
-    names = [Path(side).name for side in (found.a, found.b)]
+    names = [Path(side).name for side in (comparison.a, comparison.b)]
     runs = {
         f"/api/runs/{n}": {"number": n, "name": names[n], "location": side, "signals": [], "numbers": []}
-        for n, side in enumerate((found.a, found.b))
+        for n, side in enumerate((comparison.a, comparison.b))
     }
-    command = f"probe view {shlex.quote(found.a)} {shlex.quote(found.b)}"
-    answers = {"/api/compare?run=0&against=1": {"state": "done", **answer(found)}, "/api/command": command, **runs}
+    command = f"probe view {shlex.quote(comparison.a)} {shlex.quote(comparison.b)}"
+    answers = {"/api/compare?run=0&against=1": {"state": "done", **answer(comparison)}, "/api/command": command, **runs}
     return static_page(f"{names[0]} ↔ {names[1]} – probe", answers)
 
 
-def answer(found: Comparison) -> dict[str, Any]:
+def answer(comparison: Comparison) -> dict[str, Any]:
     """Comparison as the page asks for it; NaN and Inf are texts."""
-    differences = [_difference(row) for row in found.first]
+    differences = [_difference(row) for row in comparison.first]
     fields: dict[str, Any] = plain(
         {
-            "same": found.same,
-            "agrees": found.agrees and not found.skipped,
+            "same": comparison.same,
+            "agrees": comparison.agrees and not comparison.skipped,
             "first_difference": differences[0] if differences else None,
             "differences": differences,
-            "beyond": found.beyond,
+            "beyond": comparison.beyond,
             "columns": ("rank", *COLUMNS),
-            "rows": [(row.rank, *place(row)) for row in found.first],
+            "rows": [(row.rank, *place(row)) for row in comparison.first],
             "jumps": [
                 (j.rank, f"{j.step}.{j.micro_step}", j.signal, j.module, f"{j.before:.2g}", f"{j.after:.2g}")
-                for j in found.jumps
+                for j in comparison.jumps
             ],
             "counts": [
                 (signal, signal_of(signal).meaning, rows, beyond, f"{largest:.2g}")
-                for signal, rows, beyond, largest in found.counts
+                for signal, rows, beyond, largest in comparison.counts
             ],
-            "growth": found.growth,
-            "layers": found.layers,
-            "tolerance": found.tolerance,
-            "verdict": verdict(found),
-            "about": list(about(found)),
-            "problems": found.problems,
+            "growth": comparison.growth,
+            "layers": comparison.layers,
+            "tolerance": comparison.tolerance,
+            "verdict": verdict(comparison),
+            "about": list(about(comparison)),
+            "problems": comparison.problems,
         }
     )
     return fields

@@ -147,17 +147,19 @@ class Sides:
             dtype: the coarsest dtype that either run computes in.
             jump: relative difference of what comes out of a module from which on it is more than rounding.
         """
-        ops, wanted = {}, self.options.ops
+        ops, requested = {}, self.options.ops
         for of_a, of_b in self.signals.items():
             shared = frozenset(self.census.numbers("b", of_b))
             ops[of_a] = tuple(op for op in self.census.numbers("a", of_a) if op in shared)
-        chosen = {signal: tuple(op for op in own if not wanted or op in wanted) for signal, own in ops.items()}
+        compared = {
+            signal: tuple(op for op in numbers if not requested or op in requested) for signal, numbers in ops.items()
+        }
         decimals = max(self.a.decimals, self.b.decimals)
         offset = self.options.step_offset
         return RowPairing(
             self.signals,
             ops,
-            chosen,
+            compared,
             self.names.renamed,
             self.steps,
             offset,
@@ -176,7 +178,7 @@ class Sides:
     def _precision_is_that_of_b(self, signal: str) -> bool:
         """Return whether a name with another dtype is a difference: both runs have the same dtypes, or most names."""
         a, b = self.census.rows["a", signal].dtypes, self.census.rows["b", self.signals[signal]].dtypes
-        pairs = [(_floats(own), _floats(b[other])) for name, own in a.items() if (other := self._of_b(name)) in b]
+        pairs = [(_floats(dtypes), _floats(b[other])) for name, dtypes in a.items() if (other := self._of_b(name)) in b]
         pairs = [pair for pair in pairs if all(pair)]
         unlike = sum(one != other for one, other in pairs)
         whole = [set[str]().union(*side) for side in zip(*pairs, strict=True)]
@@ -197,8 +199,8 @@ class Sides:
 
     def _begins(self) -> bool:
         first = self.steps[0]
-        firsts = (min(each.first_step for each in side.run.directories) for side in (self.a, self.b))
-        return all(own >= step for own, step in zip(firsts, (first, first + self.options.step_offset), strict=True))
+        firsts = (min(directory.first_step for directory in side.run.directories) for side in (self.a, self.b))
+        return all(begin >= step for begin, step in zip(firsts, (first, first + self.options.step_offset), strict=True))
 
     def _named_in_b(self) -> dict[str, str]:
         """Signals of A, with B's name of each."""
@@ -222,8 +224,8 @@ class Sides:
             raise ValueError(
                 f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}"
             )
-        known = {op for signal in common for op in self.census.numbers("a", signal)}
-        unknown = [f"--ops: {op!r} is no number of A{nearest(op, known)}" for op in self.options.ops if op not in known]
+        ops = {op for signal in common for op in self.census.numbers("a", signal)}
+        unknown = [f"--ops: {op!r} is no number of A{nearest(op, ops)}" for op in self.options.ops if op not in ops]
         if unknown:
             raise ValueError("\n".join(unknown))
         return dict(sorted(common.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])))
@@ -254,7 +256,7 @@ class Sides:
         a, b = self.census.steps("a", self.signals), self.census.steps("b", self.signals.values())
         only = OnlyIn(list(_spans(a - b)), list(_spans(step + self.options.step_offset for step in b - a)))
         if not a & b:
-            spans = [", ".join(each[:5]) or "none" for each in only]
+            spans = [", ".join(steps_of[:5]) or "none" for steps_of in only]
             raise ValueError(
                 f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
             )

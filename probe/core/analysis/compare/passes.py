@@ -30,10 +30,10 @@ class ComparisonPasses:
         self._of_lines: list[PieceResult] = []
         self._incomplete: set[int] = set()
 
-    def count(self, wanted: Wanted) -> Census:
+    def count(self, request: Wanted) -> Census:
         """Count the rows of both runs."""
         census = Census()
-        for counted, done in self._each(partial(count, wanted=wanted), self._pieces):
+        for counted, done in self._each(partial(count, request=request), self._pieces):
             census.merge(counted)
             self._of_opening.setdefault(done.place, done)
         return census
@@ -57,13 +57,13 @@ class ComparisonPasses:
         """Return the rows that differ first, and for each signal the positions of its names in the order in which
         ``rank`` has executed them in the first step."""
         wanted = request(tables, most, (rank, tables.pairing.steps[0]))
-        work = partial(first_rows, pairing=tables.pairing, wanted=wanted, duplicated=tuple(tables.duplicated))
+        work = partial(first_rows, pairing=tables.pairing, request=wanted, duplicated=tuple(tables.duplicated))
         rows: list[tuple[tuple[int, ...], DifferingRow]] = []
         executed: dict[str, dict[str, int]] = {}
-        for found, _ in self._each(work, [piece for piece in self._pieces if wanted.concerns(piece)]):
-            rows = sorted([*rows, *found.rows], key=lambda pair: pair[0])[:most]
-            executed.update(found.executed)
-            self._of_order += found.problems
+        for rows_found, _ in self._each(work, [piece for piece in self._pieces if wanted.concerns(piece)]):
+            rows = sorted([*rows, *rows_found.rows], key=lambda pair: pair[0])[:most]
+            executed.update(rows_found.executed)
+            self._of_order += rows_found.problems
         return [row for _, row in rows], executed
 
     def incomplete(self) -> frozenset[int]:
@@ -87,11 +87,11 @@ class ComparisonPasses:
     ) -> Iterator[tuple[R, PieceResult]]:
         done: dict[int, list[tuple[int, int]]] = {}
         of_piece = cast("Callable[[Piece], tuple[R, PieceResult]]", work)  # engines keep the class of pieces
-        for result, about in mapped(self._engine, of_piece, pieces, self.failed):
-            for rank in about.ranks:
-                done.setdefault(rank, []).append(about.steps)
-            self._of_lines.append(about)
-            yield result, about
+        for result, outcome in mapped(self._engine, of_piece, pieces, self.failed):
+            for rank in outcome.ranks:
+                done.setdefault(rank, []).append(outcome.steps)
+            self._of_lines.append(outcome)
+            yield result, outcome
         for piece in pieces:
             self._incomplete |= {rank for rank in piece.ranks if not _covered(span(piece), done.get(rank, ()))}
 
@@ -105,11 +105,11 @@ def _covered(steps: tuple[int, int], parts: Iterable[tuple[int, int]]) -> bool:
     return first > last
 
 
-def _by_file(found: Iterable[Problems]) -> Problems:
+def _by_file(records: Iterable[Problems]) -> Problems:
     """Return the problems of lines once each, in the order of their files."""
     once: dict[Problem, None] = {}
     more = 0
-    for problems in found:
+    for problems in records:
         once.update(dict.fromkeys(problems.kept))
         more += problems.number - len(problems.kept)
     merged = Problems(number=more)

@@ -35,12 +35,12 @@ class PieceRows:
         """Ranges of A's steps, first and last, that are compared one at a time."""
         if self.span is None:
             return
-        (begin, last), held = self.span, 0
+        (begin, last), total = self.span, 0
         for first, size in sorted((file.first, size_and_time(file)[0]) for _, file in self.a.blocks.get(signal, ())):
-            if held >= WINDOW and begin < first <= last:
+            if total >= WINDOW and begin < first <= last:
                 yield begin, first - 1
-                begin, held = first, 0
-            held += size
+                begin, total = first, 0
+            total += size
         yield begin, last
 
     def selected(self, signal: str, first: int, last: int) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def is_about_parameters(signal: str) -> bool:
 
 def positions(rows: Rows, signal: str, step: int, rank: int) -> dict[tuple[int, str, int, int], int]:
     """Return the positions of a rank's rows in the step's order of execution, by stage, name, micro step and call."""
-    batches = [batch for each in steps(rows, rank, step, step, [signal]) for batch in each.batches]
+    batches = [batch for step_read in steps(rows, rank, step, step, [signal]) for batch in step_read.batches]
     keys = [key for batch in batches for key in batch.keys]
     return {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
 
@@ -88,13 +88,13 @@ def _listed(ops: Sequence[str]) -> str:
 
 def _read(rows: Rows, signal: str, first: int, last: int, ops: Sequence[str]) -> str:
     """SQL for rows of a signal with ``norm`` and ``ops``, NULL where the files of the piece lack them."""
-    wanted = dict.fromkeys(("norm", *ops))
+    all_ops = dict.fromkeys(("norm", *ops))
     if signal not in rows.files:
         texts = f"NULL::VARCHAR AS {NAME}, NULL::VARCHAR AS shape, NULL::VARCHAR AS dtype"
-        numbers = ", ".join(f"NULL::DOUBLE AS {quoted(op)}" for op in wanted)
+        numbers = ", ".join(f"NULL::DOUBLE AS {quoted(op)}" for op in all_ops)
         keys = f"0 AS rank, 0 AS vpp_stage, 0::BIGINT AS {STEP}, 0 AS {MICRO_STEP}, 0 AS {CALL}"
         return f"(SELECT {keys}, {texts}, {numbers} LIMIT 0)"
-    absent = [op for op in wanted if op not in rows.numbers(signal)]
+    absent = [op for op in all_ops if op not in rows.numbers(signal)]
     more = "".join(f", NULL::DOUBLE AS {quoted(op)}" for op in absent)
     return f"(SELECT *{more} FROM {rows.between(signal, first, last)})"  # noqa: S608 - no word is a user's
 

@@ -100,7 +100,7 @@ class Analysis:
     def diagnoses(self) -> tuple[IncidentDiagnosis, ...]:
         """All diagnoses in order of time."""
         main = [self.diagnosis] if self.diagnosis else []
-        return tuple(sorted([*main, *self.others], key=lambda each: each.incident.first))
+        return tuple(sorted([*main, *self.others], key=lambda diagnosis: diagnosis.incident.first))
 
     def findings(self) -> list[tuple[Located, Cause]]:
         """All findings that are kept, in order."""
@@ -135,7 +135,7 @@ def analyse(
         ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
         ImportError: if DuckDB is missing.
     """
-    problems, wanted = Problems(), sorted(set(steps))
+    problems, requested = Problems(), sorted(set(steps))
     run = last_run(root, problems, directory)
     inside = place(root)
     dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
@@ -143,9 +143,9 @@ def analyse(
     with Rows(run.directories, problems, connection) as rows:
         passes = Passes(run, rows, engine, least, slim)
         of_checks = check_findings(rows, run)
-        judged, rules, shared = judge(passes, wanted, progress, sought_steps(of_checks))
+        judged, rules, shared = judge(passes, requested, progress, sought_steps(of_checks))
         of_checks = with_onsets(of_checks, judged)
-        if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
+        if requested and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(
                 message(
                     "{root}: expected steps of this run{span}; it has none of those asked for",
@@ -153,26 +153,32 @@ def analyse(
                     span=_span(rows),
                 )
             )
-        of_rank = {each.rank: each for each in judged}
-        extra = _dumped(root, dump, run, of_rank, rules, topo, wanted, problems)
+        of_rank = {rank.rank: rank for rank in judged}
+        extra = _dumped(root, dump, run, of_rank, rules, topo, requested, problems)
         topo = topology(run.directories, extra.mates, shared)
         progress("comparing replicas")
-        differing, aliens = compare(passes, topo, wanted)
+        differing, aliens = compare(passes, topo, requested)
         for episode in (episode for rank in judged for episode in rank.episodes):
-            episode.kept = [each._replace(call=extra.calls.get(_row(each.finding), -1)) for each in episode.kept]
-        found = [*differing, *extra.live]
-        paths = _causal_paths(passes, topo, judged, found)
-        incidents = [incident for incident in incidents_of(judged, paths, found) if incident.findings]
+            episode.kept = [
+                located._replace(call=extra.calls.get(_row(located.finding), -1)) for located in episode.kept
+            ]
+        beyond = [*differing, *extra.live]
+        paths = _causal_paths(passes, topo, judged, beyond)
+        incidents = [incident for incident in incidents_of(judged, paths, beyond) if incident.findings]
         progress("comparing ranks with their peers")
-        of_peers = peer_findings(passes, topo, wanted)
+        of_peers = peer_findings(passes, topo, requested)
         progress("writing the diagnosis")
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, of_checks)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    known = {(each.finding.check, each.ranks) for each in of_checks}
-    new = [each for each in of_peers if each.finding.where or (each.finding.check, each.ranks) not in known]
-    every_check = sorted([*of_checks, *new], key=lambda each: each.finding.since)
+    checks = {(on_ranks.finding.check, on_ranks.ranks) for on_ranks in of_checks}
+    new = [
+        on_ranks
+        for on_ranks in of_peers
+        if on_ranks.finding.where or (on_ranks.finding.check, on_ranks.ranks) not in checks
+    ]
+    every_check = sorted([*of_checks, *new], key=lambda on_ranks: on_ranks.finding.since)
     return Analysis(
         run,
         tuple(judged),
@@ -181,18 +187,22 @@ def analyse(
         notes,
         problems,
         topo,
-        not wanted,
-        tuple(each for each in of_run if not wanted or each.finding.step in wanted),
-        tuple(each for each in every_check if not wanted or {each.finding.step, each.finding.since} & {*wanted}),
+        not requested,
+        tuple(on_rank for on_rank in of_run if not requested or on_rank.finding.step in requested),
+        tuple(
+            on_ranks
+            for on_ranks in every_check
+            if not requested or {on_ranks.finding.step, on_ranks.finding.since} & {*requested}
+        ),
     )
 
 
 def _span(rows: Rows) -> str:
     """Text of the first and the last step; empty if there is none."""
-    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals if signal != RUN)  # noqa: S608
-    if not found:
+    queries = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals if signal != RUN)  # noqa: S608
+    if not queries:
         return ""
-    first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({found})").fetchone()  # noqa: S608
+    first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({queries})").fetchone()  # noqa: S608
     return "" if first is None else f", {first} to {last}"
 
 
@@ -202,11 +212,11 @@ def _main(incidents: Sequence[Incident]) -> Incident | None:
 
 
 def _causal_paths(
-    passes: Passes, topo: Topology, judged: Sequence[EvaluatedRank], found: Sequence[Located]
+    passes: Passes, topo: Topology, judged: Sequence[EvaluatedRank], beyond: Sequence[Located]
 ) -> CausalPaths:
-    kept = [located for each in judged for episode in each.episodes for located in episode.kept]
-    firsts = {episode.first for each in judged for episode in each.episodes}
-    return CausalPaths(topo, exchanged(passes, firsts), senders([*kept, *found]))
+    findings = [located for rank in judged for episode in rank.episodes for located in episode.kept]
+    firsts = {episode.first for rank in judged for episode in rank.episodes}
+    return CausalPaths(topo, exchanged(passes, firsts), senders([*findings, *beyond]))
 
 
 def _diagnose(
@@ -217,13 +227,13 @@ def _diagnose(
     first = begun[0]
     spoilt = _spoilt_before(incident, first, judged, spoilt_steps(of_checks))
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
-    kind, shown = kind_of(incident, first, ranks), evidence(rows, first)
+    kind, proof = kind_of(incident, first, ranks), evidence(rows, first)
     facts = list(_facts(incident, first, judged))
     onset = _onset(incident, judged, of_checks)
     if onset is not None and onset.looked:
         facts.append(message("Looking back: {answer}.", answer=onset.text()))
-    text = paragraph(kind, incident, begun, shown, facts) if spoilt is None else spoilt_text(kind, incident, spoilt)
-    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text, onset, spoilt)
+    text = paragraph(kind, incident, begun, proof, facts) if spoilt is None else spoilt_text(kind, incident, spoilt)
+    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), proof, text, onset, spoilt)
 
 
 def _onset(
@@ -235,7 +245,7 @@ def _onset(
     if answer is not None and answer.looked:
         return answer
     steps = range(incident.first, incident.last + 1)
-    checks = (each.finding.onset for each in of_checks if each.finding.since in steps)
+    checks = (check.finding.onset for check in of_checks if check.finding.since in steps)
     return next((onset for onset in checks if onset is not None and onset.looked), answer)
 
 
@@ -256,8 +266,8 @@ def _spoilt_before(
 
 
 def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank]) -> Iterable[str]:
-    own = judged.get(first.rank)
-    before = own.before.get(incident.first) if own else None
+    of_rank = judged.get(first.rank)
+    before = of_rank.before.get(incident.first) if of_rank else None
     if before is not None and before < first.began - 1:
         yield message("The sampled step before, {step}, was clean; the steps between were not sampled.", step=before)
     ended = [rank.rank for rank in judged.values() if rank.partial]
@@ -305,12 +315,15 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
 def _plan_notes(run: RecordedRun) -> Iterable[str]:
     """Name the steps in which an edit of the configuration held on some ranks alone."""
     differences = plan_differences(run)
-    spans = [str(each.first) if each.first == each.last else f"{each.first}-{each.last}" for each in differences]
+    spans = [
+        str(difference.first) if difference.first == difference.last else f"{difference.first}-{difference.last}"
+        for difference in differences
+    ]
     if spans:
         yield message(
             "ranks {ranks} collected by another configuration than the others at steps {steps}: changes reached them "
             "at another time; rows of these steps cannot be compared between ranks",
-            ranks=listed(sorted({rank for each in differences for rank in each.ranks})),
+            ranks=listed(sorted({rank for difference in differences for rank in difference.ranks})),
             steps=", ".join(spans[:MOST_SPANS]) + ", ..." * (len(spans) > MOST_SPANS),
         )
 
@@ -342,7 +355,7 @@ def _dumped(
     judged: Mapping[int, EvaluatedRank],
     rules: Collection[str],
     topo: Topology,
-    wanted: Collection[int],
+    steps: Collection[int],
     problems: Problems,
 ) -> LiveFindings:
     """Read the findings that ``run`` has dumped.
@@ -352,32 +365,37 @@ def _dumped(
 
     Args:
         rules: names of the rules that have judged the files; only their findings there count.
-        wanted: steps that count; all if empty.
+        steps: those that count; all if empty.
     """
     result, is_own = LiveFindings(), belongs(run)
     if not rank_folders(dump):
         return result
     doubtful: list[Located] = []
-    rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
-    kept: dict[int, int] = {}
+    rows = {
+        _row(located.finding)
+        for evaluated in judged.values()
+        for episode in evaluated.episodes
+        for located in episode.kept
+    }
+    numbers: dict[int, int] = {}
     for _, entry in read(dump, problems):
-        own = is_own(entry)
-        if own is False:
+        is_of_run = is_own(entry)
+        if is_of_run is False:
             continue
         if len(entry.group_mates) > 1:
             result.mates.setdefault(entry.rank, entry.group_mates)
         rank = judged.get(entry.rank)
-        if rank is None or (wanted and entry.step not in wanted):
+        if rank is None or (steps and entry.step not in steps):
             continue
         row = entry.rank, entry.step, entry.signal, entry.row, entry.micro_step
         if row in rows:
             result.calls[row] = entry.call_id
         within = rank.first_step <= entry.step <= rank.last_step
         rule = entry.judgement.rule
-        is_new = rule not in rules if within else own or not rank.sampled
-        if is_new and (rule or row not in rows) and kept.setdefault(entry.rank, 0) < MOST:
-            kept[entry.rank] += 1
-            (result.live if own else doubtful).append(_located(entry, topo.stage(entry.rank)))
+        is_new = rule not in rules if within else is_of_run or not rank.sampled
+        if is_new and (rule or row not in rows) and numbers.setdefault(entry.rank, 0) < MOST:
+            numbers[entry.rank] += 1
+            (result.live if is_of_run else doubtful).append(_located(entry, topo.stage(entry.rank)))
     if len(find(dump, Problems())) == len(run.directories):
         result.live += doubtful
     elif doubtful:

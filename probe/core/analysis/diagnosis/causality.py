@@ -44,7 +44,7 @@ class Incident:
 
     def of(self, cause: Cause) -> list[Located]:
         """Findings of one class, in order."""
-        return [located for located, own in self.findings if own is cause]
+        return [located for located, own_cause in self.findings if own_cause is cause]
 
     @property
     def is_non_finite(self) -> bool:
@@ -86,7 +86,7 @@ def _incidents(judged: Sequence[EvaluatedRank]) -> list[Incident]:
 def _add(incidents: list[Incident], located: Located) -> None:
     """Add a finding to the incident of its step, or make it a new one."""
     step, finding = located.began, located.finding
-    after = bisect_right(incidents, step, key=lambda each: each.first)  # they do not overlap
+    after = bisect_right(incidents, step, key=lambda other_incident: other_incident.first)  # they do not overlap
     incident = incidents[after - 1] if after else None
     if incident is None or step > incident.last:
         incident = Incident(first=step, last=step)
@@ -106,11 +106,11 @@ def _class(incident: Incident, paths: CausalPaths, ends: _Ends) -> None:
         if ends.explain(located):
             incident.findings.append((located, Cause.teardown))
             continue
-        own, phase = phases.setdefault(located.rank, set()), located.phase
-        caused = bool(own) or nodes.explain(located)
+        phases_of_rank, phase = phases.setdefault(located.rank, set()), located.phase
+        caused = bool(phases_of_rank) or nodes.explain(located)
         incident.findings.append((located, Cause.cascade if caused else Cause.initiating))
-        if phase not in own:
-            own.add(phase)
+        if phase not in phases_of_rank:
+            phases_of_rank.add(phase)
             nodes.add(located)
 
 
@@ -144,10 +144,10 @@ def exchanged(passes: Passes, steps: Collection[int]) -> dict[int, list[Carried]
         return carried
     sent: dict[tuple[int, frozenset[int]], set[int]] = {}
     received: dict[tuple[int, frozenset[int]], set[int]] = {}
-    for found in passes.over_ranks(partial(_bad, steps=tuple(sorted(steps))), signals=("other",)):
-        for place, (own, others) in found.items():
-            if own is not None:
-                sent.setdefault(place, set()).update(own)
+    for by_place in passes.over_ranks(partial(_bad, steps=tuple(sorted(steps))), signals=("other",)):
+        for place, (own_steps, others) in by_place.items():
+            if own_steps is not None:
+                sent.setdefault(place, set()).update(own_steps)
             if others:
                 received.setdefault(place, set()).update(others)
     for (step, group), ranks in received.items():
@@ -162,19 +162,19 @@ def _bad(rows: Rows, steps: Sequence[int]) -> Bad:
     if not bad:
         return {}
     listed = ", ".join(map(str, steps))
-    found = rows.connection.execute(
+    records = rows.connection.execute(
         f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
         f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
     ).fetchall()
     result: Bad = {}
-    for step, rank, name, is_bad in found:
+    for step, rank, name, is_bad in records:
         place = step, group_of(name)
-        own, others = result.get(place, (None, set()))
+        own_steps, others = result.get(place, (None, set()))
         if name.endswith(".pre"):
-            own = own or set()
+            own_steps = own_steps or set()
         if is_bad:
-            (others if own is None or not name.endswith(".pre") else own).add(rank)
-        result[place] = own, others
+            (others if own_steps is None or not name.endswith(".pre") else own_steps).add(rank)
+        result[place] = own_steps, others
     return result
 
 
@@ -191,8 +191,8 @@ def _condition(rows: Rows) -> str:
 
 def senders(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
     """By step, the ranks that sent NaN or Inf without having received any, as ``AnomalyCommNan`` reported."""
-    found: dict[int, set[int]] = {}
+    by_receiver: dict[int, set[int]] = {}
     for located in findings:
         if located.finding.rule == AnomalyCommNan.__name__:
-            found.setdefault(located.began, set()).add(located.rank)
-    return {step: frozenset(ranks) for step, ranks in found.items()}
+            by_receiver.setdefault(located.began, set()).add(located.rank)
+    return {step: frozenset(ranks) for step, ranks in by_receiver.items()}

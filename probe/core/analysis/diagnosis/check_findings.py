@@ -54,8 +54,8 @@ def check_findings(rows: Readable, run: RecordedRun) -> list[RankCheckFinding]:
     return sorted([*_of_ranks(rows, run), *_between_ranks(rows, run)], key=_in_order)[:MOST]
 
 
-def _in_order(each: RankCheckFinding) -> tuple[int, int, tuple[int, ...]]:
-    return each.finding.since, each.finding.step, each.ranks
+def _in_order(on_ranks: RankCheckFinding) -> tuple[int, int, tuple[int, ...]]:
+    return on_ranks.finding.since, on_ranks.finding.step, on_ranks.ranks
 
 
 def _of_ranks(rows: Readable, run: RecordedRun) -> Iterator[RankCheckFinding]:
@@ -77,30 +77,32 @@ def spoilt_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
     """Return the steps whose updates have applied gradients that are not finite, in order: from then on numbers are not
     finite in innocent modules, too."""
     name = GradientNotFinite.name
-    return sorted({each.finding.step for each in findings if each.finding.check == name and each.is_critical})
+    return sorted(
+        {on_ranks.finding.step for on_ranks in findings if on_ranks.finding.check == name and on_ranks.is_critical}
+    )
 
 
 def sought_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
     """Return the first steps in which something was found whose cause may have begun earlier."""
-    steps = {each.finding.since for each in findings if each.is_grave and each.finding.check in LATE}
+    steps = {on_ranks.finding.since for on_ranks in findings if on_ranks.is_grave and on_ranks.finding.check in LATE}
     return sorted(steps)[:MOST_SOUGHT]
 
 
 def with_onsets(findings: Sequence[RankCheckFinding], judged: Sequence[EvaluatedRank]) -> list[RankCheckFinding]:
     """Return findings with what the rows before them show, else with what the run itself has seen before them."""
-    return [each._replace(finding=_with_onset(each, judged)) for each in findings]
+    return [on_ranks._replace(finding=_with_onset(on_ranks, judged)) for on_ranks in findings]
 
 
-def _with_onset(each: RankCheckFinding, judged: Sequence[EvaluatedRank]) -> CheckFinding:
-    finding = each.finding
+def _with_onset(on_ranks: RankCheckFinding, judged: Sequence[EvaluatedRank]) -> CheckFinding:
+    finding = on_ranks.finding
     if finding.check not in LATE:
         return finding
-    answers = [rank.onsets.get(finding.since) for rank in judged if rank.rank in each.ranks]
-    answer = reduce(rarer, (one for one in answers if one is not None and one.looked), None)
+    answers = [rank.onsets.get(finding.since) for rank in judged if rank.rank in on_ranks.ranks]
+    answer = reduce(rarer, (possible for possible in answers if possible is not None and possible.looked), None)
     return finding if answer is None else finding._replace(onset=rarer(answer, finding.onset))
 
 
-def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
+def check_entries(findings: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
     """Return findings for JSON, with grade, kind, place, rank and the step in which it began."""
     return [
         {
@@ -113,10 +115,14 @@ def check_entries(found: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
             "text": finding.text,
             **({} if finding.onset is None else {"onset": finding.onset.as_json()}),
         }
-        for ranks, finding in found
+        for ranks, finding in findings
     ]
 
 
-def check_texts(found: Sequence[RankCheckFinding]) -> list[str]:
+def check_texts(findings: Sequence[RankCheckFinding]) -> list[str]:
     """Return lines for people; none if nothing was found."""
-    return [] if not found else [message("Checks of the loop at every step:"), *(f"  {each.text}" for each in found)]
+    return (
+        []
+        if not findings
+        else [message("Checks of the loop at every step:"), *(f"  {on_ranks.text}" for on_ranks in findings)]
+    )

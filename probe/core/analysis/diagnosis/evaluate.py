@@ -99,8 +99,8 @@ def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSett
         if isinstance(settings, Mapping) and settings.get("rules"):
             alert = AlertSettings.model_validate({name: settings[name] for name in JUDGING if name in settings})
     except ValidationError as error:
-        what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
-        problems.add(path / FILE, what, skipped=False)
+        trouble = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
+        problems.add(path / FILE, trouble, skipped=False)
     if any(rule.rule_name == ALWAYS for rule in alert.rules):
         return alert
     return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})
@@ -115,8 +115,8 @@ def rules_of(alert: AlertSettings, rank: int, ops: Sequence[str]) -> tuple[list[
 
 def ops_of(rows: Rows) -> list[str]:
     """Ops that any signal has, in the order of their columns, which is that of the run's configuration."""
-    held = dict.fromkeys(number for signal in rows.signals for number in rows.numbers(signal))
-    return [number for number in held if number in OPS]
+    numbers = dict.fromkeys(number for signal in rows.signals for number in rows.numbers(signal))
+    return [number for number in numbers if number in OPS]
 
 
 class RankEvaluator:
@@ -140,19 +140,19 @@ class RankEvaluator:
             sought: steps from which the cause of what was found otherwise is sought.
         """
         steps_sought = deque(sorted(set(sought)))
-        chosen = frozenset(wanted)
-        last, updates = max(chosen) if chosen else None, StepUpdates(self._rows, self.judged.rank)
+        requested = frozenset(wanted)
+        last, updates = max(requested) if requested else None, StepUpdates(self._rows, self.judged.rank)
         for step in steps(self._rows, self.judged.rank, last=last):
             self._look_back(steps_sought, step.step)
             self._count(step)
             step = updates.put_into(step)  # noqa: PLW2901 - the same step
-            found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
+            findings, counts = find(self._rules, step.batches, self._failed), not requested or step.step in requested
             if counts:
                 self.judged.counted += 1
                 self.judged.rows += sum(map(len, step.batches))
                 self.judged.signals.update(batch.signal for batch in step.batches)
-            self._norms.add(step.step, step.batches, not found)
-            self._take(step, [f for f in found if not chosen or f.step in chosen])
+            self._norms.add(step.step, step.batches, not findings)
+            self._take(step, [f for f in findings if not requested or f.step in requested])
         self._look_back(steps_sought)
         return self.judged
 
@@ -164,8 +164,8 @@ class RankEvaluator:
 
     def _failed(self, rule: Rule, error: Exception) -> None:
         name = type(rule).__name__
-        what = f"rule {name} failed ({type(error).__name__}: {error}): its findings are missing"
-        self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
+        trouble = f"rule {name} failed ({type(error).__name__}: {error}): its findings are missing"
+        self._rows.problems.add(Path(f"rank {self.judged.rank}"), trouble)
 
     def _count(self, step: StoredStep) -> None:
         judged = self.judged
@@ -175,10 +175,10 @@ class RankEvaluator:
         judged.last_step = step.step
         judged.sampled += 1
 
-    def _take(self, step: StoredStep, found: Sequence[Finding]) -> None:
+    def _take(self, step: StoredStep, findings: Sequence[Finding]) -> None:
         episode = self.judged.episodes[-1] if self.judged.episodes else None
         ended = episode is None or self._quiet >= QUIET
-        if not found:
+        if not findings:
             self._quiet += 1
             if episode is not None and not ended:
                 episode.until = step.step
@@ -187,7 +187,7 @@ class RankEvaluator:
             if episode is None or ended:
                 episode = self._begin(step.step)
             self._quiet = 0
-            self._keep(episode, step, found)
+            self._keep(episode, step, findings)
             if is_new and len(self.judged.onsets) < SEARCHES:
                 self.judged.onsets[step.step] = self._norms.onset(episode.kept[0])
         self._latest.append(step.step)
@@ -204,14 +204,14 @@ class RankEvaluator:
         judged.episodes.append(Episode(step, step, step))
         return judged.episodes[-1]
 
-    def _keep(self, episode: Episode, step: StoredStep, found: Sequence[Finding]) -> None:
+    def _keep(self, episode: Episode, step: StoredStep, findings: Sequence[Finding]) -> None:
         episode.last = episode.until = step.step
-        episode.number += len(found)
-        episode.by_rule.update(finding.rule for finding in found)
+        episode.number += len(findings)
+        episode.by_rule.update(finding.rule for finding in findings)
         batches = {batch.signal: batch for batch in step.batches}
         micro = (batch for batch in step.batches if batch.micro_stepped)
         micro_steps = 1 + max((key.micro_step for batch in micro for key in batch.keys), default=0)
-        for finding in found:
+        for finding in findings:
             row = finding.rule, finding.signal, finding.key
             if row not in self._seen and len(episode.kept) < KEPT:
                 self._seen.add(row)
@@ -275,12 +275,12 @@ def extent(judged: Sequence[EvaluatedRank]) -> Extent:
 
 def formats(run: RecordedRun) -> tuple[str, ...]:
     """Formats that the manifests of a run name."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for directory in run.directories:
         given = directory.manifest.config.get("format")
         named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-        found.update(dict.fromkeys(str(each) for each in named))
-    return tuple(found)
+        names.update(dict.fromkeys(str(name) for name in named))
+    return tuple(names)
 
 
 def nothing_judged(run: RecordedRun) -> str:
@@ -304,12 +304,12 @@ def run_found(run: RecordedRun) -> Iterator[str]:
     numbers = counted(run)
     some = {rank: n for rank, n in numbers.items() if n}
     if some:
-        each = (message("rank {rank}: {number:,}", rank=rank, number=n) for rank, n in list(some.items())[:LISTED])
+        texts = (message("rank {rank}: {number:,}", rank=rank, number=n) for rank, n in list(some.items())[:LISTED])
         unlisted = _many(len(some) - LISTED, ", and {number:,} more rank", ", and {number:,} more ranks")
         yield message(
             "While it ran, the run's rules reported {number:,} ({each}{more}).",
             number=sum(some.values()),
-            each=joined(", ", each),
+            each=joined(", ", texts),
             more=unlisted if len(some) > LISTED else "",
         )
     silent = [rank for rank, n in numbers.items() if n is None]

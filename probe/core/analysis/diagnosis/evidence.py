@@ -43,24 +43,24 @@ def evidence(rows: Rows, located: Located) -> Evidence:
     finding, step = located.finding, located.began
     files = _files(rows, finding.signal, located.rank, step)
     name = cell_name(finding.key)
-    held = [row for _, file in files for row in _read(rows, file, finding.key, "name = ?", name)]
-    held = sorted((row for row in held if row.step <= step), key=lambda row: row.step)[-BEFORE - 1 :]
-    if not held or held[-1].step != step:
+    history = [row for _, file in files for row in _read(rows, file, finding.key, "name = ?", name)]
+    history = sorted((row for row in history if row.step <= step), key=lambda row: row.step)[-BEFORE - 1 :]
+    if not history or history[-1].step != step:
         return Evidence("", finding.op, ())
-    op = finding.op if finding.op in held[-1].numbers else next(iter(held[-1].numbers), "")
+    op = finding.op if finding.op in history[-1].numbers else next(iter(history[-1].numbers), "")
     n, last = files[-1]
     path, directory = rows.original(last), rows.directories[n].path
-    values = tuple((row.step, row.numbers.get(op, nan)) for row in held)
+    values = tuple((row.step, row.numbers.get(op, nan)) for row in history)
     return Evidence(str(Path(directory.name) / path.name), op, values, _inputs(rows, located))
 
 
 def _files(rows: Rows, signal: str, rank: int, step: int) -> list[tuple[int, TableFile]]:
     """Last files of a rank that may hold a step and those before it, each with the index of its directory."""
-    found: list[tuple[int, TableFile]] = []
+    numbered: list[tuple[int, TableFile]] = []
     for n, directory in enumerate(rows.directories):
         if signal in rows.files and directory.rank == rank and (directory.until is None or step < directory.until):
-            found += [(n, file) for file in rows.files_of(signal, n) if file.first <= step]
-    return found[-BEFORE - 1 :]
+            numbered += [(n, file) for file in rows.files_of(signal, n) if file.first <= step]
+    return numbered[-BEFORE - 1 :]
 
 
 def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> Iterator[_Row]:
@@ -69,14 +69,14 @@ def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> I
     source = rows.source([file])
     columns = file.columns or rows.columns(source)
     numbers = [column for column in columns if is_number(column)]
-    wanted = {MICRO_STEP: key.micro_step, STAGE: key.stage}
-    same = [f"coalesce({column}, 0) = {value}" for column, value in wanted.items() if column in columns]
-    chosen = ", ".join(quoted(column) for column in (STEP, NAME, *numbers))
+    conditions = {MICRO_STEP: key.micro_step, STAGE: key.stage}
+    same = [f"coalesce({column}, 0) = {value}" for column, value in conditions.items() if column in columns]
+    selected = ", ".join(quoted(column) for column in (STEP, NAME, *numbers))
     where = " AND ".join([*same, condition])
-    query = f"SELECT {chosen} FROM {source} WHERE {where}"  # noqa: S608 - names are quoted as texts
-    for step, found, *cells in rows.connection.execute(query, [asked]).fetchall():
+    query = f"SELECT {selected} FROM {source} WHERE {where}"  # noqa: S608 - names are quoted as texts
+    for step, row_name, *cells in rows.connection.execute(query, [asked]).fetchall():
         yield _Row(
-            step, found or "", {op: nan if cell is None else cell for op, cell in zip(numbers, cells, strict=True)}
+            step, row_name or "", {op: nan if cell is None else cell for op, cell in zip(numbers, cells, strict=True)}
         )
 
 
@@ -89,8 +89,8 @@ def _inputs(rows: Rows, located: Located) -> str:
     inputs = _are_finite(rows, located, "actv", f"{module}.input")
     if inputs is None:
         return ""
-    own = _are_finite(rows, located, "param_origin", f"{module}." if module else "")
-    if inputs and own:
+    are_finite = _are_finite(rows, located, "param_origin", f"{module}." if module else "")
+    if inputs and are_finite:
         return message("the module's inputs were finite, and so were its parameters")
     return message("the module's inputs were finite" if inputs else "the module's inputs were not finite either")
 
@@ -100,6 +100,6 @@ def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bo
     key = located.finding.key if signal == "actv" else Key("", stage=located.finding.key.stage)
     condition = f"step = {int(located.began)} AND starts_with(name, ?)"
     files = _files(rows, signal, located.rank, located.began)[-1:]
-    found: list[Any] = [row for _, file in files for row in _read(rows, file, key, condition, beginning)]
-    values = [value for row in found for op, value in row.numbers.items() if op in OPS and op != "id"]
+    records: list[Any] = [row for _, file in files for row in _read(rows, file, key, condition, beginning)]
+    values = [value for row in records for op, value in row.numbers.items() if op in OPS and op != "id"]
     return all(isfinite(value) for value in values) if values else None

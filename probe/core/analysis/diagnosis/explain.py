@@ -143,19 +143,19 @@ def _has_infinity(incident: Incident, first: Located) -> bool:
 
 def origins(incident: Incident) -> list[Located]:
     """Findings that began an incident: the first of each rank and place that no earlier finding explains."""
-    found: dict[tuple[object, ...], Located] = {}
+    by_place: dict[tuple[object, ...], Located] = {}
     for located in incident.of(Cause.initiating):
-        found.setdefault((located.rank, located.place), located)
-    return list(found.values())
+        by_place.setdefault((located.rank, located.place), located)
+    return list(by_place.values())
 
 
 def rivals(begun: Sequence[Located]) -> list[Located]:
     """Other findings that may have begun the incident: of the same step as the first of ``begun``, at another place."""
-    first, found = begun[0], dict[tuple[object, ...], Located]()
+    first, by_place = begun[0], dict[tuple[object, ...], Located]()
     for located in begun[1:]:
         if located.began == first.began and located.place != first.place:
-            found.setdefault(located.place, located)
-    return list(found.values())
+            by_place.setdefault(located.place, located)
+    return list(by_place.values())
 
 
 def where(located: Located, ranks: Sequence[int] = ()) -> Message:
@@ -291,12 +291,12 @@ def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
         )
     others = rivals(begun)
     if others:
-        each = (
+        texts = (
             message("{place}: {value}", place=where(located), value=value(located.finding)) for located in others[:3]
         )
         yield message(
             "This is ambiguous: no recorded data lead from it to, or come before, {named}{more}.",
-            named=joined("; ", each),
+            named=joined("; ", texts),
             more=message("; and {number} more", number=len(others) - 3) if len(others) > 3 else "",
         )
 

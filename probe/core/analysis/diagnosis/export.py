@@ -34,9 +34,9 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
         "kept": [entry(located, cause, analysis.topology) for located, cause in analysis.findings()],
         "run_numbers": [
-            {"rank": each.rank, **each.finding._asdict()}
-            | {"value": in_json(each.finding.value), "expected": in_json(each.finding.expected)}
-            for each in analysis.of_run
+            {"rank": of_number.rank, **of_number.finding._asdict()}
+            | {"value": in_json(of_number.finding.value), "expected": in_json(of_number.finding.expected)}
+            for of_number in analysis.of_run
         ],
         "notes": list(analysis.notes),
         "problems": [str(problem) for problem in analysis.problems.kept],
@@ -69,10 +69,10 @@ def _of_row(located: Located, cause: Cause, spoilt: int | None) -> dict[str, Any
     }
 
 
-def _of_number(found: RankRunFinding) -> dict[str, Any]:
-    finding = found.finding
+def _of_number(on_rank: RankRunFinding) -> dict[str, Any]:
+    finding = on_rank.finding
     grade = "note" if finding.severity == "info" else finding.severity
-    return {"grade": grade, "kind": finding.rule, "where": finding.name, "rank": found.rank, "step": finding.step}
+    return {"grade": grade, "kind": finding.rule, "where": finding.name, "rank": on_rank.rank, "step": finding.step}
 
 
 def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:

@@ -32,22 +32,22 @@ class PieceFindings(NamedTuple):
 
 
 def judge(
-    passes: Passes, wanted: Sequence[int], progress: Callable[[str], None], sought: Sequence[int] = ()
+    passes: Passes, steps: Sequence[int], progress: Callable[[str], None], sought: Sequence[int] = ()
 ) -> PieceFindings:
     """Findings of all ranks of a run.
 
     Args:
-        wanted: steps whose findings count; all if empty.
+        steps: those whose findings count; all if empty.
         sought: steps from which the cause of what was found otherwise is sought.
     """
     whole, ops = len(passes.run.ranks) <= FEW, tuple(ops_of(passes.rows))
-    work = _Judging(tuple(wanted), ops, whole, tuple(sought))
+    work = _Judging(tuple(steps), ops, whole, tuple(sought))
     function = partial(work, progress=progress) if passes.engine is None else work
-    judged, rules, shared, known = [], set[str](), dict[int, tuple[int, ...]](), _Known()
-    for found in passes.over_ranks(function):
-        judged += [known.of(rank) for rank in found.judged]
-        rules |= found.rules
-        shared.update({rank: known.ranks(ranks) for rank, ranks in found.sharers.items()})
+    judged, rules, shared, coverages = [], set[str](), dict[int, tuple[int, ...]](), _Known()
+    for evaluated in passes.over_ranks(function):
+        judged += [coverages.of(rank) for rank in evaluated.judged]
+        rules |= evaluated.rules
+        shared.update({rank: coverages.ranks(ranks) for rank, ranks in evaluated.sharers.items()})
     return PieceFindings(judged, frozenset(rules), shared)
 
 
@@ -78,50 +78,52 @@ class _Judging:
             progress(f"judging rank {rank}")
             alert = configured(directory.manifest, directory.path, rows.problems)
             rules |= {rule.rule_name for rule in alert.rules}
-            own = RankEvaluator(rows, rank, alert, self.ops, places.stage(rank)).run(self.wanted, self.sought)
-            judged.append(own if self.whole else reduced(own))
+            evaluated = RankEvaluator(rows, rank, alert, self.ops, places.stage(rank)).run(self.wanted, self.sought)
+            judged.append(evaluated if self.whole else reduced(evaluated))
         return PieceFindings(judged, frozenset(rules), sharers(rows))
 
 
 def reduced(rank: EvaluatedRank) -> EvaluatedRank:
     """Drop the findings of a rank that can change no story: they stay counted."""
     for episode in rank.episodes:
-        episode.kept = [each for each, place in zip(episode.kept, _matter(rank, episode.kept), strict=True) if place]
+        episode.kept = [
+            located for located, place in zip(episode.kept, _matter(rank, episode.kept), strict=True) if place
+        ]
     return rank
 
 
-def _matter(rank: EvaluatedRank, kept: Sequence[Located]) -> list[bool]:
+def _matter(rank: EvaluatedRank, findings: Sequence[Located]) -> list[bool]:
     """Mark the findings that can matter: the first two, and the first two with NaN or Inf, of each way in which the end
     of the run may explain them; the first of each phase, with all findings of its row; the first activation of a later
     step; and the senders of NaN."""
     seen: dict[tuple[object, ...], int] = {}
-    chosen, rows, forward = set[int](), set[object](), set[int]()
-    for place in sorted(range(len(kept)), key=lambda n: kept[n].order):
-        one = kept[place]
-        way = _way(rank, one)
-        asked: list[tuple[tuple[object, ...], int]] = [((way,), 2), ((way, "phase", one.phase), 1)]
-        if one.is_non_finite:
+    numbers, rows, forward = set[int](), set[object](), set[int]()
+    for place in sorted(range(len(findings)), key=lambda n: findings[n].order):
+        located = findings[place]
+        way = _way(rank, located)
+        asked: list[tuple[tuple[object, ...], int]] = [((way,), 2), ((way, "phase", located.phase), 1)]
+        if located.is_non_finite:
             asked.append(((way, "bad"), 2))
-        if one.phase == FORWARD and (one.began in forward or len(forward) < 2):
-            forward.add(one.began)
-            asked.append((("forward", one.began), 1))
-        if one.finding.rule == AnomalyCommNan.__name__:
-            asked.append((("sent", one.began), 1))
+        if located.phase == FORWARD and (located.began in forward or len(forward) < 2):
+            forward.add(located.began)
+            asked.append((("forward", located.began), 1))
+        if located.finding.rule == AnomalyCommNan.__name__:
+            asked.append((("sent", located.began), 1))
         for key, most in asked:
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= most:
-                chosen.add(place)
-                rows.add(one.place)
-    return [n in chosen or one.place in rows for n, one in enumerate(kept)]
+                numbers.add(place)
+                rows.add(located.place)
+    return [n in numbers or located.place in rows for n, located in enumerate(findings)]
 
 
-def _way(rank: EvaluatedRank, one: Located) -> int:
+def _way(rank: EvaluatedRank, located: Located) -> int:
     """Explanation of a finding by the end of the run: 0 for none, 1 for certain, 2 if another rank was lost."""
-    if not rank.partial or one.finding.step != rank.last_step:
+    if not rank.partial or located.finding.step != rank.last_step:
         return 0
-    if not one.is_non_finite:
+    if not located.is_non_finite:
         return 1
-    return 2 if one.phase >= EXCHANGE else 0
+    return 2 if located.phase >= EXCHANGE else 0
 
 
 class _Known:
@@ -141,6 +143,6 @@ class _Known:
         """The group that was there first."""
         return self._ranks.setdefault(ranks, ranks)
 
-    def _located(self, one: Located) -> Located:
-        key = self._keys.setdefault(one.finding.key, one.finding.key)
-        return one._replace(finding=one.finding._replace(key=key), ranks=self.ranks(one.ranks))
+    def _located(self, located: Located) -> Located:
+        key = self._keys.setdefault(located.finding.key, located.finding.key)
+        return located._replace(finding=located.finding._replace(key=key), ranks=self.ranks(located.ranks))

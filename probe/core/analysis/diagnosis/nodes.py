@@ -83,12 +83,12 @@ class CausalPaths:
     def collectives(self, step: int) -> CarriedByRank:
         """CarriedByRank of a step that carried NaN or Inf."""
         if step not in self._collectives:
-            found = CarriedByRank({}, {})
+            numbers = CarriedByRank({}, {})
             for number, carried in enumerate(self._exchanged.get(step, ())):
-                for by_rank, ranks in zip(found, carried, strict=True):
+                for by_rank, ranks in zip(numbers, carried, strict=True):
                     for rank in ranks:
                         by_rank.setdefault(rank, []).append(number)
-            self._collectives[step] = found
+            self._collectives[step] = numbers
         return self._collectives[step]
 
 
@@ -163,11 +163,11 @@ class Nodes:
         """Add the first finding of a rank and phase; in causal order."""
         point, rank = PathPoint.of(located), located.rank
         numbers, stage = self._topology.numbers(rank), self._topology.stage(rank)
-        for number, known, otherwise in (
+        for number, indexed, otherwise in (
             (numbers.replicas, self._replicas, self._stages),
             (numbers.pipeline, self._pipelines, self._piped),
         ):
-            nodes, place = (known, number) if number else (otherwise, stage)
+            nodes, place = (indexed, number) if number else (otherwise, stage)
             nodes.setdefault(place, Node()).add(located, point)
         if numbers.peers:
             self._peers.setdefault(numbers.peers, Node()).add(located, point)
@@ -202,7 +202,7 @@ class Nodes:
             self._in_replicas(located, point)
             or self._in_groups(located, point)
             or self._through_pipelines(rank, point)
-            or any(self._paths(one, located) for one in self._shards.leading(rank, point))
+            or any(self._paths(cause, located) for cause in self._shards.leading(rank, point))
             or self._in_collectives(rank, point)
         )
 
@@ -234,7 +234,7 @@ class Nodes:
             return False
         if not point.of_gradient:
             return True
-        return any(self._paths(one, located) for one in node.leading(point, relation))
+        return any(self._paths(cause, located) for cause in node.leading(point, relation))
 
     def _through_pipelines(self, rank: int, point: PathPoint) -> bool:
         containing = self._topology.containing
@@ -243,7 +243,7 @@ class Nodes:
             return True
         peers = containing.peers.get(rank, ())
         for by_peers in self._reached_stages.get(self._topology.stage(rank), {}).values():
-            first = next((one for number, one in by_peers.items() if number not in peers), None)  # in causal order
+            first = next((cause for number, cause in by_peers.items() if number not in peers), None)  # in causal order
             if first is not None and leads(first, point, CONNECTED):
                 return True
         return False

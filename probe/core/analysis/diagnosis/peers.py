@@ -75,12 +75,12 @@ class Departure(NamedTuple):
     score: float
 
 
-def peer_findings(passes: Passes, topology: Topology, wanted: Sequence[int] = ()) -> list[RankCheckFinding]:
+def peer_findings(passes: Passes, topology: Topology, steps: Sequence[int] = ()) -> list[RankCheckFinding]:
     """Return the departures of ranks from their peers, and ranks that see the same data, in order of step. Only groups
     that the run names are compared.
 
     Args:
-        wanted: steps whose findings count, all if empty; earlier ones show what is usual.
+        steps: those whose findings count, all if empty; earlier ones show what is usual.
     """
     groups = [group for group in topology.replica_groups() if topology.numbers(group[0]).replicas]
     parts = [part for group in groups for part in _parts(group)]
@@ -88,9 +88,10 @@ def peer_findings(passes: Passes, topology: Topology, wanted: Sequence[int] = ()
     if not parts or not signals:
         return []
     function = PeerComparison(topology.has_experts)
-    found = [finding for part in passes.over_groups(function, parts, signals) for finding in part]
-    chosen = (each for each in found if not wanted or each.step in wanted)
-    return sorted((RankCheckFinding(each.ranks, each) for each in chosen), key=lambda each: each.finding.step)
+    findings = [finding for part in passes.over_groups(function, parts, signals) for finding in part]
+    selected = [finding for finding in findings if not steps or finding.step in steps]
+    selected.sort(key=lambda finding: finding.step)
+    return [RankCheckFinding(finding.ranks, finding) for finding in selected]
 
 
 def _parts(group: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -113,17 +114,19 @@ class PeerComparison:
     def __call__(self, rows: Rows, ranks: tuple[int, ...]) -> list[CheckFinding]:
         """Compare ``ranks``, in the order of steps."""
         judges = {signal: SignalPeers(signal, ranks, self.experts) for signal in BOUNDS if signal in rows.signals}
-        found, last, sizes, same = list[CheckFinding](), -QUIET, BatchSizes(len(ranks)), Streak(STEPS_SAME)
+        findings, last, sizes, same = list[CheckFinding](), -QUIET, BatchSizes(len(ranks)), Streak(STEPS_SAME)
         for sampled, (step, batches) in enumerate(_together(rows, ranks, tuple(judges)), 1):
             if same.completes(see_the_same(batches), step):
-                found.append(_same(step, same.since, ranks))
+                findings.append(_same(step, same.since, ranks))
             if not sizes.are_usual(batches):
                 continue
-            departures = [each for signal, own in batches.items() for each in judges[signal].judge(own)]
-            if departures and sampled - last > QUIET and len(found) < MOST:
-                found.append(_finding(step, sorted(departures, key=_in_order), ranks))
+            departures = [
+                departure for signal, of_signal in batches.items() for departure in judges[signal].judge(of_signal)
+            ]
+            if departures and sampled - last > QUIET and len(findings) < MOST:
+                findings.append(_finding(step, sorted(departures, key=_in_order), ranks))
             last = sampled if departures else last
-        return found
+        return findings
 
 
 def _together(rows: Rows, ranks: Sequence[int], signals: Sequence[str]) -> Iterator[tuple[int, dict[str, list[Batch]]]]:
@@ -138,8 +141,8 @@ def _together(rows: Rows, ranks: Sequence[int], signals: Sequence[str]) -> Itera
 
 def see_the_same(batches: Mapping[str, Sequence[Batch]]) -> bool:
     """Return whether own gradients, and activations if there are any, are equal on all ranks, and not all zero."""
-    own = batches.get(OWN)
-    return own is not None and all(_are_equal(batches[signal]) for signal in (OWN, FORWARD) if signal in batches)
+    inputs = batches.get(OWN)
+    return inputs is not None and all(_are_equal(batches[signal]) for signal in (OWN, FORWARD) if signal in batches)
 
 
 def _are_equal(batches: Sequence[Batch]) -> bool:
@@ -158,10 +161,10 @@ class BatchSizes:
 
     def are_usual(self, batches: Mapping[str, Sequence[Batch]]) -> bool:
         """Return whether no rank has another share than before, as far as activations were recorded."""
-        own = batches.get(FORWARD) or batches.get(BACKWARD)
-        if not own:
+        sizes_of_ranks = batches.get(FORWARD) or batches.get(BACKWARD)
+        if not sizes_of_ranks:
             return True
-        elements = np.array([[numels(batch.shapes).sum() for batch in own]])
+        elements = np.array([[numels(batch.shapes).sum() for batch in sizes_of_ranks]])
         row, ratios = np.zeros(1, np.int64), log_ratios(np.log(np.maximum(elements, 1.0)))
         scores = self._ratios.departures(row, ratios).scores
         self._ratios.hold(row, ratios)
@@ -189,7 +192,8 @@ class SignalPeers:
         """
         first = batches[0]
         at = np.stack(
-            [own.of(first.keys, batch.keys) for own, batch in zip(self._alignments, batches, strict=True)], axis=1
+            [alignment.of(first.keys, batch.keys) for alignment, batch in zip(self._alignments, batches, strict=True)],
+            axis=1,
         )
         present = np.flatnonzero((at >= 0).all(axis=1) & self._comparable(first))
         sizes = _sizes(batches, at[present])
@@ -269,15 +273,15 @@ def _same(step: int, since: int, ranks: tuple[int, ...]) -> CheckFinding:
 def _finding(step: int, departures: Sequence[Departure], ranks: tuple[int, ...]) -> CheckFinding:
     """Return the finding about the rows that depart in a step, in the order of execution."""
     first = departures[0]
-    name, what = cell_name(first.key), "norm" if first.op == "norm" else "largest magnitude"
+    name, number = cell_name(first.key), "norm" if first.op == "norm" else "largest magnitude"
     times = f"{exp(abs(first.distance)):.3g} times {'above' if first.distance > 0 else 'below'} what is usual"
     if len(ranks) > 2:
-        text = f"rank {first.rank} departs from its peers: the ratio of the {what} of {name} to theirs is {times}"
+        text = f"rank {first.rank} departs from its peers: the ratio of the {number} of {name} to theirs is {times}"
     else:
-        other = next(rank for rank in ranks if rank != first.rank)
+        witness = next(rank for rank in ranks if rank != first.rank)
         text = f"ranks {ranks_text(ranks)} depart from each other: "
-        text += f"the ratio of the {what} of {name} on rank {first.rank} to that on rank {other} is {times}"
-    rows = len({(each.signal, each.key) for each in departures})
+        text += f"the ratio of the {number} of {name} on rank {first.rank} to that on rank {witness} is {times}"
+    rows = len({(departure.signal, departure.key) for departure in departures})
     if rows > 1:
         text += f"; {rows} rows do so in this step"
     evidence = {"times": exp(abs(first.distance)), "scatters": first.score, "rows": float(rows)}

@@ -55,8 +55,8 @@ class SignalComparison(NamedTuple):
     def merged(self, other: SignalComparison) -> SignalComparison:
         """Comparison over the steps of both."""
         first, until = min(self.first, other.first), max(self.until, other.until)
-        begun = [each for each in (self, other) if each.step >= 0]
-        return min(begun, key=lambda each: each.step, default=self)._replace(first=first, until=until)
+        begun = [comparison for comparison in (self, other) if comparison.step >= 0]
+        return min(begun, key=lambda comparison: comparison.step, default=self)._replace(first=first, until=until)
 
 
 Compared = dict[tuple[str, int], SignalComparison]
@@ -81,11 +81,11 @@ class ReplicaComparison:
     def __call__(self, rows: Rows) -> Compared:
         """Compare within each step of ``rows``."""
         self.fill(rows)
-        found: Compared = {}
+        differences: Compared = {}
         for signal in self.numbers:
             if signal in rows.signals:
-                found.update(self._signal(rows, signal))
-        return found
+                differences.update(self._signal(rows, signal))
+        return differences
 
     def fill(self, rows: Rows) -> None:
         """Make the table of groups."""
@@ -105,21 +105,21 @@ class ReplicaComparison:
             "SELECT replicas, min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0) "  # noqa: S608
             f"FROM ({counts}) WHERE step IS NOT NULL GROUP BY replicas"
         )
-        found = rows.connection.execute(query).fetchall()
+        records = rows.connection.execute(query).fetchall()
         return {
             (signal, group): SignalComparison(first, *((step, *rest) if step is not None else ()))
-            for group, first, step, *rest in found
+            for group, first, step, *rest in records
         }
 
     def _held(self, rows: Rows, signal: str) -> list[str]:
-        held = rows.numbers(signal)
-        return [op for op in self.numbers[signal] if op in held]
+        numbers = rows.numbers(signal)
+        return [op for op in self.numbers[signal] if op in numbers]
 
     def _source(self, view: str, numbers: Sequence[str]) -> str:
         """Query for every row that replicas should hold alike, with its part of the tensor."""
-        chosen = "".join(f", {quoted(op)}" for op in numbers)
+        columns = "".join(f", {quoted(op)}" for op in numbers)
         return (
-            f"SELECT replicas, rank, {KEYS}, {PART_SQL} AS part{chosen} "  # noqa: S608 - our own words
+            f"SELECT replicas, rank, {KEYS}, {PART_SQL} AS part{columns} "  # noqa: S608 - our own words
             f"FROM {view} JOIN {GROUP} USING (rank) WHERE {HOLDS_NO_TERM_SQL}"
         )
 
@@ -129,8 +129,8 @@ class ReplicaComparison:
         conditions += [f"step IN ({', '.join(str(int(step)) for step in self.wanted)})"] if self.wanted else []
         if self.proved is not None:
             place = ", ".join(f"coalesce({name}, {_NOTHING[kind]})" for name, kind in PLACE.items())
-            chosen = f"SELECT replicas, {', '.join(PLACE)} FROM {PROVED} WHERE signal = {literal(signal)}"  # noqa: S608
-            conditions += [f"(replicas, {place}) IN ({chosen})"]
+            query = f"SELECT replicas, {', '.join(PLACE)} FROM {PROVED} WHERE signal = {literal(signal)}"  # noqa: S608
+            conditions += [f"(replicas, {place}) IN ({query})"]
         return self._grouped(view, numbers, conditions)
 
     def _grouped(self, view: str, numbers: Sequence[str], conditions: Sequence[str], more: str = "") -> str:
@@ -150,12 +150,12 @@ class ReplicaComparison:
         if len(steps) <= CHANGES:
             return []
         numbers = self._held(rows, signal)
-        held = ", ".join(f"any_value({quoted(op)})" for op in numbers)
+        values = ", ".join(f"any_value({quoted(op)})" for op in numbers)
         conditions = ["name NOT LIKE '%experts%'"] if self.experts else []
         view = rows.between(signal, steps[0], steps[-1])
         place = ", ".join(f"coalesce({name}, {_NOTHING[kind]})" for name, kind in PLACE.items())
         query = (
-            f"SELECT replicas, {place} FROM ({self._grouped(view, numbers, conditions, f', row({held}) AS held')}) "  # noqa: S608
+            f"SELECT replicas, {place} FROM ({self._grouped(view, numbers, conditions, f', row({values}) AS held')}) "  # noqa: S608
             f"GROUP BY replicas, {place} HAVING NOT bool_or(differs) AND count(DISTINCT held) > {CHANGES}"
         )
         return [tuple(place) for place in rows.connection.execute(query).fetchall()]
@@ -176,7 +176,7 @@ class ReplicaComparison:
         self, rows: Rows, signal: str, begun: Mapping[int, SignalComparison]
     ) -> dict[int, list[Difference]]:
         """By group, the tensors of a signal that differ at the group's first step, with the numbers of each rank."""
-        found: dict[int, dict[tuple[object, ...], Difference]] = {}
+        by_group: dict[int, dict[tuple[object, ...], Difference]] = {}
         numbers = self._held(rows, signal)
         by_step: dict[int, list[int]] = {}
         for group, compared in begun.items():
@@ -189,14 +189,14 @@ class ReplicaComparison:
                 key = key_of(signal, name, micro_step, call, vpp_stage or 0)
                 new = Difference(signal, step, key, part, {}, begun[group].until)
                 place = vpp_stage, name, micro_step, call, part
-                difference = found.setdefault(group, {}).setdefault(place, new)
+                difference = by_group.setdefault(group, {}).setdefault(place, new)
                 pairs = zip(numbers, cells, strict=True)
                 difference.rows[rank] = {op: float(cell) for op, cell in pairs if cell is not None}
-        return {group: list(own.values()) for group, own in found.items()}
+        return {group: list(by_place.values()) for group, by_place in by_group.items()}
 
     def _at(self, signal: str, view: str, numbers: Sequence[str], groups: Sequence[int]) -> str:
         """Query for the rows of the first ``MOST`` tensors that differ in each group, within one step."""
-        chosen = "".join(f", s.{quoted(op)}" for op in numbers)
+        columns = "".join(f", s.{quoted(op)}" for op in numbers)
         listed = ", ".join(map(str, groups))
         place = "vpp_stage, name, micro_step, call, part"
         numbered = (
@@ -204,7 +204,7 @@ class ReplicaComparison:
             f"FROM ({self._alike(signal, view, numbers)}) WHERE differs AND replicas IN ({listed})"
         )
         return (
-            f"SELECT s.replicas, s.vpp_stage, s.name, s.micro_step, s.call, s.part, s.rank{chosen} "  # noqa: S608
+            f"SELECT s.replicas, s.vpp_stage, s.name, s.micro_step, s.call, s.part, s.rank{columns} "  # noqa: S608
             f"FROM ({self._source(view, numbers)}) AS s JOIN ({numbered}) AS n ON s.replicas = n.replicas "
             "AND s.vpp_stage IS NOT DISTINCT FROM n.vpp_stage AND s.name = n.name AND s.micro_step = n.micro_step "
             f"AND s.call = n.call AND s.part = n.part WHERE n.place <= {MOST} ORDER BY s.replicas, n.place, s.rank"
@@ -220,25 +220,25 @@ _FIRST_STEPS = f"SELECT DISTINCT step FROM {{}} WHERE step IS NOT NULL ORDER BY 
 
 
 def compare(
-    passes: Passes, topology: Topology, wanted: Sequence[int] = ()
+    passes: Passes, topology: Topology, steps: Sequence[int] = ()
 ) -> tuple[list[Located], list[tuple[int, ...]]]:
     """Findings about tensors that differ between replicas, and groups of ranks that turn out to be no replicas.
 
     Args:
-        wanted: steps to look at; all if empty.
+        steps: those to look at; all if empty.
     """
     rows, groups = passes.rows, topology.replica_groups()
-    numbers = {signal: own for signal in rows.signals if replicated(signal) and (own := _numbers(rows, signal))}
+    numbers = {signal: names for signal in rows.signals if replicated(signal) and (names := _numbers(rows, signal))}
     if not groups or not numbers:
         return [], []
-    comparison = ReplicaComparison(tuple(groups), numbers, topology.has_experts, tuple(wanted))
+    comparison = ReplicaComparison(tuple(groups), numbers, topology.has_experts, tuple(steps))
     aliens: list[int] = []
     if not topology.says_replicas:
         comparison, aliens = _proved(comparison, rows)
     compared: Compared = {}
     for piece in passes.over_steps(comparison, signals=tuple(numbers)):
-        for place, found in piece.items():
-            compared[place] = compared[place].merged(found) if place in compared else found
+        for place, part in piece.items():
+            compared[place] = compared[place].merged(part) if place in compared else part
     comparison.fill(rows)
     by_signal = {signal: _begun(compared, signal) for signal in numbers}
     differences = {signal: comparison.differences(rows, signal, begun) for signal, begun in by_signal.items() if begun}
@@ -269,7 +269,7 @@ def _proved(comparison: ReplicaComparison, rows: Rows) -> tuple[ReplicaCompariso
 
 def _begun(compared: Compared, signal: str) -> dict[int, SignalComparison]:
     """Groups in which tensors of a signal differ."""
-    return {group: found for (of, group), found in compared.items() if of == signal and found.step >= 0}
+    return {group: comparison for (of, group), comparison in compared.items() if of == signal and comparison.step >= 0}
 
 
 def _differ(ops: Sequence[str]) -> str:

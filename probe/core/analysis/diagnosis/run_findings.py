@@ -57,18 +57,18 @@ def run_findings(passes: Passes) -> list[RankRunFinding]:
     if RUN not in passes.rows.signals:
         return []
     pieces = list(passes.over_ranks(partial(_of_piece, limits=_limits(passes)), signals=(RUN, "other")))
-    found = [each for piece in pieces for each in piece.found]
+    findings = [finding for piece in pieces for finding in piece.found]
     last = max((piece.last for piece in pieces if piece.last is not None), default=0)
     seconds: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
     for piece in pieces:
         for name, medians in piece.seconds.items():
             seconds[name].update(medians)
-    found += _slow_ranks(seconds, last)
-    return sorted(found, key=_in_order)[:MOST]
+    findings += _slow_ranks(seconds, last)
+    return sorted(findings, key=_in_order)[:MOST]
 
 
-def _in_order(each: RankRunFinding) -> tuple[int, int]:
-    return each.finding.step, each.rank
+def _in_order(on_rank: RankRunFinding) -> tuple[int, int]:
+    return on_rank.finding.step, on_rank.rank
 
 
 def _limits(passes: Passes) -> tuple[ThresholdArgs, ...]:
@@ -83,10 +83,10 @@ def _of_piece(rows: Rows, limits: Sequence[ThresholdArgs]) -> PieceNumbers:
     if RUN not in rows.signals:
         return PieceNumbers([], {}, None)
     ranks = [rank for (rank,) in rows.connection.execute(f"SELECT DISTINCT rank FROM {rows.view(RUN)}").fetchall()]  # noqa: S608
-    found = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank, limits)]
+    findings = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank, limits)]
     seconds = {name: dict(rows.connection.execute(query).fetchall()) for name, query in _times(rows)}
     last = rows.connection.execute(f"SELECT max(step) FROM {rows.view(RUN)}").fetchone()  # noqa: S608
-    return PieceNumbers(sorted(found, key=_in_order)[:MOST], seconds, last[0] if last else None)
+    return PieceNumbers(sorted(findings, key=_in_order)[:MOST], seconds, last[0] if last else None)
 
 
 def _of_rank(rows: Rows, rank: int, limits: Sequence[ThresholdArgs]) -> Iterator[RunFinding]:
@@ -145,6 +145,6 @@ def _times(rows: Rows) -> Iterator[tuple[str, str]]:
     yield COMPARED[1], f"SELECT rank, median(value) FROM {run} WHERE name = '{WAITED}' GROUP BY rank"  # noqa: S608
 
 
-def run_lines(found: Sequence[RankRunFinding]) -> list[str]:
+def run_lines(findings: Sequence[RankRunFinding]) -> list[str]:
     """Return lines for people; none if nothing was found."""
-    return [] if not found else [message("Numbers of the run:"), *(f"  {each.text}" for each in found)]
+    return [] if not findings else [message("Numbers of the run:"), *(f"  {on_rank.text}" for on_rank in findings)]

@@ -28,8 +28,8 @@ def verdict_about(analysis: Analysis) -> Verdict:
     alone = len(analysis.run.ranks) == 1
     findings = [
         *(_of_incident(diagnosis, analysis) for diagnosis in analysis.diagnoses),
-        *(of_number(each.finding)._replace(ranks=() if alone else (each.rank,)) for each in analysis.of_run),
-        *(of_check(each.finding)._replace(ranks=() if alone else each.ranks) for each in analysis.of_checks),
+        *(of_number(on_rank.finding)._replace(ranks=() if alone else (on_rank.rank,)) for on_rank in analysis.of_run),
+        *(of_check(on_rank.finding)._replace(ranks=() if alone else on_rank.ranks) for on_rank in analysis.of_checks),
     ]
     looked = Looked((analysis.extent.text,) if analysis.extent.rows else ())
     return verdict_of(findings, looked)
@@ -37,12 +37,14 @@ def verdict_about(analysis: Analysis) -> Verdict:
 
 def picture_about(verdict: Verdict, analysis: Analysis) -> VerdictPicture | None:
     """Return the picture of a verdict from the files of the first rank that it names; None if they show nothing."""
-    of_rank = [each for each in analysis.run.directories if not verdict.ranks or each.rank == verdict.ranks[0]]
+    of_rank = [
+        directory for directory in analysis.run.directories if not verdict.ranks or directory.rank == verdict.ranks[0]
+    ]
     if not verdict.kind or not of_rank:
         return None
     since = verdict.since or 0
     # the analysis has reported what cannot be read
-    with Rows([each for each in of_rank if each.rank == of_rank[0].rank], Problems()) as rows:
+    with Rows([directory for directory in of_rank if directory.rank == of_rank[0].rank], Problems()) as rows:
 
         def cells(file: TableFile) -> Iterator[Cell]:
             columns, table = rows.read([file], since - EARLIER, since + LATER)

@@ -43,7 +43,7 @@ class Topology:
         groups = _NumberedGroups()
         self._places: dict[int, Place] = {}
         self._numbers: dict[int, GroupNumbers] = {}
-        for place in sorted(places, key=lambda each: each.rank):
+        for place in sorted(places, key=lambda position: position.rank):
             of = GroupNumbers(*map(groups.number, (place.pipeline, place.replicas, place.peers)))
             pipeline, replicas, peers = (groups.ranks[number] for number in of)
             self._places[place.rank] = place._replace(pipeline=pipeline, replicas=replicas, peers=peers)
@@ -70,20 +70,20 @@ class Topology:
     @cached_property
     def containing(self) -> GroupsByRank:
         """Numbers of the groups that contain a rank, whichever ranks name them."""
-        found = GroupsByRank({}, {}, {})
-        for index, by_rank in enumerate(found):
+        groups = GroupsByRank({}, {}, {})
+        for index, by_rank in enumerate(groups):
             for number in dict.fromkeys(numbers[index] for numbers in self._numbers.values()):
                 for rank in self._members[number]:
                     by_rank.setdefault(rank, []).append(number)
-        return found
+        return groups
 
     @cached_property
     def _naming(self) -> dict[int, list[int]]:
         """Ranks that name a group their pipeline, by its number."""
-        found: dict[int, list[int]] = {}
+        by_rank: dict[int, list[int]] = {}
         for rank, numbers in self._numbers.items():
-            found.setdefault(numbers.pipeline, []).append(rank)
-        return found
+            by_rank.setdefault(numbers.pipeline, []).append(rank)
+        return by_rank
 
     def naming(self, pipeline: int) -> Sequence[int]:
         """Ranks that name a group their pipeline."""
@@ -91,9 +91,9 @@ class Topology:
 
     def are_replicas(self, one: int, other: int) -> bool:
         """Return whether two ranks average their gradients."""
-        known = self.numbers(one).replicas
-        if known:
-            return other in self._members[known]
+        number = self.numbers(one).replicas
+        if number:
+            return other in self._members[number]
         return self.stage(one) == self.stage(other) and not self.are_peers(one, other)
 
     def are_peers(self, one: int, other: int) -> bool:
@@ -102,8 +102,8 @@ class Topology:
 
     def are_in_one_pipeline(self, one: int, other: int) -> bool:
         """Return whether activations of one rank can reach the other."""
-        known = self.numbers(one).pipeline
-        return other in self._members[known] if known else self.stage(one) != self.stage(other)
+        number = self.numbers(one).pipeline
+        return other in self._members[number] if number else self.stage(one) != self.stage(other)
 
     def are_connected(self, one: int, other: int) -> bool:
         """Return whether anything that one rank computes reaches the other in the end."""
@@ -169,10 +169,10 @@ class _NumberedGroups:
 
     def number(self, ranks: tuple[int, ...]) -> int:
         """Number of a group."""
-        known = self._numbers.setdefault(ranks, len(self.ranks))
-        if known == len(self.ranks):
+        number_of_group = self._numbers.setdefault(ranks, len(self.ranks))
+        if number_of_group == len(self.ranks):
             self.ranks.append(ranks)
-        return known
+        return number_of_group
 
 
 Groups = Mapping[int, Sequence[int]]
@@ -215,13 +215,13 @@ whole gradient of its own."""
 
 def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
     """Ranks with which each rank shares tensors while it computes; ranks that share none are left out."""
-    found: dict[int, set[int]] = {}
+    by_rank: dict[int, set[int]] = {}
     for signal in SIGNALS:
         for rank, text in _coverages(rows, signal):
             cover = coverage_of(text)
             if cover is not None:
-                found.setdefault(rank, set()).update(cover.ranks)
-    return {rank: tuple(sorted(ranks)) for rank, ranks in sorted(found.items()) if len(ranks) > 1}
+                by_rank.setdefault(rank, set()).update(cover.ranks)
+    return {rank: tuple(sorted(ranks)) for rank, ranks in sorted(by_rank.items()) if len(ranks) > 1}
 
 
 def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:

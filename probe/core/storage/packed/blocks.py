@@ -61,11 +61,19 @@ class BlockWork(NamedTuple):
     @property
     def mark(self) -> str:
         """Text that is another one if any source is another one."""
-        about = [
-            (str(each.original), *each.file[1:5], each.size, each.modified_ns, each.until, each.position, each.name)
-            for each in self.sources
+        described = [
+            (
+                str(source.original),
+                *source.file[1:5],
+                source.size,
+                source.modified_ns,
+                source.until,
+                source.position,
+                source.name,
+            )
+            for source in self.sources
         ]
-        return hashlib.sha256(json.dumps([self.path, about]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.path, described]).encode()).hexdigest()
 
     @property
     def seal(self) -> Path:
@@ -108,9 +116,9 @@ def write_block(work: BlockWork) -> Sealed:
         OSError: if it cannot be written.
         duckdb.Error: if rows cannot be read or sorted.
     """
-    known = _read_seal(work)
-    if known is not None:
-        return known
+    sealed_before = _read_seal(work)
+    if sealed_before is not None:
+        return sealed_before
     path = work.out / work.path
     path.parent.mkdir(parents=True, exist_ok=True)
     with moved(path) as temporary:
@@ -131,12 +139,12 @@ def _read_seal(work: BlockWork) -> Sealed | None:
     try:
         fields: list[Any] = json.loads(work.seal.read_text(encoding="utf-8"))
         mark, path, steps, rows, size, sha256, columns, packed, *problems = fields
-        there = (work.out / work.path).stat().st_size if steps else 0
+        present = (work.out / work.path).stat().st_size if steps else 0
     except (OSError, ValueError):
         return None
-    if mark != work.mark or path != work.path or there != size:
+    if mark != work.mark or path != work.path or present != size:
         return None
-    opened, closed = (tuple(Problem(Path(p), line, what, skip) for p, line, what, skip in some) for some in problems)
+    opened, closed = (tuple(Problem(Path(p), line, text, skip) for p, line, text, skip in some) for some in problems)
     of = tuple(PackedSource(source, tuple(cells), number) for source, cells, number in packed)
     return Sealed(mark, path, tuple(steps) if steps else None, rows, size, sha256, tuple(columns), of, opened, closed)
 
@@ -157,7 +165,7 @@ def _write(work: BlockWork, path: Path) -> Sealed:
             packed, steps = _counted(connection, work.sources, sources, columns)
             every = _columns_of(packed)
             _copy(connection, every, path, len({(file.format, file.columns) for file in mended}) == 1)
-        number = sum(each.rows for each in packed)
+        number = sum(part.rows for part in packed)
         return Sealed(work.mark, work.path, steps, number, 0, "", every, packed, tuple(opened.kept), tuple(closed.kept))
     finally:
         connection.close()
@@ -165,14 +173,14 @@ def _write(work: BlockWork, path: Path) -> Sealed:
 
 def _readable(connection: Any, sources: Sequence[Source], problems: Problems) -> list[Source]:
     """Return the sources without damaged Parquet files, which are recorded."""
-    kept: list[Source] = []
+    sound: list[Source] = []
     by_directory: dict[int, list[Source]] = {}
     for source in sources:
         by_directory.setdefault(source.directory, []).append(source)
-    for own in by_directory.values():
-        good = {id(file) for file in readable(connection, [source.file for source in own], problems)}
-        kept += [source for source in own if id(source.file) in good]
-    return kept
+    for of_directory in by_directory.values():
+        good = {id(file) for file in readable(connection, [source.file for source in of_directory], problems)}
+        sound += [source for source in of_directory if id(source.file) in good]
+    return sound
 
 
 def _gather(rows: Rows, sources: Sequence[Source], files: Sequence[TableFile]) -> list[tuple[str, ...]]:
@@ -185,24 +193,24 @@ def _gather(rows: Rows, sources: Sequence[Source], files: Sequence[TableFile]) -
     alike: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for n, file in enumerate(files):
         alike.setdefault((file.format, file.columns), []).append(n)
-    groups = {tuple(own): rows.source([files[n] for n in own]) for own in alike.values()}
+    groups = {tuple(numbers): rows.source([files[n] for n in numbers]) for numbers in alike.values()}
     columns = [files[n].columns for n in range(len(files))]
-    for own in groups:
-        for n in own:  # a Parquet file has its columns in itself
+    for numbers in groups:
+        for n in numbers:  # a Parquet file has its columns in itself
             columns[n] = columns[n] or rows.columns(rows.source([files[n]]))
     every = _ordered(columns)
-    about = {"path": "VARCHAR", **dict.fromkeys(("source", "of_rank", "of_directory", "of_name"), "INTEGER")}
-    known = [
+    fields = {"path": "VARCHAR", **dict.fromkeys(("source", "of_rank", "of_directory", "of_name"), "INTEGER")}
+    places = [
         (str(file.path), n, s.rank, s.position, s.name, s.until)
         for n, (file, s) in enumerate(zip(files, sources, strict=True))
     ]
-    about["until"] = "BIGINT"
-    fill(connection, "sources", about, known)
+    fields["until"] = "BIGINT"
+    fill(connection, "sources", fields, places)
     only_text = all(file.format == CSV for file in files)
     parts = []
-    for own, source in groups.items():
-        there = set().union(*(columns[n] for n in own))
-        cells = ", ".join(_cell(column, column in there, only_text) for column in every)
+    for numbers, source in groups.items():
+        present = set().union(*(columns[n] for n in numbers))
+        cells = ", ".join(_cell(column, column in present, only_text) for column in every)
         parts.append(
             f"SELECT s.source, s.of_rank, s.of_directory, s.of_name, f.place, {cells} "  # noqa: S608 - quoted
             f"FROM (SELECT *, row_number() OVER () AS place FROM {source}) AS f "
@@ -214,32 +222,32 @@ def _gather(rows: Rows, sources: Sequence[Source], files: Sequence[TableFile]) -
 
 def _ordered(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return all columns: those that every table has, then the others as they come first."""
-    every = dict.fromkeys(column for own in dict.fromkeys(columns) for column in own)
+    every = dict.fromkeys(column for of_file in dict.fromkeys(columns) for column in of_file)
     first = [column for column in NEEDED if column in every]
     return tuple(dict.fromkeys([*first, *every]))
 
 
-def _cell(column: str, there: bool, only_text: bool) -> str:
+def _cell(column: str, is_present: bool, only_text: bool) -> str:
     kind = "BIGINT" if column in KEY and column not in TEXT and not only_text else type_of(column)
-    value = f"f.{quoted(column)}" if there else "NULL"
+    value = f"f.{quoted(column)}" if is_present else "NULL"
     return f"CAST({value} AS {kind}) AS {quoted(column)}"
 
 
 def _counted(
-    connection: Any, every: Sequence[Source], kept: Sequence[Source], columns: Sequence[tuple[str, ...]]
+    connection: Any, every: Sequence[Source], readable: Sequence[Source], columns: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[PackedSource, ...], tuple[int, int]]:
     """Return what was read of each source, and the first and the last step."""
     counts = dict(connection.execute("SELECT source, count(*) FROM gathered GROUP BY source").fetchall())
     places = {id(source): n for n, source in enumerate(every)}
     packed = tuple(
-        PackedSource(places[id(source)], tuple(columns[n]), counts.get(n, 0)) for n, source in enumerate(kept)
+        PackedSource(places[id(source)], tuple(columns[n]), counts.get(n, 0)) for n, source in enumerate(readable)
     )
     low, high = connection.execute("SELECT min(step), max(step) FROM gathered").fetchall()[0]
     return packed, (0, -1) if low is None else (int(low), int(high))
 
 
 def _columns_of(packed: Sequence[PackedSource]) -> tuple[str, ...]:
-    return _ordered([each.columns for each in packed])
+    return _ordered([part.columns for part in packed])
 
 
 _BACK = "step < lag(step) OVER {w} AND of_rank = lag(of_rank) OVER {w} AND of_directory = lag(of_directory) OVER {w}"

@@ -72,8 +72,8 @@ class SignalDraft:
             )
 
     def _finish(self) -> None:
-        for directory, own in self._open.items():
-            entries = tuple(sorted(own, key=lambda entry: self._order(entry[0])))
+        for directory, of_directory in self._open.items():
+            entries = tuple(sorted(of_directory, key=lambda entry: self._order(entry[0])))
             self._of[directory] = self._sets.setdefault(entries, len(self._sets))
         self._open = {}
 
@@ -132,16 +132,16 @@ class IndexDraft:
     def write(
         self,
         out: Path,
-        found: Sequence[Problem],
-        chosen: Sequence[Problem],
+        of_directories: Sequence[Problem],
+        of_runs: Sequence[Problem],
         complete: bool,
         tables: Mapping[str, int],
     ) -> None:
         """Write the index in one move.
 
         Args:
-            found: problems with directories.
-            chosen: problems with runs.
+            of_directories: problems with directories.
+            of_runs: problems with runs.
             tables: sizes of the tables besides rows.
         """
         directories = self._directories
@@ -156,14 +156,14 @@ class IndexDraft:
         }
         signals = {name: draft.entry(len(directories)) for name, draft in self.signals.items() if draft.blocks}
         problems = {
-            stage: [problem for _, problem in sorted(own, key=lambda pair: pair[0])]
-            for stage, own in self._problems.items()
+            stage: [problem for _, problem in sorted(of_stage, key=lambda pair: pair[0])]
+            for stage, of_stage in self._problems.items()
         }
         fields = index_fields(
             columns,
             [d.manifest for d in directories],
             signals,
-            {"found": found, "chosen": chosen, **problems},
+            {"found": of_directories, "chosen": of_runs, **problems},
             directories[0].path.parent,
             complete,
             tables,

@@ -49,7 +49,7 @@ class PackedListing:
         self._asked: dict[Place, set[int]] = {}
         self._tables: dict[Place, str] = {}
         self.index.record_problems("opened", problems, set(self._numbers.values()))
-        fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
+        fetch_ahead(file.path for of_signal in (files or {}).values() for _, file in of_signal)
         self.blocks: Files = self._whole(packed_files(self.index, directories)) if files is None else files
         self.files: Files = _FilesOfRanks(self)
 
@@ -104,16 +104,19 @@ class PackedListing:
 
     def _whole(self, files: Files) -> Files:
         """Return ``files`` without packed ones that are missing or have another size, which are recorded."""
-        for own in files.values():
-            for _, file in own:
+        for of_signal in files.values():
+            for _, file in of_signal:
                 size = file.path.stat().st_size if file.path.is_file() else None
                 if size != file.bytes:
-                    there = "there is none" if size is None else f"there are {size}"
-                    what = f"expected {file.bytes} bytes, as the index says; {there}: left out"
-                    self._problems.add(file.path, what)
+                    came = "there is none" if size is None else f"there are {size}"
+                    trouble = f"expected {file.bytes} bytes, as the index says; {came}: left out"
+                    self._problems.add(file.path, trouble)
                     self._lost.add(file.path)
-        whole = {signal: [pair for pair in own if pair[1].path not in self._lost] for signal, own in files.items()}
-        return {signal: own for signal, own in whole.items() if own}
+        whole = {
+            signal: [pair for pair in of_signal if pair[1].path not in self._lost]
+            for signal, of_signal in files.items()
+        }
+        return {signal: of_signal for signal, of_signal in whole.items() if of_signal}
 
     def _by_rank(self, path: Place, rank: int) -> str:
         """Return the SQL that reads the packed file ``path``, or a table with its rows of ``rank``, to be put after
@@ -135,8 +138,8 @@ class PackedListing:
         table = f"{self._database}.packed_{len(self._tables)}"
         ranks = [directory.rank for directory in self._directories]
         read = f"read_parquet({listed([path])}, file_row_number = true)"
-        chosen = f"{RANK} BETWEEN {min(ranks)} AND {max(ranks)} ORDER BY {RANK}, file_row_number"
-        cursor.execute(f"CREATE TABLE {table} AS SELECT * EXCLUDE (file_row_number) FROM {read} WHERE {chosen}")  # noqa: S608 - no word is a user's
+        condition = f"{RANK} BETWEEN {min(ranks)} AND {max(ranks)} ORDER BY {RANK}, file_row_number"
+        cursor.execute(f"CREATE TABLE {table} AS SELECT * EXCLUDE (file_row_number) FROM {read} WHERE {condition}")  # noqa: S608 - no word is a user's
         return table
 
 

@@ -83,7 +83,7 @@ def in_this_process(
 def pack(
     root: Path,
     out: Path,
-    each: InOrder = in_this_process,
+    in_order: InOrder = in_this_process,
     observe: Observer | None = None,
     block_bytes: int = BLOCK_BYTES,
     memory: str = MEMORY,
@@ -91,7 +91,7 @@ def pack(
     """Pack the run in ``root`` that began last into the folder ``out``.
 
     Args:
-        each: calls a function for each of the files that are written.
+        in_order: calls a function for each of the files that are written.
         observe: called after each file.
         block_bytes: bytes of the files that are packed into one.
         memory: memory for each of the files that are written at a time.
@@ -103,14 +103,14 @@ def pack(
     """
     root, out = on_disk(place(root)), out.expanduser()
     _check(root, out)
-    return _packed(root, out, PackSettings(block_bytes, memory), each, observe or _ignore)
+    return _packed(root, out, PackSettings(block_bytes, memory), in_order, observe or _ignore)
 
 
 def pack_followed(
     root: Path,
     out: Path,
     wait: Callable[[PackedReport], bool],
-    each: InOrder = in_this_process,
+    in_order: InOrder = in_this_process,
     observe: Observer | None = None,
     block_bytes: int = BLOCK_BYTES,
     memory: str = MEMORY,
@@ -132,9 +132,9 @@ def pack_followed(
     _check(root, out)
     some = PackSettings(block_bytes, memory, closed_only=True)
     while True:
-        report = _packed(root, out, some, each, observe or _ignore)
+        report = _packed(root, out, some, in_order, observe or _ignore)
         if report.complete:
-            return _packed(root, out, some._replace(closed_only=False), each, observe or _ignore)
+            return _packed(root, out, some._replace(closed_only=False), in_order, observe or _ignore)
         if not wait(report):
             return report
 
@@ -156,21 +156,21 @@ def _check(root: Path, out: Path) -> None:
         raise ValueError(f"{out}: expected a new or an empty folder; there are other files in it")
 
 
-def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observe: Observer) -> PackedReport:
+def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, observe: Observer) -> PackedReport:
     """Write all files, then the index."""
     settings = settings._replace(band=FOLLOWED_BAND if settings.closed_only or _was_followed(out) else None)
-    kept = set()
+    written = set()
     with PackPlan(root, out, settings) as plan, SideTables() as side:
         report = PackedReport(out, ranks=len(plan.run.ranks))
         (out / SEALS).mkdir(parents=True, exist_ok=True)
         replace_text(out / SEALS / PLAN, json.dumps({"followed": settings.band is not None}))
-        for work, sealed in each(write_block, _works(plan, side)):
+        for work, sealed in in_order(write_block, _works(plan, side)):
             if isinstance(sealed, Exception):
-                what = " ".join(str(sealed).split())[:400]
-                raise PackError(f"{out / work.path}: {what}: pack again to go on") from sealed
+                trouble = " ".join(str(sealed).split())[:400]
+                raise PackError(f"{out / work.path}: {trouble}: pack again to go on") from sealed
             plan.draft.add(work, sealed)
             side.add_files(work, sealed)
-            kept |= {work.path} if sealed.steps else set()
+            written |= {work.path} if sealed.steps else set()
             _count(report, work, sealed)
             observe(work.ranks[1], plan.run.ranks[-1], work.path)
         sizes = side.write(out)
@@ -179,7 +179,7 @@ def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observ
         complete = not settings.closed_only
         plan.draft.write(out, plan.found.kept, plan.chosen.kept, complete, sizes)
     if complete:
-        _remove_others(out, kept)
+        _remove_others(out, written)
     with Rows(last_run(out, report.problems).directories, report.problems):
         return report
 
@@ -204,7 +204,7 @@ def _count(report: PackedReport, work: BlockWork, sealed: Sealed) -> None:
     report.bytes += sealed.bytes
     report.blocks += sealed.steps is not None
     report.files += len(sealed.packed)
-    report.before += sum(work.sources[each.source].size for each in sealed.packed)
+    report.before += sum(work.sources[part.source].size for part in sealed.packed)
 
 
 def _copy_files(base: Path, out: Path) -> None:
@@ -217,10 +217,10 @@ def _copy_files(base: Path, out: Path) -> None:
                 shutil.copy2(path, temporary)
 
 
-def _remove_others(out: Path, kept: set[str]) -> None:
+def _remove_others(out: Path, written: set[str]) -> None:
     """Remove the records, and files that an earlier try has left."""
     for path in out.glob(f"*/ranks=*/*steps=*.{PARQUET}*"):
-        if path.relative_to(out).as_posix() not in kept:
+        if path.relative_to(out).as_posix() not in written:
             path.unlink()
     shutil.rmtree(out / SEALS)
 

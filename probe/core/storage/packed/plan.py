@@ -78,8 +78,8 @@ class PackPlan:
     def bands(self) -> Iterator[list[int]]:
         """Yield the numbers of the directories that are packed together."""
         numbered = enumerate(self.run.directories)
-        for _, own in groupby(numbered, key=lambda pair: pair[1].rank // self.band):
-            yield [n for n, _ in own]
+        for _, band_of_ranks in groupby(numbered, key=lambda pair: pair[1].rank // self.band):
+            yield [n for n, _ in band_of_ranks]
 
     def works(self, numbers: Sequence[int]) -> Iterator[BlockWork]:
         """Yield the files that the rows of some directories are packed into, by signal, in the order of steps."""
@@ -87,11 +87,11 @@ class PackPlan:
         ranks = band * self.band, (band + 1) * self.band - 1
         if self._settings.band is None:
             ranks = ranks[0], min(ranks[1], self._highest)
-        found: dict[str, list[Source]] = {}
+        by_signal: dict[str, list[Source]] = {}
         for n in numbers:
             for source in self._sources(n):
-                found.setdefault(source.file.signal, []).append(source)
-        for signal, sources in found.items():
+                by_signal.setdefault(source.file.signal, []).append(source)
+        for signal, sources in by_signal.items():
             closed = self._closed(sources) if self._settings.closed_only else sources
             yield from self._cut(signal, ranks, closed)
 
@@ -109,7 +109,7 @@ class PackPlan:
         self.draft.add_problems(n, problems.kept)
         for file, original in files:
             try:
-                found = original.stat()
+                status = original.stat()
             except OSError as error:
                 self.draft.add_problems(n, [Problem(original, None, f"{error.strerror}: left out", True)])
                 continue
@@ -122,8 +122,8 @@ class PackPlan:
                 self.positions[n],
                 directory.until,
                 self.draft.of(file.signal).names.number(name),
-                file.path.stat().st_size if file.format == SQLITE else found.st_size,
-                found.st_mtime_ns,
+                file.path.stat().st_size if file.format == SQLITE else status.st_size,
+                status.st_mtime_ns,
             )
 
     def _files(self, directory: RankDirectory, problems: Problems) -> list[tuple[TableFile, Path]]:
@@ -131,7 +131,7 @@ class PackPlan:
         if any((directory.path / name).exists() for name in FILE_NAMES):
             rows = Rows([directory], problems)
             self._databases.append(rows)
-            return [(file, on_disk(rows.original(file))) for own in rows.files.values() for _, file in own]
+            return [(file, on_disk(rows.original(file))) for of_signal in rows.files.values() for _, file in of_signal]
         files = tables(directory.path, problems)
         once = {file.path: file for file in each_once(files)}
         if others := [file for file in files if file.path not in once]:
@@ -153,18 +153,18 @@ class PackPlan:
 
     def _cut(self, signal: str, ranks: tuple[int, int], sources: Sequence[Source]) -> Iterator[BlockWork]:
         """Yield the files for the rows of ``sources``: as many steps in each as fit."""
-        held: list[Source] = []
+        part: list[Source] = []
         size = 0
         for _, alike in groupby(sorted(sources, key=_by_step), key=lambda source: source.file.first):
-            own = list(alike)
-            more = sum(source.size for source in own)
-            if held and size + more > self._settings.block_bytes:
-                yield self._work(signal, ranks, held)
-                held, size = [], 0
-            held += own
+            group = list(alike)
+            more = sum(source.size for source in group)
+            if part and size + more > self._settings.block_bytes:
+                yield self._work(signal, ranks, part)
+                part, size = [], 0
+            part += group
             size += more
-        if held and not self._settings.closed_only:
-            yield self._work(signal, ranks, held)
+        if part and not self._settings.closed_only:
+            yield self._work(signal, ranks, part)
 
     def _work(self, signal: str, ranks: tuple[int, int], sources: Sequence[Source]) -> BlockWork:
         folder = f"{quote(encodable(signal), safe='')}/ranks={ranks[0]}-{ranks[1]}"

@@ -123,11 +123,13 @@ class PackedIndex:
     def manifest(self, number: int) -> Manifest:
         """Return the manifest of a directory."""
         values = self._fields["values"]
-        shape, *own = self.directories["manifest"][number]
-        found = Manifest(zip(self._fields["shapes"][shape], map(values.__getitem__, own), strict=True))
-        if (groups := found.get("groups")) is not None:
-            found["groups"] = {name: values[at] for name, at in groups.items()}
-        return found
+        shape, *numbers = self.directories["manifest"][number]
+        manifest_of_directory = Manifest(
+            zip(self._fields["shapes"][shape], map(values.__getitem__, numbers), strict=True)
+        )
+        if (groups := manifest_of_directory.get("groups")) is not None:
+            manifest_of_directory["groups"] = {name: values[at] for name, at in groups.items()}
+        return manifest_of_directory
 
     @cached_property
     def _highest(self) -> int:
@@ -154,10 +156,10 @@ class PackedIndex:
         Args:
             directories: directories whose problems are recorded; None for all.
         """
-        own = None if directories is None else {self.directories["name"][n] for n in directories}
-        for path, line, what, skipped in self._fields["problems"][stage]:
-            if own is None or path.partition("/")[0] in own:
-                problems.add(self.root / path, what.replace(_BASE, str(self.root)), line, skipped)
+        names = None if directories is None else {self.directories["name"][n] for n in directories}
+        for path, line, text, skipped in self._fields["problems"][stage]:
+            if names is None or path.partition("/")[0] in names:
+                problems.add(self.root / path, text.replace(_BASE, str(self.root)), line, skipped)
 
     def blocks(self, signal: str, first: int, last: int) -> Iterator[TableFile]:
         """Yield the packed files that may have rows of the ranks from ``first`` to ``last``."""
@@ -191,12 +193,12 @@ class PackedIndex:
         Args:
             lost: packed files that cannot be read.
         """
-        about = self.signals[signal]
-        own = about.sets[about.of[number]] if about.of[number] >= 0 else ()
+        fields = self.signals[signal]
+        numbers = fields.sets[fields.of[number]] if fields.of[number] >= 0 else ()
         rank, position = self.directories["rank"][number], self.directories["position"][number]
-        folder, blocks = self.root / self.directories["name"][number], about.blocks_of(rank)
-        for name, columns, at in own:
-            written, block = about.names[name], blocks[at]
+        folder, blocks = self.root / self.directories["name"][number], fields.blocks_of(rank)
+        for name, columns, at in numbers:
+            written, block = fields.names[name], blocks[at]
             place = PackedRows(self.root / block.path, rank, position, name)
             if place.path in lost:
                 continue
@@ -207,7 +209,7 @@ class PackedIndex:
                 written.last,
                 written.part,
                 PACKED,
-                about.columns[columns],
+                fields.columns[columns],
                 packed=place,
             )
 
@@ -215,13 +217,13 @@ class PackedIndex:
 def _signal(fields: Mapping[str, Any]) -> PackedSignal:
     return PackedSignal(
         tuple(fields["numbers"]),
-        tuple(WrittenName(*each) for each in fields["names"]),
+        tuple(WrittenName(*name) for name in fields["names"]),
         tuple(map(tuple, fields["columns"])),
-        tuple(tuple(map(tuple, each)) for each in fields["sets"]),
+        tuple(tuple(map(tuple, files)) for files in fields["sets"]),
         tuple(fields["of"]),
         tuple(
-            PackedBlock(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
-            for each in fields["blocks"]
+            PackedBlock(*(tuple(part) if isinstance(part, list) else part for part in block))  # type: ignore[arg-type]
+            for block in fields["blocks"]
         ),
     )
 
@@ -244,12 +246,12 @@ def packed_source(files: Sequence[TableFile], source_of: Callable[[Place, int], 
 
 def _of(source: str, columns: str, places: Iterable[PackedRows]) -> str:
     """Return the SQL for the rows of ``places`` in a source; for all rows if there are none."""
-    own: dict[tuple[int, int], list[int]] = {}
+    by_directory: dict[tuple[int, int], list[int]] = {}
     for place in places:
-        own.setdefault((place.rank, place.directory), []).append(place.name)
+        by_directory.setdefault((place.rank, place.directory), []).append(place.name)
     conditions = [
         f"({RANK} = {rank} AND {DIRECTORY} = {position} AND {_among(FILE, names)})"
-        for (rank, position), names in own.items()
+        for (rank, position), names in by_directory.items()
     ]
     where = " OR ".join(conditions)
     return f"(SELECT {columns} FROM {source} WHERE {where})" if conditions else source  # noqa: S608 - quoted, numbers
@@ -265,11 +267,11 @@ def _among(column: str, numbers: Sequence[int]) -> str:
 def packed_files(index: PackedIndex, directories: Sequence[Any]) -> dict[str, list[tuple[int, TableFile]]]:
     """Return the packed files that may have rows of some directories, each with the index of the first of these."""
     ranks = sorted((directory.rank, n) for n, directory in enumerate(directories))
-    found = {
+    listed_files = {
         signal: [(_first_from(ranks, file), file) for file in index.blocks(signal, ranks[0][0], ranks[-1][0])]
         for signal in index.signals
     }
-    return {signal: own for signal, own in found.items() if own}
+    return {signal: of_signal for signal, of_signal in listed_files.items() if of_signal}
 
 
 def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
@@ -304,8 +306,8 @@ def packed_index(root: Place) -> PackedIndex:
     """
     path = root / INDEX
     try:
-        found = path.stat()
-        return _read(root, (found.st_mtime, found.st_size, getattr(root, "store", None)))
+        status = path.stat()
+        return _read(root, (status.st_mtime, status.st_size, getattr(root, "store", None)))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: expected the index of a packed run; {error}: pack the run again") from error
 
@@ -365,18 +367,20 @@ def index_fields(
         tables: sizes in bytes of the tables besides rows, by the names of their files.
     """
     values, shapes = Interned(), Interned()
-    held = []
+    rows = []
     for manifest in manifests:
-        own = dict(manifest)
-        if isinstance(own.get("groups"), Mapping):
-            own["groups"] = {name: values.number(list(ranks)) for name, ranks in own["groups"].items()}
-        held.append([shapes.number(list(own)), *map(values.number, own.values())])
+        fields_of_manifest = dict(manifest)
+        if isinstance(fields_of_manifest.get("groups"), Mapping):
+            fields_of_manifest["groups"] = {
+                name: values.number(list(ranks)) for name, ranks in fields_of_manifest["groups"].items()
+            }
+        rows.append([shapes.number(list(fields_of_manifest)), *map(values.number, fields_of_manifest.values())])
     return {
         "schema": SCHEMA,
         "complete": complete,
-        "directories": {**directories, "manifest": held},
+        "directories": {**directories, "manifest": rows},
         "signals": {name: vars_of(signal) for name, signal in signals.items()},
-        "problems": {stage: [_relative(each, base) for each in problems.get(stage, ())] for stage in STAGES},
+        "problems": {stage: [_relative(problem, base) for problem in problems.get(stage, ())] for stage in STAGES},
         "shapes": shapes.values,
         "values": values.values,
         "tables": dict(tables),

@@ -54,7 +54,7 @@ class SideTables:
 
     def add_files(self, work: BlockWork, sealed: Sealed) -> None:
         """Add the files that were packed into one."""
-        sources = [(work.sources[each.source], each.rows) for each in sealed.packed]
+        sources = [(work.sources[part.source], part.rows) for part in sealed.packed]
         cells: list[list[Any]] = [
             [source.rank for source, _ in sources],
             [source.position for source, _ in sources],
@@ -79,11 +79,11 @@ class SideTables:
                     paths[str(path)] = (directory.rank, position)
         if not paths:
             return
-        own = ", ".join(f"({literal(path)}, {rank}, {position})" for path, (rank, position) in paths.items())
+        values = ", ".join(f"({literal(path)}, {rank}, {position})" for path, (rank, position) in paths.items())
         self._connection.execute(
             f"INSERT INTO {_table(PACKED_COSTS)} SELECT f.rank, f.directory, c.* EXCLUDE (filename) "  # noqa: S608
             f"FROM {costs_source(list(map(Path, paths)))} AS c "
-            f"JOIN (VALUES {own}) AS f(path, rank, directory) ON f.path = c.filename"
+            f"JOIN (VALUES {values}) AS f(path, rank, directory) ON f.path = c.filename"
         )
 
     def _add_text(self, path: Path, rank: int, position: int) -> None:
@@ -114,5 +114,5 @@ def _table(name: str) -> str:
 
 def _is_text(path: Path) -> bool:
     """Return whether a file of a rank's directory is kept as it is."""
-    other = path.name == MANIFEST or table_name(path.name) is not None or path.name in FILE_NAMES
-    return not other and not path.name.startswith(".") and path.is_file()
+    is_other = path.name == MANIFEST or table_name(path.name) is not None or path.name in FILE_NAMES
+    return not is_other and not path.name.startswith(".") and path.is_file()

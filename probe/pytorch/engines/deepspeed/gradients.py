@@ -17,11 +17,11 @@ from probe.pytorch.hook_handles import TensorHook, on_own
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, Any]]:
     """Yield the homes of the parameters of optimizers in use."""
-    here = {id(parameter) for parameter in model.parameters()}
+    of_model = {id(parameter) for parameter in model.parameters()}
     for optimizer in zero.in_use:
         home = _home(optimizer)
         for parameter in zero.owned(optimizer) if home else ():
-            if id(parameter) in here:
+            if id(parameter) in of_model:
                 yield parameter, home
 
 
@@ -37,8 +37,8 @@ def _home(optimizer: Any) -> DeepSpeedHome | None:
 
 def _copied(parameter: Any) -> torch.Tensor | None:
     """Return the sum so far of a BF16_Optimizer: None before the first backward, zeros after a step."""
-    kept = getattr(parameter, "_hp_grad", None)
-    return None if kept is None else kept.view_as(parameter)
+    gradient = getattr(parameter, "_hp_grad", None)
+    return None if gradient is None else gradient.view_as(parameter)
 
 
 def _attached(parameter: Any) -> torch.Tensor | None:
@@ -58,17 +58,19 @@ class DeepSpeedHome:
         self._optimizer = weakref.ref(optimizer)
         self._summed = summed
 
-    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
+    def on_gradient(
+        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
+    ) -> Remove:  # noqa: ARG002
         """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
-        if own or summed is None:
+        if single or summed is None:
             apart = summed is None
             return on_own(parameter, lambda gradient: listen(gradient, apart=apart), guard)
 
-        def accumulated(held: Parameter) -> None:
-            kept = summed(held)
-            if held.grad is not None:
-                listen(held.grad if kept is None else kept + held.grad)
+        def accumulated(reached: Parameter) -> None:
+            total = summed(reached)
+            if reached.grad is not None:
+                listen(reached.grad if total is None else total + reached.grad)
 
         hook = guard(accumulated)
         handle = parameter.register_post_accumulate_grad_hook(weakly(hook))

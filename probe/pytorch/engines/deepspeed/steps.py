@@ -85,8 +85,8 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
         at = zero.place(optimizer, parameter)
         group = {} if at is None else inner.param_groups[divided.get(at[0], at[0])]
-        known: Mapping[str, Any] = next((kept for kept in inner.state.values() if "step" in kept), {})
-        return of_group(group, known)
+        state: Mapping[str, Any] = next((state for state in inner.state.values() if "step" in state), {})
+        return of_group(group, state)
 
     return lookup
 

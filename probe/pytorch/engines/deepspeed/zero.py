@@ -36,15 +36,15 @@ _places: WeakKeyDictionary[Any, dict[int, tuple[int, int, int]]] = WeakKeyDictio
 def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
     """Return group, index and first element of ``parameter`` in the optimizer's order; None if the optimizer does not
     update it, because it is frozen, for example."""
-    known = _places.get(optimizer)
-    if known is None or len(known) != sum(map(len, groups_of(optimizer))):
-        known = _places[optimizer] = {}
+    places = _places.get(optimizer)
+    if places is None or len(places) != sum(map(len, groups_of(optimizer))):
+        places = _places[optimizer] = {}
         for group, members in enumerate(groups_of(optimizer)):
             start = 0
             for index, member in enumerate(members):
-                known[id(member)] = group, index, start
+                places[id(member)] = group, index, start
                 start += member.numel()
-    return known.get(id(parameter))
+    return places.get(id(parameter))
 
 
 class Layout:
@@ -73,8 +73,8 @@ class Flattened(Layout):
         if at is None:
             return {}
         group, _, start = at
-        kept = _like(optimizer.optimizer, optimizer.fp32_groups_flat[group])
-        return {kind: flat.narrow(0, start, parameter.numel()).view_as(parameter) for kind, flat in kept.items()}
+        state = _like(optimizer.optimizer, optimizer.fp32_groups_flat[group])
+        return {kind: flat.narrow(0, start, parameter.numel()).view_as(parameter) for kind, flat in state.items()}
 
 
 class Partitioned(Layout):
@@ -87,13 +87,15 @@ class Partitioned(Layout):
             return None if place(optimizer, parameter) is None else _nothing(parameter)
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if optimizer.cpu_offload:
-            held = optimizer.single_partition_of_fp32_groups[mapping.param_group_index].grad
-            return Shard(_narrow(held, mapping.hp_fragment_address), part)
+            stored = optimizer.single_partition_of_fp32_groups[mapping.param_group_index].grad
+            return Shard(_narrow(stored, mapping.hp_fragment_address), part)
         parts = optimizer.averaged_gradients[mapping.param_group_index]
-        held = parts[parameter._index_in_param_group]  # type: ignore[attr-defined]
-        if held.numel() != mapping.lp_fragment_address.numel:
-            raise ValueError(f"expected {mapping.lp_fragment_address.numel} elements of a gradient, got {held.numel()}")
-        return Shard(held, part)
+        stored = parts[parameter._index_in_param_group]  # type: ignore[attr-defined]
+        if stored.numel() != mapping.lp_fragment_address.numel:
+            raise ValueError(
+                f"expected {mapping.lp_fragment_address.numel} elements of a gradient, got {stored.numel()}"
+            )
+        return Shard(stored, part)
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         return self._state(optimizer, optimizer.single_partition_of_fp32_groups, parameter)
@@ -102,19 +104,19 @@ class Partitioned(Layout):
         part = _fragment(parameter)
         if part is None:
             at = place(optimizer, parameter)
-            kept = {} if at is None else _like(optimizer.optimizer, partitions[at[0]])
-            return {kind: _nothing(parameter) for kind in kept}
+            state = {} if at is None else _like(optimizer.optimizer, partitions[at[0]])
+            return {kind: _nothing(parameter) for kind in state}
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-        kept = _like(optimizer.optimizer, partitions[mapping.param_group_index])
-        return {kind: Shard(_narrow(flat, mapping.hp_fragment_address), part) for kind, flat in kept.items()}
+        state = _like(optimizer.optimizer, partitions[mapping.param_group_index])
+        return {kind: Shard(_narrow(flat, mapping.hp_fragment_address), part) for kind, flat in state.items()}
 
 
 class Accumulated(Partitioned):
     """BF16_Optimizer: every rank sums and reduces all gradients in separate tensors, and updates its part."""
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:  # noqa: ARG002
-        held = getattr(parameter, "_hp_grad", None)
-        return None if held is None else held.view_as(parameter)
+        stored = getattr(parameter, "_hp_grad", None)
+        return None if stored is None else stored.view_as(parameter)
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         return self._state(optimizer, optimizer.fp32_groups_flat_partition, parameter)
@@ -129,19 +131,19 @@ class Sharded(Layout):
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
         if optimizer.offload_optimizer:
             group, start, count = optimizer.grad_position[optimizer.get_param_id(parameter)]
-            held = optimizer.fp32_partitioned_groups_flat[group].grad
-            return None if held is None else _shard(parameter, held.narrow(0, start, count))
+            stored = optimizer.fp32_partitioned_groups_flat[group].grad
+            return None if stored is None else _shard(parameter, stored.narrow(0, start, count))
         at = place(optimizer, parameter)
-        held = None if at is None else optimizer.averaged_gradients.get(at[0])
-        return None if at is None or held is None else _shard(parameter, held[at[1]])
+        stored = None if at is None else optimizer.averaged_gradients.get(at[0])
+        return None if at is None or stored is None else _shard(parameter, stored[at[1]])
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         at = optimizer.grad_position.get(optimizer.get_param_id(parameter))
         if at is None:  # frozen
             return {}
         group, start, count = at
-        kept = _like(optimizer.optimizer, optimizer.fp32_partitioned_groups_flat[group])
-        return {kind: _shard(parameter, flat.narrow(0, start, count)) for kind, flat in kept.items()}
+        state = _like(optimizer.optimizer, optimizer.fp32_partitioned_groups_flat[group])
+        return {kind: _shard(parameter, flat.narrow(0, start, count)) for kind, flat in state.items()}
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -171,15 +173,15 @@ def layout_of(kind: type) -> Layout | None:
 
 def kinds() -> tuple[type, ...]:
     """Return DeepSpeed's classes of optimizers, as far as they are imported."""
-    found = (name.rpartition(".") for name in LAYOUTS)
-    return tuple(vars(sys.modules[module])[kind] for module, _, kind in found if module in sys.modules)
+    paths = (name.rpartition(".") for name in LAYOUTS)
+    return tuple(vars(sys.modules[module])[kind] for module, _, kind in paths if module in sys.modules)
 
 
 def layout(optimizer: Any) -> Layout:
     """Return the layout of ``optimizer``, which must be one of DeepSpeed's."""
-    found = layout_of(type(optimizer))
-    assert found is not None, type(optimizer)
-    return found
+    kind = layout_of(type(optimizer))
+    assert kind is not None, type(optimizer)
+    return kind
 
 
 def owned(optimizer: Any) -> list[Parameter]:
@@ -189,8 +191,10 @@ def owned(optimizer: Any) -> list[Parameter]:
 
 def _like(optimizer: Any, key: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors that ``optimizer`` keeps for ``key`` in its shape; step counters have another shape."""
-    kept = optimizer.state.get(key, {})
-    return {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and value.shape == key.shape}
+    state = optimizer.state.get(key, {})
+    return {
+        kind: value for kind, value in state.items() if isinstance(value, torch.Tensor) and value.shape == key.shape
+    }
 
 
 def _narrow(flat: torch.Tensor, address: Any) -> torch.Tensor:

@@ -48,20 +48,20 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
     """Return the reduced gradient in ``main_grad``; of a distributed optimizer only this rank's part, since the rest is
     not reduced here. Megatron holds gradients nowhere else, so the argument ``main_grad`` is ignored."""
-    held, sharing = native.held(parameter, True), _shares(optimizer, parameter)
-    return piece(parameter, held) if sharing is None or held is None else sharing.part(parameter, held)
+    stored, sharing = native.held(parameter, True), _shares(optimizer, parameter)
+    return piece(parameter, stored) if sharing is None or stored is None else sharing.part(parameter, stored)
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """Return the tensors that torch's optimizer inside keeps for the parameter or its copy."""
     sharing, updated = _shares(optimizer, parameter), _in_place_of(optimizer, parameter)
-    kept = (inner.optimizer.state for inner in _chained(optimizer))
+    states = (inner.optimizer.state for inner in _chained(optimizer))
     if sharing is not None and updated is None:  # this rank has no part
-        kinds: Mapping[str, Any] = next((each for one in kept for each in one.values()), {})
+        kinds: Mapping[str, Any] = next((state for table in states for state in table.values()), {})
         return {kind: sharing.part(parameter, parameter.detach()) for kind, v in kinds.items() if _is_state(kind, v)}
-    found: Mapping[str, Any] = next((each[updated] for each in kept if updated in each), {})
+    entries: Mapping[str, Any] = next((state[updated] for state in states if updated in state), {})
     covered = piece if sharing is None else sharing.covered
-    return {kind: covered(parameter, value) for kind, value in found.items() if _is_state(kind, value)}
+    return {kind: covered(parameter, value) for kind, value in entries.items() if _is_state(kind, value)}
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
@@ -71,7 +71,7 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
         updated = _in_place_of(optimizer, parameter)
-        return None if updated is None else next((about for each in lookups if (about := each(updated))), None)
+        return None if updated is None else next((values for find in lookups if (values := find(updated))), None)
 
     return lookup
 
@@ -142,8 +142,8 @@ class Sharing:
 
     def _covers(self, parameter: torch.nn.Parameter) -> Coverage:
         """Return the coverage of a parameter, which may itself be a part of one split over tensor-parallel ranks."""
-        found, ranks = home(parameter), self._groups[parameter]
-        split: Coverage | None = getattr(found, "coverage", None)
+        engine, ranks = home(parameter), self._groups[parameter]
+        split: Coverage | None = getattr(engine, "coverage", None)
         where = "{}:{}".format(*self._range(parameter))
         if split is None:
             return Coverage(tuple(parameter.shape), where, tuple(sorted(ranks)))
