@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import anyio.to_thread
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,6 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from probe.core.analysis.performance.time_use import OTHER
+from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
+from probe.core.analysis.pictures.packing import packed
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.run_details import run_details
 from probe.core.naming import RUN
@@ -29,10 +32,8 @@ from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.services.web.page_files import page_file
 from probe.view import curves, heatmap
 from probe.view.background import comparison_arguments
-from probe.view.binary import packed
 from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
 from probe.view.findings import chosen, health_of, short_text
-from probe.view.heatmap import Span
 from probe.view.located_row import located_row
 from probe.view.run_files import RunGone
 from probe.view.run_list import ListedRun, RunList
@@ -203,9 +204,9 @@ class ViewEndpoints:
         if by_rank:
             row = query.text("row")
             order = viewed.order(query.text("order"))
-            picture, _names = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row, order)
+            picture = heatmap.heatmap_of_ranks(viewed.reader, signal, op, span, columns, row, order)
         else:
-            picture, _names = heatmap.heatmap_of_rows(viewed.reader, viewed.levels, signal, op, span, columns, rank)
+            picture = heatmap.heatmap_of_rows(viewed.reader, viewed.levels, signal, op, span, columns, rank)
         found = chosen(viewed.diagnosis()[0].findings, {"signal": signal, "rank": None if by_rank else rank})
         if by_rank:
             found = [each for each in found if each.row == row]
@@ -213,7 +214,7 @@ class ViewEndpoints:
         pairs = ((places.get(each.rank if by_rank else each.row), _column(picture.steps, each.step)) for each in found)
         marks = sorted({pair for pair in pairs if None not in pair})
         header = {"lines": picture.lines, "steps": picture.steps, "findings": marks, "exact": picture.exact}
-        return binary_answer(header, picture.cells, heatmap.SENT)
+        return binary_answer(header, heatmap_arrays(picture.cells))
 
     def _curve(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op = self._signal(viewed, query), query.text("op")
@@ -225,7 +226,7 @@ class ViewEndpoints:
     def _numbers(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         names = [name for name in query.text("names").split(",") if name]
         points = query.whole("points", 2000, 1, curves.MOST_POINTS)
-        found = curves.number_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
+        found = curves.run_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
         return curve_answer(found, "names")
 
     def _row(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
@@ -421,16 +422,22 @@ def _jsonable(value: Any) -> Any:
     return [_jsonable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def binary_answer(header: Mapping[str, Any], cells: Any, names: Sequence[str]) -> Response:
-    """Return an answer with some arrays of cells."""
-    data = packed(header, [(name, getattr(cells, name)) for name in names])
-    return Response(data, media_type="application/octet-stream")
+def heatmap_arrays(cells: CellArrays) -> dict[str, Any]:
+    """Return the arrays of a heatmap: those of the cells, and rank and step of the number that each shows."""
+    arrays = {kind: cells[kind] for kind in ("minimum", "maximum", "least", "nan", "inf")}
+    places, missing = RANKS.of(cells), cells["count"] == 0
+    return {**arrays, "step": places.step.astype("<f8"), "rank": np.where(missing, -1, places.directory).astype("<i4")}
 
 
-def curve_answer(found: curves.Curves, lines: str) -> Response:
+def binary_answer(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Response:
+    """Return an answer with some arrays."""
+    return Response(packed(header, arrays.items()), media_type="application/octet-stream")
+
+
+def curve_answer(found: Picture, lines: str) -> Response:
     """Return an answer with curves, whose lines have a name."""
-    header = {"steps": [first for first, _ in found.spans], "spans": found.spans, lines: found.lines}
-    return binary_answer(header, found.cells, curves.SENT)
+    header = {"steps": [first for first, _ in found.steps], "spans": found.steps, lines: found.lines}
+    return binary_answer(header, {kind: found.cells[kind] for kind in curves.SENT})
 
 
 async def _wrong(_: Request, error: Exception) -> Response:

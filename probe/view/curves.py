@@ -5,17 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container, Iterator, Sequence
 from itertools import groupby, islice
-from typing import Any, NamedTuple
 
-import numpy as np
-
+from probe.core.analysis.pictures.cells import Picture, Span
+from probe.core.analysis.pictures.run_numbers import number_curves
 from probe.core.naming import RUN
-from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import rank_span
-from probe.core.storage.sql import literal
-from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
-from probe.view.heatmap import Span, rank_cells
-from probe.view.row_names import row_names
+from probe.view.heatmap import heatmap_of_ranks
 from probe.view.run_reader import RunReader
 
 MOST_RANKS = 64
@@ -23,8 +18,6 @@ MOST_RANKS = 64
 MOST_POINTS = 20_000
 SENT = ("minimum", "maximum", "nan", "inf")
 """Arrays that curves have."""
-VALUE = "value"
-"""Column of the numbers of the run."""
 
 
 class RankChoice:
@@ -54,19 +47,10 @@ class RankChoice:
         return len(self._single) + sum(map(len, self._spans))
 
 
-class Curves(NamedTuple):
-    """Several curves over the same steps."""
-
-    lines: list[Any]
-    spans: list[tuple[int, int]]
-    """First and last step of each point."""
-    cells: CellArrays
-
-
 def row_curves(
     reader: RunReader, signal: str, op: str, row: str, span: Span, ranks: Container[int] | None, points: int
-) -> Curves:
-    """Return the curves of a row, one a rank.
+) -> Picture:
+    """Return the curves of a row, one for each rank that has it.
 
     Args:
         ranks: ranks that are wanted; None for all of the run.
@@ -77,22 +61,10 @@ def row_curves(
     """
     there = reader.listing().run.ranks
     chosen = list(islice((rank for rank in there if ranks is None or rank in ranks), MOST_RANKS))
-    found = rank_cells(reader, row_names(reader, signal), signal, op, span, row, chosen)
-    return _curves(chosen, found, points)
+    return heatmap_of_ranks(reader, signal, op, span, points, row, chosen)
 
 
-def number_names(reader: RunReader) -> list[str]:
-    """Return the names of the numbers of the run, in the order in which its lowest rank has them."""
-    listing = reader.listing()
-    rank = listing.run.ranks[0]
-    with reader.rows([RUN], ranks=[rank]) as rows:
-        if RUN not in rows.signals:
-            return []
-        query = f"SELECT name FROM {rows.view(RUN)} WHERE rank = {rank} GROUP BY name ORDER BY min(step), name"  # noqa: S608
-        return [name for (name,) in rows.connection.execute(query).fetchall()]
-
-
-def number_curves(reader: RunReader, names: Sequence[str], span: Span, rank: int | None, points: int) -> Curves:
+def run_curves(reader: RunReader, names: Sequence[str], span: Span, rank: int | None, points: int) -> Picture:
     """Return the curves of numbers of the run, as one rank has them.
 
     Args:
@@ -101,33 +73,6 @@ def number_curves(reader: RunReader, names: Sequence[str], span: Span, rank: int
     Raises:
         RunGone, ValueError: as :meth:`RunReader.rows`.
     """
-    listing = reader.listing()
-    own = listing.run.ranks[0] if rank is None else rank
-    wanted = list(dict.fromkeys(names))[:MOST_RANKS]
+    own = reader.listing().run.ranks[0] if rank is None else rank
     with reader.rows([RUN], span.first, span.last, [own]) as rows:
-        found = _number_cells(rows, wanted, own, span)
-    return _curves(wanted, found, points)
-
-
-def _number_cells(rows: Rows, names: Sequence[str], rank: int, span: Span) -> dict[str, Any]:
-    if RUN not in rows.signals or not names:
-        return {name: np.zeros(0, dtype=kind) for name, kind in {"line": "<i8", "block": "<i8", **KINDS}.items()}
-    listed = ", ".join(map(literal, names))
-    keys = {"line": f"list_position([{listed}], v.name) - 1", "block": "v.step"}
-    condition = f"v.rank = {rank} AND v.name IN ({listed}) AND {span.sql()}"
-    CellQuery(keys, VALUE, f"{rows.view(RUN)} AS v", condition).make(rows.connection, "line_cells")
-    return fetched(rows.connection, f"SELECT {', '.join(('line', 'block', *KINDS))} FROM line_cells")  # noqa: S608
-
-
-def _curves(lines: Sequence[Any], found: dict[str, Any], points: int) -> Curves:
-    """Return curves of cells whose ``line`` is one of ``lines``, or for names the index of one."""
-    points = max(1, min(points, MOST_POINTS))
-    places = {line: n for n, line in enumerate(lines)}
-    by_name = lines and isinstance(lines[0], str)
-    at = found["line"] if by_name else np.array([places[line] for line in found["line"].tolist()], dtype=np.int64)
-    steps = np.unique(found["block"])
-    cells = CellArrays.of(len(lines), len(steps))
-    cells.merge(at, np.searchsorted(steps, found["block"]), found)
-    number = max(1, -(-len(steps) // points))
-    spans = [(int(own[0]), int(own[-1])) for n in range(0, len(steps), number) if len(own := steps[n : n + number])]
-    return Curves(list(lines), spans, cells.grouped(number) if number > 1 else cells)
+        return number_curves(rows, list(dict.fromkeys(names))[:MOST_RANKS], span, points, own)

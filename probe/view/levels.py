@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from probe.core.analysis.pictures.cells import KINDS, CellArrays, cell_query, fetched
 from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, PP_STAGE
 from probe.core.storage.location import Place
+from probe.core.storage.sql import quoted
 from probe.core.storage.table_files import TableFile
-from probe.view.cells import KINDS, CellArrays, CellQuery, fetched
 from probe.view.row_names import stages_of
 from probe.view.run_files import FileStamp, RunListing
 from probe.view.run_reader import RunReader
@@ -44,7 +45,7 @@ WRITE_SECONDS = 20.0
 """Shortest time between two times at which the level of a run that grows is written."""
 DONE = 1 << 40
 """Step up to which the files of ranks are read that have ended."""
-VERSION = 2
+VERSION = 3
 """Version of the files of levels; another one's are made again."""
 
 
@@ -85,11 +86,11 @@ class Level:
             if self.blocks:
                 columns = np.searchsorted(blocks, self.blocks)
                 lines, at = np.ix_(np.arange(len(self.rows)), columns)
-                wide.merge(lines, at, dict(self.cells.items()))
+                wide.merge(lines, at, self.cells)
             self.cells = wide
         self.rows, self.blocks = list(rows), blocks.tolist()
         self.cells.merge(found["line"], np.searchsorted(blocks, found["block"]), found)
-        while self.cells.count.size > MOST_CELLS:
+        while self.cells["count"].size > MOST_CELLS:
             self._coarsen()
 
     def _coarsen(self) -> None:
@@ -102,7 +103,7 @@ class Level:
             lines = np.arange(len(self.rows))
             there = self.cells.take(lines, part)
             at = np.ix_(lines, np.searchsorted(blocks, own[part]))
-            cells.merge(at[0], at[1], dict(there.items()))
+            cells.merge(at[0], at[1], there)
         self.cells, self.blocks, self.width = cells, blocks.tolist(), 2 * self.width
 
     def copy(self) -> Level:
@@ -261,7 +262,8 @@ def row_cells(rows: Rows, signal: str, op: str, width: int, spans: Mapping[int, 
         "name": "coalesce(v.name, '')",
         "block": f"v.step // {width}" if width & (width - 1) else f"v.step >> {width.bit_length() - 1}",
     }
-    CellQuery(keys, op, source, f"v.step >= {first} AND v.step < {after}").make(rows.connection, "row_cells")
+    query = cell_query(keys, f"v.{quoted(op)}", source, f"v.step >= {first} AND v.step < {after}")
+    rows.connection.execute(f"CREATE OR REPLACE TEMP TABLE row_cells AS {query}")
     return "row_cells"
 
 
@@ -367,7 +369,7 @@ def write_level(path: Path, level: Level) -> None:
     }
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     packed = io.BytesIO()
-    np.savez(packed, about=text, **dict(level.cells.items()))
+    np.savez(packed, about=text, **level.cells)
     data = packed.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -391,7 +393,7 @@ def read_level(path: Path, signal: str, op: str) -> Level:
         raise ValueError("the file is damaged")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         about = json.loads(arrays["about"].tobytes())
-        cells = CellArrays(**{name: arrays[name].astype(kind) for name, kind in KINDS.items()})
+        cells = CellArrays({name: arrays[name].astype(kind.type) for name, kind in KINDS.items()})
     if (about["version"], about["signal"], about["op"]) != (VERSION, signal, op):
         raise ValueError("it is of another version")
     return Level(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
+from probe.core.analysis.pictures.run_numbers import number_names
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP
@@ -16,7 +17,6 @@ from probe.core.storage.location import located
 from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
-from probe.view.curves import number_names
 from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
 from probe.view.levels import LevelStore
 from probe.view.row_names import RowNames, row_names, stages_of
@@ -141,7 +141,9 @@ class ViewedRun:
             hosts.setdefault(directory.manifest.host or "", []).append(directory.rank)
             for name, ranks in directory.manifest.groups.items():
                 groups.setdefault(name, {})[listed(ranks)] = None
-        numbers = number_names(self.reader)
+        rank = listing.run.ranks[0]
+        with self.reader.rows([RUN], ranks=[rank]) as rows:
+            numbers = number_names(rows, rank)
         return {
             "signals": self._signals(listing),
             "numbers": numbers,

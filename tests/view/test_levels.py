@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probe.core.analysis.pictures.cells import RANKS, Span, cell_query, fetched
 from probe.core.storage.duckdb_reader import connect, fill
 from probe.core.storage.run_directory import write_manifest
 from probe.view import levels
-from probe.view.cells import CellQuery
-from probe.view.heatmap import Span, heatmap_of_ranks, heatmap_of_rows
+from probe.view.heatmap import heatmap_of_ranks, heatmap_of_rows
 from probe.view.levels import Level, LevelStore
 from probe.view.located_row import located_row
+from probe.view.row_names import row_names
 from probe.view.run_files import GrowingFiles
 from probe.view.run_reader import RunReader
 from tests.required import require
-from tests.view.view_data import SIGNAL, START, Numbers, WrittenRank, assert_cells, expected_cells, random_values
+from tests.view.view_data import SIGNAL, START, Numbers, WrittenRank, arrays_of, assert_cells, expected_cells, random_values
 
 require("duckdb")
 
@@ -55,8 +56,8 @@ def written_run(root: Path, steps: range, sink: str = "csv", ranks: int = 3) -> 
 def check(level: Level, written: Numbers) -> None:
     """The level is what the values are."""
     steps = [(block * level.width, (block + 1) * level.width - 1) for block in level.blocks]
-    assert_cells(level.cells, expected_cells(written, [row.name for row in level.rows], steps))
-    assert level.cells.count.sum() == len(written)
+    assert_cells(arrays_of(level.cells), expected_cells(written, [row.name for row in level.rows], steps))
+    assert level.cells["count"].sum() == len(written)
 
 
 @pytest.mark.parametrize("sink", ["csv", "parquet", "sqlite"])
@@ -221,15 +222,15 @@ def test_pictures_are_what_the_values_are(columns: int, tmp_path: Path, monkeypa
         for most in (10**6, 0):
             monkeypatch.setattr("probe.view.heatmap.MOST_RAW", most)
             for rank in (None, 1):
-                picture, _ = heatmap_of_rows(reader, store, SIGNAL, "max", ALL, columns, rank)
+                picture = heatmap_of_rows(reader, store, SIGNAL, "max", ALL, columns, rank)
                 assert picture.lines == ["a", "<script>", 'c"d,e']
                 assert len(picture.steps) <= columns
                 assert picture.exact is (most > 0 and columns == 500)
                 own = {place: value for place, value in written.items() if rank in (None, place[0])}
-                assert_cells(picture.cells, expected_cells(own, picture.lines, picture.steps))
-        picture, _ = heatmap_of_ranks(reader, SIGNAL, "max", Span(5, 44), columns, "<script>", [0, 1, 2])
+                assert_cells(arrays_of(picture.cells), expected_cells(own, picture.lines, picture.steps))
+        picture = heatmap_of_ranks(reader, SIGNAL, "max", Span(5, 44), columns, "<script>", [0, 1, 2])
         own = {place: value for place, value in written.items() if place[1] == "<script>" and 5 <= place[2] <= 44}
-        assert_cells(picture.cells, expected_cells(own, [0, 1, 2], picture.steps, by_rank=True))
+        assert_cells(arrays_of(picture.cells), expected_cells(own, [0, 1, 2], picture.steps, by_rank=True))
 
 
 def test_rows_of_pipeline_stages_have_lines_of_their_own(tmp_path: Path) -> None:
@@ -240,12 +241,12 @@ def test_rows_of_pipeline_stages_have_lines_of_their_own(tmp_path: Path) -> None
             rank.write(step, [10.0 * rank.rank + step, 1.0])
         rank.end()
     with reading(tmp_path / "run", tmp_path / "cache") as (reader, store):
-        picture, names = heatmap_of_rows(reader, store, SIGNAL, "max", ALL, 800, None)
+        picture = heatmap_of_rows(reader, store, SIGNAL, "max", ALL, 800, None)
         assert picture.lines == ["pp0:out", "pp0:in", "pp1:out", "pp1:in"]
-        np.testing.assert_array_equal(picture.cells.maximum[2], 10.0 + np.arange(5))
-        by_rank, _ = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out", [0, 1])
+        np.testing.assert_array_equal(picture.cells["maximum"][2], 10.0 + np.arange(5))
+        by_rank = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out", [0, 1])
         assert by_rank.lines == [1]
-        assert names.labelled(1, 0, "out") == "pp1:out"
+        assert row_names(reader, SIGNAL).labelled(1, 0, "out") == "pp1:out"
 
 
 def test_a_step_that_is_half_written_is_read_again(tmp_path: Path) -> None:
@@ -265,27 +266,29 @@ def test_a_step_that_is_half_written_is_read_again(tmp_path: Path) -> None:
         check(store.level(SIGNAL, "max"), rank.written)
 
 
-def test_of_equal_numbers_it_is_the_lowest_rank() -> None:
+def rank_of(values: dict[int, float], threads: int = 2) -> int:
+    """Rank of the number that a cell of the values of ranks shows."""
+    with closing(connect(threads=threads)) as connection:
+        columns = {"rank": "INTEGER", "step": "INTEGER", "x": "DOUBLE"}
+        fill(connection, "v", columns, ((rank, 3, x) for rank, x in values.items()))
+        cells = fetched(connection, cell_query({"block": "0"}, "v.x", "v", "true"))
+        return int(RANKS.of(cells).directory[0])
+
+
+@pytest.mark.parametrize("value", [1.5, 0.0, -2.0, 1e-12, np.inf, -np.inf, np.nan])
+def test_of_equal_numbers_it_is_the_lowest_rank(value: float) -> None:
     """In whatever order rows are read: also of zeros, infinities and NaN."""
-    with closing(connect()) as connection:
-        values = (1.5, 0.0, -2.0, 1e-12, np.inf, -np.inf, np.nan)
-        rows = [(rank, f"r{n}", value) for rank in range(40, 0, -3) for n, value in enumerate(values)]
-        fill(connection, "v", {"rank": "INTEGER", "name": "VARCHAR", "x": "DOUBLE"}, rows)
-        CellQuery({"name": "v.name", "block": "0"}, "x", "v").make(connection, "found")
-        found = connection.execute("SELECT name, rank FROM found ORDER BY name").fetchall()
-        assert found == [(f"r{n}", 1) for n in range(len(values))]
+    assert rank_of(dict.fromkeys(range(40, 0, -3), value)) == 1
 
 
-def test_the_rank_of_the_largest_number_is_exact() -> None:
-    """However near the numbers of the others are, and of equal ones the lowest rank; 0 and -0 are equal."""
-    with closing(connect(threads=2)) as connection:
-        for value in (1.0, -1.0, 1e300, 5e-324, 0.0, -1e-310):
-            for other in (float(np.nextafter(value, np.inf)), value, -value if value == 0 else value):
-                rows = [(rank, "r", other if rank in (63, 70) else value) for rank in range(100)]
-                largest = max((x, -rank) for rank, _, x in rows)
-                fill(connection, "v", {"rank": "INTEGER", "name": "VARCHAR", "x": "DOUBLE"}, rows)
-                CellQuery({"name": "v.name", "block": "0"}, "x", "v").make(connection, "found")
-                assert connection.execute("SELECT maximum, rank FROM found").fetchall() == [(largest[0], -largest[1])]
+@pytest.mark.parametrize("value", [1.0, -1.0, 1e300, 5e-324, 0.0, -1e-310])
+def test_the_rank_of_the_largest_magnitude_is_exact(value: float) -> None:
+    """However near the numbers of the others are, and of equal magnitudes the lowest rank; NaN and Inf before all."""
+    for other in (float(np.nextafter(value, np.inf)), value, -value):
+        values = {rank: other if rank in (63, 70) else value for rank in range(100)}
+        assert rank_of(values) == max(values, key=lambda rank: (abs(values[rank]), -rank))
+        assert rank_of({**values, 8: np.inf, 9: -np.inf}) == 8
+        assert rank_of({**values, 8: np.inf, 90: np.nan}) == 90
 
 
 @pytest.mark.parametrize("size", [7, 64, 1 << 20])

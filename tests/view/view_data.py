@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.analysis.pictures.cells import RANKS, CellArrays
 from probe.core.naming import RUN
 from probe.core.output.sinks import SINKS
 from probe.core.records import Key
@@ -102,7 +103,9 @@ class ExpectedCells(NamedTuple):
     maximum: npt.NDArray[np.float64]
     nan: npt.NDArray[np.int64]
     inf: npt.NDArray[np.int64]
+    least: npt.NDArray[np.float64]
     rank: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
 
 
 def expected_cells(written: Numbers, lines: list[Any], steps: list[Any], by_rank: bool = False) -> ExpectedCells:
@@ -113,26 +116,32 @@ def expected_cells(written: Numbers, lines: list[Any], steps: list[Any], by_rank
         steps: first and last step of each column.
     """
     shape = len(lines), len(steps)
-    cells = ExpectedCells(*(np.full(shape, fill) for fill in (np.nan, np.nan, 0, 0, -1)))
+    cells = ExpectedCells(*(np.full(shape, fill) for fill in (np.nan, np.nan, 0, 0, np.nan, -1, 0)))
     for line, name in enumerate(lines):
         for column, (first, last) in enumerate(steps):
             own = [
-                (rank, value)
+                (step, rank, value)
                 for (rank, row, step), value in sorted(written.items())
                 if (rank if by_rank else row) == name and first <= step <= last
             ]
-            good = [value for _, value in own if not np.isnan(value)]
-            nans = [rank for rank, value in own if np.isnan(value)]
-            cells.nan[line, column], cells.inf[line, column] = len(nans), sum(map(np.isinf, good))
+            good = [value for *_, value in own if not np.isnan(value)]
+            cells.nan[line, column], cells.inf[line, column] = len(own) - len(good), sum(map(np.isinf, good))
             if good:
                 cells.minimum[line, column], cells.maximum[line, column] = min(good), max(good)
-                cells.rank[line, column] = min(rank for rank, value in own if value == max(good))
-            if nans:
-                cells.rank[line, column] = min(nans)
+            cells.least[line, column] = min((abs(value) for value in good if not np.isinf(value)), default=np.nan)
+            if own:
+                shown = max(own, key=lambda one: (np.inf if np.isnan(one[2]) else min(abs(one[2]), 1e300), -one[0], -one[1]))
+                cells.step[line, column], cells.rank[line, column] = shown[:2]
     return cells
 
 
-def assert_cells(found: Any, expected: ExpectedCells) -> None:
+def arrays_of(cells: CellArrays) -> dict[str, Any]:
+    """Arrays of cells, with rank and step of the number that each shows."""
+    places = RANKS.of(cells)
+    return {**cells, "step": places.step, "rank": np.where(cells["count"] == 0, -1, places.directory)}
+
+
+def assert_cells(found: Mapping[str, Any], expected: ExpectedCells) -> None:
     """Every array is as expected, to the last bit."""
     for name in ExpectedCells._fields:
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(found[name], getattr(expected, name), err_msg=name)

@@ -59,9 +59,10 @@ class ViewServer(NamedTuple):
         header = json.loads(data[4 : 4 + length])
         lines = next(header[name] for name in ("lines", "ranks", "names") if name in header)
         shape, at, arrays = (len(lines), len(header["steps"])), 4 + length, {}
-        for name, kind in header["arrays"]:
+        for name, kind, number in header["arrays"]:
             dtype = np.dtype(kind).newbyteorder("<")
-            size = shape[0] * shape[1] * dtype.itemsize
+            assert number == shape[0] * shape[1]
+            size = number * dtype.itemsize
             assert at % dtype.itemsize == 0
             arrays[name] = np.frombuffer(data[at : at + size], dtype).reshape(shape)
             at += size

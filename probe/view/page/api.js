@@ -1,11 +1,8 @@
 // Requests to the server, or to what stands in the page itself: at most one of each kind at a time.
+import { unpacked } from "./binary.js";
 import { STATIC, embedded } from "./static.js";
 
-/**
- * @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary
- */
-
-const TYPES = { float64: Float64Array, float32: Float32Array, uint32: Uint32Array, int32: Int32Array };
+/** @typedef {import("./binary.js").Binary} Binary */
 
 /**
  * Address of a part of the interface; what is null or empty in `query` is left out.
@@ -50,27 +47,6 @@ export async function json(url, signal, headers) {
  */
 export async function binary(url, signal) {
   return STATIC ? embedded(url) : unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
-}
-
-/**
- * Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
- * @param {ArrayBuffer} buffer
- * @returns {Binary}
- */
-export function unpacked(buffer) {
-  const length = new DataView(buffer).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
-  const columns = header.steps.length;
-  const lines = (header.lines ?? header.ranks ?? header.names).length;
-  /** @type {Binary["arrays"]} */
-  const arrays = {};
-  let at = 4 + length;
-  for (const [name, type] of header.arrays) {
-    const Type = TYPES[/** @type {keyof typeof TYPES} */ (type)];
-    arrays[name] = new Type(buffer, at, lines * columns);
-    at += arrays[name].byteLength;
-  }
-  return { header, arrays };
 }
 
 let pending = 0;

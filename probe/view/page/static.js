@@ -1,8 +1,9 @@
 // Answers of a page that was written into a file: those that stand in it, and those made of its packed cells.
 
-/** @typedef {import("./api.js").Binary} Binary */
+import { unpacked } from "./binary.js";
 
-const SPECIAL = 32767;
+/** @typedef {import("./binary.js").Binary} Binary */
+
 const UNPACKED = 64; // packed parts that are kept unpacked
 const place = document.getElementById("answers");
 /** Whether the page has its answers inside. */
@@ -11,7 +12,7 @@ export const STATIC = place !== null;
 const answers = place ? await parsed(place.textContent ?? "") : {};
 /** Whether the file is about a comparison of two runs. */
 export const COMPARISON = "/api/compare?run=0&against=1" in answers;
-/** @type {{ about: string, cells: Record<string, any> } | null} */
+/** @type {{ about: string, cells: Record<string, string> } | null} */
 const packed = JSON.parse(document.getElementById("cells")?.textContent ?? "null");
 /** @type {any} names of rows, columns, directories and files */
 let about = null;
@@ -31,62 +32,24 @@ async function inflated(base64) {
 }
 
 /**
- * Whole numbers; bytes of equal weight stand together, the lowest first.
- * @param {any} part
- * @param {number} length
- */
-async function whole(part, length) {
-  const numbers = new Int32Array(length);
-  if (!part.type) return numbers;
-  const bytes = await inflated(part.bytes);
-  const top = part.type - 1;
-  for (let i = 0; i < length; i++) {
-    let number = (bytes[top * length + i] << 24) >> 24;
-    for (let at = top - 1; at >= 0; at--) number = (number << 8) | bytes[at * length + i];
-    numbers[i] = number;
-  }
-  return numbers;
-}
-
-/**
- * Numbers as they were written, NaN where there is none, which `missing` has 1 for.
- * @param {any} part
- * @param {number} length
- */
-async function decimals(part, length) {
-  const [mantissa, exponent] = [await whole(part.mantissa, length), await whole(part.exponent, length)];
-  const value = Float64Array.from(mantissa, (digits, i) => (exponent[i] === SPECIAL ? [NaN, NaN, Infinity, -Infinity][digits] : Number(`${digits}e${exponent[i]}`)));
-  return { value, missing: mantissa.map((digits, i) => Number(exponent[i] === SPECIAL && digits === 0)) };
-}
-
-/**
- * A packed part by its name; null if there is none.
+ * The arrays of a packed part by its name; null if there is none.
  * @param {string} name
- * @param {number} length
  */
-async function part(name, length) {
+async function part(name) {
   const own = packed?.cells[name];
   if (!own) return null;
   if (!kept.has(name)) {
     if (kept.size > UNPACKED) kept.delete(kept.keys().next().value ?? "");
-    kept.set(name, await unpacked(own, length));
+    kept.set(name, unpacked(/** @type {ArrayBuffer} */ ((await inflated(own)).buffer)).arrays);
   }
   return kept.get(name);
 }
 
 /**
- * @param {any} own
- * @param {number} length
+ * @param {any} source
+ * @param {number} i
  */
-async function unpacked(own, length) {
-  if ("type" in own) return whole(own, length);
-  if ("digits" in own) return decimals(own, length);
-  /** @type {any} */
-  const found = await decimals(own.value, length);
-  if (own.least) found.least = (await decimals(own.least, length)).value;
-  for (const name of ["nan", "inf", "step", "directory", "micro", "member"]) found[name] = await whole(own[name], length);
-  return found;
-}
+const isMissing = (source, i) => Number.isNaN(source.value[i]) && !source.nan[i];
 
 /**
  * First and last step of each column.
@@ -135,11 +98,11 @@ function cellsAnswer(header, lines, columns, spans, pick) {
  * @param {number} first step of the column
  */
 function put(arrays, to, { source, rank }, i, first) {
-  if (source.missing[i]) return;
+  if (isMissing(source, i)) return;
   const value = source.value[i];
   if (!Number.isNaN(value)) arrays.minimum[to] = arrays.maximum[to] = value;
   arrays.least[to] = source.least ? source.least[i] : Number.isFinite(value) ? Math.abs(value) : NaN;
-  arrays.nan[to] = source.nan ? source.nan[i] : Number(Number.isNaN(value));
+  arrays.nan[to] = source.nan[i];
   arrays.inf[to] = source.inf ? source.inf[i] : Number(Math.abs(value) === Infinity);
   arrays.rank[to] = rank(i);
   arrays.step[to] = first + (source.step ? source.step[i] : 0);
@@ -163,12 +126,11 @@ async function ranksOf(n, op, row) {
   const { ranks } = about;
   const own = ranks?.signals[n];
   if (!own || row < 0 || !own.ops.includes(op)) return null;
-  const places = await part(`places/${own.places[own.rowOf[row]]}`, ranks.lines);
-  const lines = 1 + places.reduce((/** @type {number} */ most, /** @type {number} */ line) => Math.max(most, line), -1);
-  return { source: await part(`ranks/${n}/${op}/${own.rowOf[row]}`, lines * ranks.columns.starts.length), places };
+  const { [`places/${own.places[own.rowOf[row]]}`]: places } = await part("ranks");
+  return { source: await part(`ranks/${n}/${op}/${own.rowOf[row]}`), places };
 }
 
-const rankNumbers = () => part("rank", about.ranks.number);
+const rankNumbers = async () => (await part("ranks")).rank;
 
 /** @param {URLSearchParams} query */
 async function heatmap(query) {
@@ -177,7 +139,7 @@ async function heatmap(query) {
   const only = query.get("rank");
   if (only !== null && about.ranks) return rankHeatmap(query, n, signal, op, Number(only));
   const spans = spansOf(about.columns);
-  const source = await part(`map/${n}/${op}`, signal.labels.length * spans.length);
+  const source = await part(`map/${n}/${op}`);
   if (!source) return null;
   const columns = within(spans, query);
   const header = { lines: signal.labels, findings: marks(query, signal.labels, columns.map((k) => spans[k]), (one) => one.row) };
@@ -196,7 +158,7 @@ async function ranksHeatmap(query, n, op, row) {
   if (!found) return null;
   const { source, places } = found;
   const spans = spansOf(about.ranks.columns);
-  const order = await part(`order/${Math.max(0, about.ranks.orders.indexOf(query.get("order") ?? ""))}`, about.ranks.lines);
+  const order = (await part("ranks"))[`order/${Math.max(0, about.ranks.orders.indexOf(query.get("order") ?? ""))}`];
   const lines = /** @type {number[]} */ ([...order].filter((line) => places[line] >= 0));
   const numbers = await rankNumbers();
   const ranks = lines.map((line) => numbers[line * about.ranks.ranksALine]);
@@ -255,7 +217,7 @@ async function curve(query) {
   const { n, op, row, signal } = signalOf(query);
   if (!about.ranks) {
     const spans = spansOf(about.columns);
-    const source = await part(`map/${n}/${op}`, (signal?.labels.length ?? 0) * spans.length);
+    const source = await part(`map/${n}/${op}`);
     const rank = about.directories[0][1];
     return source && row >= 0 ? cellsAnswer({ ranks: [rank] }, 1, within(spans, query), spans, () => ({ source, at: row * spans.length, rank: () => rank })) : null;
   }
@@ -292,8 +254,8 @@ async function located(query) {
   const micro = query.get("micro_step");
   const ops = /** @type {number[]} */ (signal.ops.map((/** @type {string} */ _, /** @type {number} */ op) => op));
   for (const op of ops.sort((a, b) => Number(b === wanted) - Number(a === wanted))) {
-    const map = await part(`map/${n}/${op}`, signal.labels.length * spans.length);
-    const here = map && !map.missing[i] && spans[column][0] + map.step[i] === step && about.directories[map.directory[i]][1] === rank;
+    const map = await part(`map/${n}/${op}`);
+    const here = map && !isMissing(map, i) && spans[column][0] + map.step[i] === step && about.directories[map.directory[i]][1] === rank;
     if (!here || (micro !== null && signal.microStepped && Number(micro) !== map.micro[i]) || (own && (own.micro !== map.micro[i] || own.member !== map.member[i]))) continue;
     own ??= { micro: map.micro[i], member: map.member[i], directory: map.directory[i] };
     values[signal.ops[op]] = map.value[i];
@@ -319,9 +281,9 @@ async function neighbour(query, n, signal, row, values) {
   for (let op = 0; op < signal.ops.length; op++) {
     const found = await ranksOf(n, op, row);
     const i = found && line >= 0 ? found.places[line] * spans.length + column : -1;
-    if (found && i >= 0 && column >= 0 && !found.source.missing[i]) values[signal.ops[op]] = found.source.value[i];
+    if (found && i >= 0 && column >= 0 && !isMissing(found.source, i)) values[signal.ops[op]] = found.source.value[i];
   }
-  return { rounded: packed?.cells[`ranks/${n}/${about.ranks.signals[n].ops[0]}/${about.ranks.signals[n].rowOf[row]}`]?.digits ?? null };
+  return { rounded: about.ranks.digits };
 }
 
 /**
@@ -343,21 +305,23 @@ function fileOf(signal, row, { micro, member, directory }, step) {
 /** @param {number} rank */
 async function attributes(rank) {
   if (!about.ranks) return {};
-  const at = (await rankNumbers()).indexOf(rank);
-  const pairs = await Promise.all(about.ranks.attributes.map(async (/** @type {any} */ { title, names }, /** @type {number} */ n) => [title, names[(await part(`attribute/${n}`, about.ranks.number))[at]]]));
-  return Object.fromEntries(pairs.filter((_, n) => at >= 0 && about.ranks.attributes[n].names.length > 1));
+  const table = await part("ranks");
+  const at = table.rank.indexOf(rank);
+  const pairs = about.ranks.attributes.map((/** @type {any} */ { title, names }, /** @type {number} */ n) => [title, names[table[`attribute/${n}`][at]]]);
+  return Object.fromEntries(pairs.filter((/** @type {any} */ _, /** @type {number} */ n) => at >= 0 && about.ranks.attributes[n].names.length > 1));
 }
 
 /** @param {URLSearchParams} query */
-function numbers(query) {
-  const all = answers["/api/runs/0/numbers"];
+async function numbers(query) {
+  const all = await part("numbers");
   if (!all) return null;
-  const names = (query.get("names") ?? "").split(",").filter((name) => all.names.includes(name));
-  const columns = within(all.spans, query);
-  const at = (/** @type {string} */ field, /** @type {number | null} */ nothing) => names.flatMap((name) => columns.map((k) => all[field][all.names.indexOf(name)][k] ?? nothing));
-  const steps = columns.map((k) => all.spans[k]);
-  return { header: { names, steps: steps.map(([first]) => first), spans: steps },
-    arrays: { minimum: Float64Array.from(at("minimum", NaN)), maximum: Float64Array.from(at("maximum", NaN)), nan: Uint32Array.from(at("nan", 0)), inf: Uint32Array.from(at("inf", 0)) } };
+  const { names: known, spans } = about.numbers;
+  const names = (query.get("names") ?? "").split(",").filter((name) => known.includes(name));
+  const columns = within(spans, query);
+  const steps = columns.map((k) => spans[k]);
+  const at = names.flatMap((name) => columns.map((k) => known.indexOf(name) * spans.length + k));
+  const arrays = Object.fromEntries(Object.entries(all).map(([kind, own]) => [kind, own.constructor.from(at, (/** @type {number} */ i) => own[i])]));
+  return { header: { names, steps: steps.map(([first]) => first), spans: steps }, arrays };
 }
 
 /** @param {URLSearchParams} query */

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.pictures import layout as planning
-from probe.core.analysis.pictures.heatmaps import Cells, heatmaps
+from probe.core.analysis.pictures.cells import CellArrays, Places
 from probe.core.analysis.pictures.layout import ReportPlan, plan
 from probe.core.analysis.pictures.rank_table import rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, WholeRun
+from probe.core.analysis.pictures.signal_cells import RowCells
 from probe.core.analysis.pictures.survey import survey
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
@@ -37,17 +38,17 @@ def faulty(step: int, rank: int, micro_step: int, row: int) -> float:
     return special[n] if n in special else varied(step, rank, micro_step, row)
 
 
-def all_cells(root: Path) -> tuple[ReportPlan, dict[str, dict[str, Cells]], dict[str, Any]]:
+def all_cells(root: Path) -> tuple[ReportPlan, dict[str, RowCells], dict[str, Any]]:
     """The plan of the run in ``root``, and of each signal the cells, and those of the ranks."""
     problems = Problems()
     run = last_run(root, problems)
     with Rows(run.directories, problems) as rows:
         stages = {n: int(directory.manifest["pp_stage"]) for n, directory in enumerate(run.directories)}
         chosen = plan(survey(rows, stages), len(run.ranks))
-        maps = {signal.signal: heatmaps(rows, chosen, signal) for signal in chosen.signals}
         table = rank_table(run)
-        of_signals = WholeRun(rows, table).cells(CellWork(chosen, table), lambda _: None)
-        side_by_side = {signal.signal: cells.ranks for signal, cells in of_signals}
+        of_signals = dict(WholeRun(rows, table).cells(CellWork(chosen, table), lambda _: None))
+        maps = {signal.signal: cells.heat for signal, cells in of_signals.items()}
+        side_by_side = {signal.signal: cells.ranks for signal, cells in of_signals.items()}
     assert problems.lines() == []
     return chosen, maps, side_by_side
 
@@ -85,15 +86,17 @@ def test_a_cell_holds_what_a_loop_over_all_rows_finds(
         for row in written_rows(directories, signal):
             n, column, member = cell_of(chosen, signal, row)
             grouped.setdefault((n, column), []).append({**row, "member": str(member)})
-        for op, cells in maps[signal].items():
+        for op, cells in maps[signal].cells.items():
             for (n, column), found in grouped.items():
-                expect_cell(cells, n, column, found, op)
-            assert (~cells.missing).sum() == len(grouped)
+                expect_cell(cells, maps[signal].places, n, column, found, op)
+            assert (~cells.is_missing()).sum() == len(grouped)
 
 
-def expect_cell(cells: Cells, n: int, column: int, found: list[dict[str, str]], op: str) -> None:
+def expect_cell(
+    cells: CellArrays, packing: Places, n: int, column: int, found: list[dict[str, str]], op: str
+) -> None:
     largest = max(weight(row[op]) for row in found)
-    places = cells.places
+    places = packing.of(cells)
     where = [
         row
         for row in found
@@ -102,12 +105,15 @@ def expect_cell(cells: Cells, n: int, column: int, found: list[dict[str, str]], 
     ]
     assert len(where) == 1
     value = float(where[0][op])
-    np.testing.assert_equal(cells.value[n, column], value)
+    np.testing.assert_equal(cells.shown()[n, column], value)
     assert weight(where[0][op]) == largest
     finite = [abs(float(row[op])) for row in found if math.isfinite(float(row[op]))]
-    np.testing.assert_equal(cells.least[n, column], min(finite, default=math.nan))
-    assert cells.nan[n, column] == sum(math.isnan(float(row[op])) for row in found)
-    assert cells.inf[n, column] == sum(math.isinf(float(row[op])) for row in found)
+    np.testing.assert_equal(cells["least"][n, column], min(finite, default=math.nan))
+    numbers = [float(row[op]) for row in found if not math.isnan(float(row[op]))]
+    np.testing.assert_equal(cells["minimum"][n, column], min(numbers, default=math.nan))
+    np.testing.assert_equal(cells["maximum"][n, column], max(numbers, default=math.nan))
+    assert cells["nan"][n, column] == sum(math.isnan(float(row[op])) for row in found)
+    assert cells["inf"][n, column] == sum(math.isinf(float(row[op])) for row in found)
     if not math.isfinite(value):
         assert int(where[0]["step"]) == min(int(row["step"]) for row in found if weight(row[op]) == largest)
 
@@ -124,9 +130,9 @@ def test_ranks_side_by_side_hold_the_largest_of_each_rank(tmp_path: Path) -> Non
         grouped.setdefault((n, int(row["directory"]), column), []).append(row["max"])
     assert len(grouped) == 2 * 4 * 9
     for (n, *where), found in grouped.items():
-        values, missing = cells.row_cells(n)["max"]
-        assert not missing[tuple(where)]
-        assert weight(str(values[tuple(where)])) == max(map(weight, found))
+        own = cells.row_cells(n)["max"]
+        assert not own.is_missing()[tuple(where)]
+        assert weight(str(own.shown()[tuple(where)])) == max(map(weight, found))
 
 
 def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
@@ -137,8 +143,8 @@ def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
     for path in tmp_path.glob("*rank1*/grad_reduced_0-1.csv"):
         path.unlink()
     _, maps, side_by_side = all_cells(tmp_path)
-    np.testing.assert_equal(maps["grad_reduced"]["max"].missing, [[False, True, False]])
-    missing = side_by_side["grad_reduced"].row_cells(0)["max"][1]
+    np.testing.assert_equal(maps["grad_reduced"].cells["max"].is_missing(), [[False, True, False]])
+    missing = side_by_side["grad_reduced"].row_cells(0)["max"].is_missing()
     np.testing.assert_equal(missing, [[False, True, False], [True, True, False]])
 
 
@@ -151,7 +157,7 @@ def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
         f"vpp_stage,name,step,{','.join(names)},shape,dtype\n0,a.pre,0,{cells},[1],x\n"
     )
     _, maps, _ = all_cells(tmp_path)
-    assert {op: own.value.tolist() for op, own in maps["other"].items()} == {
+    assert {op: own.shown().tolist() for op, own in maps["other"].cells.items()} == {
         name: [[n + 1]] for n, name in enumerate(names)
     }
 
@@ -170,8 +176,10 @@ def test_rows_stand_in_the_order_of_the_model(tmp_path: Path) -> None:
     chosen, maps, _ = all_cells(tmp_path)
     labels = next(signal.labels for signal in chosen.signals if signal.signal == "grad_reduced")
     assert labels == tuple(f"pp{stage}:{name}.weight" for stage in (0, 1) for name in "zbk")
-    assert (maps["grad_reduced"]["max"].places.directory[:3] == 0).all()
-    assert (maps["grad_reduced"]["max"].places.directory[3:] == 1).all()
+    heat = maps["grad_reduced"]
+    directories = heat.places.of(heat.cells["max"]).directory
+    assert (directories[:3] == 0).all()
+    assert (directories[3:] == 1).all()
 
 
 def test_a_backward_signal_is_turned_round(tmp_path: Path) -> None:

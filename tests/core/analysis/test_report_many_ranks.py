@@ -90,11 +90,11 @@ def test_every_rank_has_a_line(cells: tuple[CellWork, SignalCells, list[FarRank]
     assert work.plan.ranks.ranks_a_line == 1
     half = RANKS // 2  # names of the first stage come first, then those of the second; a line is of one stage
     for row in range(2 * len(NAMES)):
-        values, missing = found.ranks.row_cells(row)["norm"]
+        of_row = found.ranks.row_cells(row)["norm"]
         own = range(half) if row < len(NAMES) else range(half, RANKS)
         written = [[planted(rank, step, row % len(NAMES)) for step in range(STEPS)] for rank in own]
-        np.testing.assert_allclose(values, written, rtol=1e-6)
-        assert not missing.any()
+        np.testing.assert_allclose(of_row.shown(), written, rtol=1e-6)
+        assert not of_row.is_missing().any()
 
 
 def test_the_farthest_ranks_are_those_that_were_planted(

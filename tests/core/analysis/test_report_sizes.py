@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from probe.core.analysis.pictures.layout import (
     ReportPlan,
     plan,
 )
-from probe.core.analysis.pictures.payload import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
+from probe.core.analysis.pictures.packing import FEW, MANY, embedded, shortened
 from probe.core.analysis.pictures.survey import SignalSurvey, Survey, SurveyRow
 
 pytestmark = pytest.mark.slow
@@ -91,37 +92,51 @@ def test_every_step_has_one_column(steps: int, interval: int) -> None:
         assert starts[int(chosen.columns.of(np.array([start]))[0])] == start
 
 
-def unpacked(packed: Any, shape: tuple[int, ...]) -> Any:
-    """Unpack an array, joining bytes of different weight again."""
-    if not packed["type"]:
-        return np.zeros(shape, dtype=np.int64)
-    octets = np.frombuffer(zlib.decompress(base64.b64decode(packed["bytes"])), dtype=np.uint8)
-    return octets.reshape(packed["type"], -1).T.copy().view(f"<i{packed['type']}").reshape(shape).astype(np.int64)
+def unpacked(text: str) -> dict[str, Any]:
+    """The arrays of a page, joining bytes of different weight again."""
+    data = zlib.decompress(base64.b64decode(text))
+    at = 4 + int.from_bytes(data[:4], "little")
+    header, arrays = json.loads(data[4:at]), {}
+    assert header["planes"] is True
+    for name, kind, number in header["arrays"]:
+        dtype = np.dtype(kind).newbyteorder("<")
+        octets = np.frombuffer(data, np.uint8, number * dtype.itemsize, at)
+        arrays[name] = octets.reshape(dtype.itemsize, number).T.copy().view(dtype).reshape(number)
+        at += octets.size
+        if digits := header["digits"].get(name):
+            arrays[name] = np.array([float(f"{value:.{digits - 1}e}") for value in arrays[name]])
+    assert at == len(data)
+    return arrays
 
 
 @pytest.mark.parametrize("top", [0, 1, 127, 128, 32767, 32768, 2**31 - 1])
 def test_whole_numbers_come_back(top: int) -> None:
-    """Of every size, of both signs."""
-    array = np.array([[0, top, -top], [top // 2, -(top // 3), 1]])
-    np.testing.assert_array_equal(unpacked(packed_array(array), array.shape), array)
+    """Of every size, of both signs, beside numbers of another size."""
+    array = np.array([0, top, -top, top // 2, -(top // 3), 1], "<i4")
+    found = unpacked(embedded({"whole": array, "real": array.astype("<f8"), "short": array.astype("<i2")}))
+    np.testing.assert_array_equal(found["whole"], array)
+    np.testing.assert_array_equal(found["real"], array)
+    np.testing.assert_array_equal(found["short"], array.astype("<i2"))
 
 
-@pytest.mark.parametrize("digits", [FEW, MANY])
-def test_digits_come_back_as_they_were_written(digits: int) -> None:
-    """Over the whole range of float64: mantissa and exponent as text are the number that was in the file."""
+@pytest.mark.parametrize(("digits", "largest"), [(FEW, 30), (FEW, 300), (MANY, 30), (MANY, 300)])
+def test_digits_come_back_as_they_were_written(digits: int, largest: int) -> None:
+    """Over the whole range of float64; numbers of few digits and of usual size take four bytes."""
     rng = np.random.default_rng(5)
-    raw = rng.uniform(-10, 10, 4000) * 10.0 ** rng.integers(-300, 300, 4000)
-    values = np.array([float(f"{value:.{digits - 1}e}") for value in raw] + [0.0, 1e-300, 999999.0, 1.0, 5e-324])
-    packed = packed_numbers(values, np.zeros(len(values), dtype=bool))
-    assert packed["digits"] == digits
-    mantissa, exponent = (unpacked(packed[part], values.shape) for part in ("mantissa", "exponent"))
-    back = [float(f"{m}e{e}") for m, e in zip(mantissa, exponent, strict=True)]
-    np.testing.assert_array_equal(back, values)
+    raw = rng.uniform(-10, 10, 4000) * 10.0 ** rng.integers(-largest, largest, 4000)
+    special = [0.0, 999999.0, 1.0, np.nan, np.inf, -np.inf] + [1e-300, 5e-324] * (largest > 30)
+    values = np.array([float(f"{value:.{digits - 1}e}") for value in raw] + special)
+    np.testing.assert_array_equal(unpacked(embedded({"x": values}, {"x": None}))["x"], values)
+    size = shortened(values, digits).dtype.itemsize
+    assert size == (4 if (digits, largest) == (FEW, 30) else 8)
 
 
-def test_what_is_no_number_comes_back_as_what_it_is() -> None:
-    """Missing, NaN and both infinities are distinguished, and none of them from zero by its mantissa alone."""
-    values = np.array([np.nan, np.nan, np.inf, -np.inf, 0.0])
-    packed = packed_numbers(values, np.array([True, False, False, False, False]))
-    assert unpacked(packed["mantissa"], (5,)).tolist() == [0, NAN, 2, 3, 0]
-    assert unpacked(packed["exponent"], (5,)).tolist() == [SPECIAL] * 4 + [0]
+@pytest.mark.parametrize("digits", [2, 3, 4])
+def test_numbers_are_rounded_to_few_digits(digits: int) -> None:
+    """To the nearest one, but for the last place."""
+    rng = np.random.default_rng(6)
+    values = rng.uniform(-10, 10, 4000) * 10.0 ** rng.integers(-30, 30, 4000)
+    found = unpacked(embedded({"x": values}, {"x": digits}))["x"]
+    np.testing.assert_allclose(found, values, rtol=1.01 * 10.0 ** (1 - digits))
+    written = np.array([float(f"{value:.{digits - 1}e}") for value in values])
+    np.testing.assert_array_equal(unpacked(embedded({"x": written}, {"x": digits}))["x"], written)

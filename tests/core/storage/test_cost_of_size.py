@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import probe
+from probe.core.analysis.pictures.cells import Span
 from probe.core.analysis.performance.step_table import StepTable
 from probe.core.naming import RUN
 from probe.core.storage.batches import steps
@@ -25,7 +26,6 @@ from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
 from probe.view.curves import RankChoice, row_curves
-from probe.view.heatmap import Span
 from probe.view.run_files import GrowingFiles, RunListing
 from probe.view.run_reader import RunReader
 from tests.core.storage.run_files import write_run

@@ -13,9 +13,9 @@ import numpy as np
 
 from probe.core.analysis.engines import PieceEngine, read_each
 from probe.core.analysis.performance.time_use import OTHER
-from probe.core.analysis.pictures.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
 from probe.core.analysis.pictures.layout import FEW_RANKS, ReportPlan, SignalPlan
 from probe.core.analysis.pictures.rank_table import RankTable, Whole
+from probe.core.analysis.pictures.signal_cells import Found, RankCells, RowCells, list_members
 from probe.core.analysis.pictures.survey import Survey, SurveyPart, list_stages, merged, survey_parts
 from probe.core.analysis.pieces import Cut, Piece, by_ranks, by_steps, opened
 from probe.core.naming import RUN
@@ -30,8 +30,6 @@ R = TypeVar("R")
 MEMORY = "400MB"
 """Memory limit of DuckDB: together with the page itself less than 1 GiB."""
 CUTS: tuple[Cut, ...] = ("ranks", "steps")
-LINE = "rank_line"
-"""Column of the table ``stages`` with the line of each directory's rank."""
 FileNames = tuple[tuple[str, int, bool], ...]
 """Files of a signal in a directory by steps: name, first step (-1 of a database), whether it is a database."""
 
@@ -64,14 +62,14 @@ class CellWork:
 class SignalCells:
     """Cells of one signal."""
 
-    heat: HeatmapSums
-    ranks: LineSums | None = None
+    heat: RowCells
+    ranks: RankCells | None = None
     """Cells of the ranks; None if there is one."""
 
     def query(self, rows: Rows) -> list[Found]:
         """Cells that ``rows`` have."""
         list_members(rows, self.heat.signal)
-        return [self.heat.query(rows), *([self.ranks.query(rows, LINE)] if self.ranks else [])]
+        return [self.heat.query(rows), *([self.ranks.query(rows)] if self.ranks else [])]
 
     def add(self, found: Sequence[Found]) -> None:
         """Merge the result of :meth:`query` on a piece."""
@@ -83,13 +81,13 @@ class SignalCells:
 def signal_cells(work: CellWork, n: int) -> SignalCells:
     """Cells of the signal ``n``, without any yet."""
     plan, signal = work.plan, work.plan.signals[n]
-    heat = HeatmapSums(plan, signal, len(work.table.stages))
+    heat = RowCells(plan, signal, len(work.table.stages))
     if plan.ranks is None:
         return SignalCells(heat)
     own = plan.ranks.signals[n]
     known = {stages: work.places(stages) for stages in set(own.stages)}
     places = [known[stages] for stages in own.stages]
-    return SignalCells(heat, LineSums(signal, own.ops, plan.ranks.columns, own.row_of, plan.ranks.lines, places))
+    return SignalCells(heat, RankCells(signal, own.ops, plan.ranks.columns, own.row_of, places))
 
 
 class RunSource(Protocol):
@@ -131,7 +129,7 @@ class WholeRun:
 
     def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
         """Read the cells of each signal, one after the other."""
-        _list_ranks(self._rows, work)
+        _list_directories(self._rows, work)
         for n, signal in enumerate(work.plan.signals):
             observe(f"{signal.signal} ({n + 1} of {len(work.plan.signals)})")
             cells = signal_cells(work, n)
@@ -236,9 +234,7 @@ def together(found: Iterable[RunFiles]) -> RunFiles:
 
 def piece_cells(rows: Rows, _: Piece, work: CellWork) -> dict[int, list[Found]]:
     """Cells of the signals of a piece, by the number of the signal."""
-    numbers = work.table.numbers(rows.directories)
-    list_stages(rows, {n: int(work.table.stages[number]) for n, number in enumerate(numbers)}, numbers)
-    _list_ranks(rows, work)
+    _list_directories(rows, work)
     return {
         n: signal_cells(work, n).query(rows)
         for n, signal in enumerate(work.plan.signals)
@@ -246,11 +242,13 @@ def piece_cells(rows: Rows, _: Piece, work: CellWork) -> dict[int, list[Found]]:
     }
 
 
-def _list_ranks(rows: Rows, work: CellWork) -> None:
-    """Add the line of each directory's rank to the table ``stages``."""
+def _list_directories(rows: Rows, work: CellWork) -> None:
+    """Make the table ``stages`` with the line of each directory's rank."""
+    numbers, lines = work.table.numbers(rows.directories), None
     if work.plan.ranks:
-        places = [work.table.position(directory.rank) // work.plan.ranks.ranks_a_line for directory in rows.directories]
-        list_lines(rows, {LINE: places})
+        width = work.plan.ranks.ranks_a_line
+        lines = [work.table.position(directory.rank) // width for directory in rows.directories]
+    list_stages(rows, {n: int(work.table.stages[number]) for n, number in enumerate(numbers)}, numbers, lines)
 
 
 def _files(rows: Rows, signal: str, numbers: Sequence[int], known: dict[FileNames, FileNames]) -> dict[int, FileNames]:

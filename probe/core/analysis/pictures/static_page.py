@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from probe import __version__
-from probe.core.analysis.pictures.payload import packed_text
+from probe.core.analysis.pictures.packing import packed_text
 from probe.core.storage.run_directory import plain
 
 PAGE = Path(__file__).parents[3] / "view" / "page"

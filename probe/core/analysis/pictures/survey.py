@@ -118,10 +118,14 @@ def survey_parts(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) 
     return parts
 
 
-def list_stages(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) -> None:
-    """Make the table ``stages``: the pipeline stage of each directory, and its number among those of the run."""
-    columns = dict.fromkeys(("directory", PP_STAGE, "number"), "INTEGER")
-    fill(rows.connection, "stages", columns, ((n, stage, numbers[n]) for n, stage in stages.items()))
+def list_stages(
+    rows: Rows, stages: Mapping[int, int], numbers: Sequence[int], lines: Sequence[int | None] | None = None
+) -> None:
+    """Make the table ``stages``: of each directory the pipeline stage, the number among those of the run, and the line
+    of its rank."""
+    columns = dict.fromkeys(("directory", PP_STAGE, "number", "rank_line"), "INTEGER")
+    line = lines or [None] * len(numbers)
+    fill(rows.connection, "stages", columns, ((n, stage, numbers[n], line[n]) for n, stage in stages.items()))
 
 
 def merged(parts: Iterable[SurveyPart]) -> Survey:

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.engines import PieceEngine
+from probe.core.analysis.pictures.cells import Span
 from probe.core.analysis.pictures.farthest import FarKind, far_picture
-from probe.core.analysis.pictures.heatmaps import Cells
 from probe.core.analysis.pictures.layout import ReportPlan, SignalPlan, plan
 from probe.core.analysis.pictures.payload import payload
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_cells import CellWork, opened_run
-from probe.core.analysis.pictures.run_curves import run_curves
+from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
 from probe.core.analysis.pictures.run_details import run_details
+from probe.core.analysis.pictures.run_numbers import number_curves, number_names
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
@@ -36,6 +36,11 @@ from probe.core.storage.problems import Problems
 MOST_PROBLEMS = 100
 BAD_OF_A_SIGNAL = 100
 """Most rows of a signal whose first numbers that are not finite are listed."""
+POINTS = 1000
+"""Most points of a curve of a number of the run; beyond that a point stands for several steps."""
+MOST_CURVES = 24
+"""Most numbers of the run that have a curve."""
+LAST_STEP = 1 << 40
 RUN = "/api/runs/0"
 """Address of the run on the page."""
 
@@ -89,9 +94,10 @@ def write_report(
     with opened_run(run, table, problems, engine) as source:
         known, files = source.survey()
         work = CellWork(plan(known, len(run.ranks), table.shares()), table)
-        look = lambda signal, maps: bad.extend(_first_bad(maps, signal, run))  # noqa: E731 - of one use
-        cells = payload(source.cells(work, observe), run, known, work, files, look)
-        curves = run_curves(source.run_rows)
+        names = number_names(source.run_rows)
+        curves = number_curves(source.run_rows, names[:MOST_CURVES], Span(0, LAST_STEP), POINTS) if names else None
+        look = lambda signal, found: bad.extend(_first_bad(found, signal, run))  # noqa: E731 - of one use
+        cells = payload(source.cells(work, observe), run, known, work, files, curves, look)
         speed = performance_picture(source.run_rows, run, root)
         far = far_picture(source, work, speed.paces, observe)
     if not known.signals and curves is None:
@@ -107,11 +113,10 @@ def write_report(
             **_description(root, run, known, table, problems),
             **_judged(root, diagnosis, label),
             "signals": list(_signals(work.plan)),
-            "numbers": curves["names"] if curves else [],
+            "numbers": curves.lines if curves else [],
             "performance": speed.data is not None,
             "farthest": far is not None,
         },
-        f"{RUN}/numbers": curves,
         f"{RUN}/details": run_details(run),
         f"{RUN}/performance": speed.data,
         f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
@@ -219,21 +224,19 @@ def _signals(plan: ReportPlan) -> Iterator[dict[str, object]]:
         }
 
 
-def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun) -> Iterator[Mark]:
+def _first_bad(found: SignalCells, signal: SignalPlan, run: RecordedRun) -> Iterator[Mark]:
     """First number of each row that is not finite, of the principal op, else of another."""
     listed: set[int] = set()
     first = principal(signal.ops)
-    for op in sorted(maps, key=lambda op: op != first):
-        cells = maps[op]
-        there = (cells.nan + cells.inf) > 0
-        for row in np.flatnonzero(there.any(axis=1)).tolist():
+    for op, cells in sorted(found.heat.cells.items(), key=lambda pair: pair[0] != first):
+        bad, places, values = (cells["nan"] + cells["inf"]) > 0, found.heat.places.of(cells), cells.shown()
+        for row in np.flatnonzero(bad.any(axis=1)).tolist():
             if row in listed or len(listed) >= BAD_OF_A_SIGNAL:
                 continue
             listed.add(row)
-            column = int(np.argmax(there[row]))
-            step, directory, micro_step, member = (int(array[row, column]) for array in cells.places)
+            column = int(np.argmax(bad[row]))
+            step, directory, micro_step, member = (int(array[row, column]) for array in places)
             about = signal.members[row][member]
-            value = float(cells.value[row, column])
             rank = run.directories[directory].rank
-            micro = micro_step if signal.micro_stepped else None
+            micro, value = micro_step if signal.micro_stepped else None, float(values[row, column])
             yield Mark("", signal.signal, about.name, op, value, step, rank, micro, "", "", about.vpp_stage, row)
