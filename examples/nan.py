@@ -12,7 +12,7 @@ for step in range(60):
     tokens = torch.randint(1, 64, (8, 16))
     if step == 41:
         tokens[3] = 0  # a sentence of nothing but padding: its norm divides 0 by 0
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (tokens.flatten() + 1) % 64)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

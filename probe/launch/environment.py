@@ -34,7 +34,7 @@ NAMED: Mapping[str, Mapping[str, object]] = {
         "param_distribution": True,
         "max_overhead": None,
     },
-    LIGHT: {"format": ["csv"], "sentinel": {"enable": True}},
+    LIGHT: {"format": ["csv"], "step_count_per_record": 100, "sentinel": {"enable": True}},
 }
 """Configurations without a file: the usual one; activations and parameters too, at every step; the sentinel alone."""
 SITE = Path(__file__).resolve().parent / "site"
