@@ -128,6 +128,7 @@ messages: $(VENV)/.ready
 	$(VENV)/bin/python docs/locale/catalogues.py
 
 pictures: $(VENV)/.ready browser servers
+	$(VENV)/bin/python docs/pictures/front.py
 	$(VENV)/bin/python docs/pictures/make.py
 	$(VENV)/bin/python docs/pictures/dashboards.py
 

@@ -113,6 +113,7 @@ DEVELOPMENT = {
         "myst-parser>=4",  # pages stay Markdown
         "furo",  # its theme
         "sphinx-design",  # the cards of its first page
+        "sphinx-copybutton",  # copies the commands of a block, without prompts and outputs
         "babel",  # reads and merges catalogues; Sphinx needs it too
     ],
 }

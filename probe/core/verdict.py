@@ -246,6 +246,7 @@ def verdict_of(
     first = min(grave or warnings, key=_order, default=None)
     if first is None:
         return Verdict("", None, (), (), None, None, None, "", {}, looked, (), None, (), command, 0, notes)
+    first = _narrowed(first, grave)
     shown = next((steps for steps in deep if steps.concern(first)), None)
     first = first if shown is None else shown.explain(first)
     earlier = sorted((each for each in warnings if grave and each.since < first.since), key=_order)
@@ -291,6 +292,15 @@ def united(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]
         onset = rarer(before.onset, finding.onset if rank < 0 else on_rank(finding.onset, rank))
         found[key] = before._replace(ranks=tuple(sorted({*before.ranks, *ranks})), onset=onset)
     return [*found.values()]
+
+
+def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> JudgedFinding:
+    """Return a row of the same step that lies in a module which the graph names, in place of the graph's two modules."""
+    if traced.kind != TRACED or len(traced.where) < 2:
+        return traced
+    modules = tuple(f"{module}." for module in traced.where)
+    rows = (row for row in findings if row.kind in NON_FINITE and row.located and row.since == traced.since)
+    return next((row for row in rows if row.where and row.where[0].startswith(modules)), traced)
 
 
 def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:

@@ -21,6 +21,7 @@ DEFAULTS: Mapping[str, object] = {
     "ops": ["norm", "min", "max", "nans"],
     "max_overhead": 0.01,
     "format": ["csv"],
+    "step_count_per_record": 100,
     "sentinel": {"enable": True},
 }
 """Configuration without a file: gradients and alerts, within a hundredth of the time of training, and the sentinel."""
@@ -32,9 +33,8 @@ NAMED: Mapping[str, Mapping[str, object]] = {
         "all_xy": True,
         "param_distribution": True,
         "max_overhead": None,
-        "step_count_per_record": 100,
     },
-    LIGHT: {"format": ["csv"], "sentinel": {"enable": True}},
+    LIGHT: {"format": ["csv"], "step_count_per_record": 100, "sentinel": {"enable": True}},
 }
 """Configurations without a file: the usual one; activations and parameters too, at every step; the sentinel alone."""
 SITE = Path(__file__).resolve().parent / "site"

@@ -56,6 +56,17 @@ def test_the_first_critical_is_the_cause_and_a_located_one_comes_first() -> None
     assert (verdict.more, verdict.lines()[0]) == (3, "critical: NaN in blocks.0.n1, step 300")
 
 
+def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() -> None:
+    """Its output is narrower than the two modules; a row of another module leaves the graph's answer."""
+    traced = finding("loss-not-finite", step=41, where=("fc1", "norm"), evidence={})
+    row = finding("NaN", step=41, where=("norm.output",))
+    outside = finding("NaN", step=41, where=("head.output",))
+    assert verdict_of([traced, outside, row], LOOKED).where == ("norm.output",)
+    assert verdict_of([row, traced], LOOKED).where == ("norm.output",)
+    assert verdict_of([traced, outside], LOOKED).where == ("fc1", "norm")
+    assert verdict_of([traced, row._replace(since=42)], LOOKED).where == ("fc1", "norm")
+
+
 def test_a_place_between_two_modules_is_named_as_such() -> None:
     """Not as if it began in both."""
     text = "the loss is nan: NaN first appears between `emb` and `n1`, in: division (div)"

@@ -300,5 +300,5 @@ dist.destroy_process_group()
     assert done.returncode == 0, done.stderr
     manifests = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/manifest.json")]
     assert sorted(each["rank"] for each in manifests) == [0, 1]
-    first = next((tmp_path / "out").glob("*rank0*/grad_reduced_0-0.csv")).read_text()
+    first = next((tmp_path / "out").glob("*rank0*/grad_reduced_0-99.csv")).read_text()
     assert "\n0,0.weight,0," in first

@@ -47,11 +47,11 @@ def oldest_run(package: str) -> str:
 
 
 def test_readme_and_setup_name_one_oldest_and_the_oldest_that_is_run() -> None:
-    """The promised torch is one that `make test-versions` runs; for MindSpore the README has the oldest."""
+    """The promised torch is one that `make test-versions` runs; of MindSpore the README has the oldest that is run."""
     readme = (ROOT / "README.md").read_text("utf-8")
     assert oldest_run("torch").startswith(f"{promised('torch')}.")
-    assert f"torch >= {promised('torch')}" in readme
-    assert f"mindspore >= {promised('mindspore')} (run from {oldest_run('mindspore')} on)" in readme
+    assert f"PyTorch {promised('torch')} or later" in readme
+    assert f"MindSpore {oldest_run('mindspore')} or later" in readme
 
 
 def promised(package: str) -> str:
