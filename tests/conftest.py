@@ -47,6 +47,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Commands that tests start print English, whatever the language of the machine.
 os.environ["LANGUAGE"] = "en"
 
+# Otherwise a queue of MindSpore's operators has a thread that spins for each stage: ten times the CPU of a small step
+# (2.10.0). tests/mindspore/test_examples.py trains with the queue.
+os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
+
 
 @pytest.fixture(autouse=True)
 def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

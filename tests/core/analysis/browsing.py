@@ -103,15 +103,18 @@ def click_cell(driver: Any, row: int, column: int) -> None:
     state = """const [plot, row, column] = arguments;
         plot.scrollIntoView({ block: "center" });
         const [, over] = plot.querySelectorAll("canvas");
-        const texts = new Map();
-        for (let y = 2; y < over.clientHeight; y += 2) for (let x = 2; x < over.clientWidth; x += 4) {
-          over.dispatchEvent(new PointerEvent("pointermove", { clientX: over.getBoundingClientRect().x + x,
-            clientY: over.getBoundingClientRect().y + y }));
-          const text = document.getElementById("readout").textContent;
-          if (text) texts.set(text, [...(texts.get(text) ?? []), [x, y]]);
-        }
-        const rows = [...new Set([...texts.values()].map((own) => own[0][1]))].sort((a, b) => a - b);
-        const columns = [...new Set([...texts.values()].map((own) => own[0][0]))].sort((a, b) => a - b);
+        const box = over.getBoundingClientRect();
+        const firsts = (far, near, place) => {
+          const found = new Map();
+          for (let y = 2; y < box.height; y += near) for (let x = 2; x < box.width; x += far) {
+            over.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + x, clientY: box.y + y }));
+            const text = document.getElementById("readout").textContent;
+            if (text && !found.has(text)) found.set(text, place(x, y));
+          }
+          return [...new Set(found.values())].sort((a, b) => a - b);
+        };
+        const columns = firsts(4, 8, (x, _) => x);
+        const rows = firsts(16, 2, (_, y) => y);
         return [columns[column] + 4 - plot.clientWidth / 2, rows[row] + 4 - plot.clientHeight / 2];"""
     place = driver.execute_script(state, plot, row, column)
     chains = require("selenium.webdriver.common.action_chains")
