@@ -89,7 +89,8 @@ HELD_OUT = {
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
 }
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[(?:val|valid)\]|(?:\[?(eval|evaluation)|\[?validation|validate)\b)[^|]{0,32}(?:\||:|step|epoch)"
+    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[(?:val|valid)\]|(?:\[?(eval|evaluation)|\[?validation|validate)\b)"
+    rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 OTHERWISE = frozenset(

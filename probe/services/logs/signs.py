@@ -264,8 +264,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
-        "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, general protection, "
-        "by signal: , exited unexpectedly, died, srun: error",
+        "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
+        "general protection, exited unexpectedly, died, srun: error",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
