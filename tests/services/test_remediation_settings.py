@@ -57,7 +57,8 @@ def problems(folder: Path, actions: dict[str, Any], **more: Any) -> str:
 
 
 def test_the_example_is_served(tmp_path: Path) -> None:
-    """As it lies there, but for the port and the database: each of its actions is rehearsed."""
+    """As it lies there, but for the port and the database: each of its actions is rehearsed. The label job_name, which
+    alerts over the series of other exporters have, stands before job."""
     assert (load(EXAMPLE).host, load(EXAMPLE).port) == ("127.0.0.1", 9095)
     copy = tmp_path / "remediation.yaml"
     shutil.copy(EXAMPLE, copy)
@@ -67,6 +68,8 @@ def test_the_example_is_served(tmp_path: Path) -> None:
         assert re.fullmatch(r"dry run: would run \S*nvidia-smi -i 0 -pl 200.*", entry["message"])
         entry = service.outcome(alert("TrainingLossSpike", job="another"))
         assert entry["message"] == 'label job: expected one of pretrain, got "another"'
+        entry = service.outcome(alert("TrainingLossSpike", job="probe-exporter", job_name="pretrain"))
+        assert entry["target"] == "job pretrain"
         entry = service.outcome(alert("DiskSpaceLow", instance=f"{socket.gethostname()}:9100", mountpoint="/boot"))
         assert entry["message"] == 'label mountpoint: no folder lies on "/boot"'
         assert service.outcome(alert("GPUUtilizationLow"))["state"] == "ignored"

@@ -44,7 +44,7 @@ AFTER = Expression(
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
-CODED = Expression(rb"(?:^|[\s\])|])(e[a-z]\d{4}|e\d{5}|err\d{5})(?:\b)")
+CODED = Expression(rb"(?:^|[\s\])|(])(e[a-z]\d{4}|e\d{5}|err\d{5})(?:\b)")
 """Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
 """Errors of memory that were corrected, and processes that the launcher ended after another had failed."""
@@ -52,7 +52,9 @@ MOST_MATCHES = 16
 """Largest number of phrases of one kind in a line that are looked at."""
 AROUND = 240
 """Bytes before a phrase in which its sentence is looked for."""
-NAN, NOTHING = frozenset({"nan"}), frozenset[str]()
+NAN = frozenset({"nan"})
+STATED = {"loss": "nan_loss", "gradient_norm": "nan_gradient"}
+"""Numbers by which, if they are finite, the word NaN beside them is about another: ``'reward': nan``."""
 ADDRESS = Expression(rb"\b((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b")
 """Address of a device on the PCI bus."""
 CODED_KINDS = frozenset({"device_error", "communication_error", "communication_timeout", "oom_error"})
@@ -71,13 +73,13 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
 
     Args:
         low: The line in lower case.
-        known: Groups that are not looked for.
+        known: Groups and kinds that are not looked for.
     """
     found: list[tuple[Sign, Any]] = []
     groups = set(known)
     for index in sorted({index for needle, index in _FLAT if needle in low}):
         sign = SIGNS[index]
-        if sign.group in groups:
+        if sign.group in groups or sign.kind in groups:
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):
@@ -138,7 +140,8 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
         not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
-    for sign, match in signs_in(low, NAN if counted or named or anomalies else NOTHING) if searched else ():
+    stated = frozenset(kind for name, kind in STATED.items() if isfinite(metrics.get(name, nan)))
+    for sign, match in signs_in(low, NAN if counted or named or anomalies else stated) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:

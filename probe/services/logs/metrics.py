@@ -31,16 +31,16 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, current steps, current step, train step",
-    "total_steps": "total steps, max steps",
+    "num updates, current steps, current step, train step, step i",
+    "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
     "time": "time, seconds, dt",
     "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
-    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time",
+    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
     "epoch_time": "epoch time, train epoch time",
     "throughput": "throughput, samples/sec, samples/s, samples per second, train samples per second, "
-    "interval samples per second, currsamplespersec",
+    "interval samples per second, currsamplespersec, ips",
     "tokens_per_second": "tps, wps, tokens per sec, tokens per second, tokens/sec, tokens/s, tok/s, tok/sec",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/s/gpu, tokens/gpu/s, tokens/sec/gpu, "
     "tokens per second per gpu, tokens per sec per gpu, tokens per gpu per second",
@@ -88,6 +88,11 @@ HELD_OUT = {
     **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
 }
+OF_HELD_OUT = Expression(
+    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[(?:val|valid)\]|(?:\[?(eval|evaluation)|\[?validation|validate)\b)"
+    rb"[^|]{0,32}(?:\||:|step|epoch)"
+)
+"""Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
@@ -180,6 +185,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(low, metrics)
+    if "loss" in metrics and b"val" in low and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
+        metrics.setdefault("eval_loss" if found.group(1) else "validation_loss", metrics.pop("loss"))
     return metrics
 
 
@@ -247,7 +254,8 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
     if value is None:
         return False
     if name in COUNTS:
-        metrics[name] = int(value) if isfinite(value) and value == int(value) and b"." not in text else value
+        whole = isfinite(value) and value == int(value) and b"." not in text[:-1]
+        metrics[name] = int(value) if whole else value
     else:
         metrics[name] = value / divisor
     return True
@@ -293,11 +301,16 @@ def _entries(line: bytes, metrics: Metrics) -> None:
 
 
 def _nested(line: bytes, metrics: Metrics) -> bytes:
-    """Add the entries of dictionaries that are values, each under the name of both; return the line without them."""
+    """Add the entries of dictionaries that are values, each under the name of both, or under its own; return the line
+    without them."""
     for found in NESTED.finditer(line):
-        if known := ours(found.group(1).decode("ascii")):
-            for name, text, _ in ENTRY.findall(found.group(2) + b"}"):
-                _put(metrics, f"{known}/{_plain(name)}", text)
+        whole = found.group(1).decode("ascii")
+        known = ours(whole)
+        for name, text, _ in ENTRY.findall(found.group(2) + b"}"):
+            plain = _plain(name)
+            _put(
+                metrics, f"{known}/{plain}" if known else ours(f"{whole}/{plain}" if whole in HELD_OUT else plain), text
+            )
     return NESTED.replace(line, b" ")
 
 
@@ -329,7 +342,7 @@ def _counted(part: bytes, metrics: Metrics) -> None:
     """Add the iteration of a part such as ``iteration 120/ 5000``."""
     _, named, numbers = part.rpartition(b"iteration")
     for count, written in zip(("step", "total_steps"), numbers.split(b"/") if named else (), strict=False):
-        if (number := number_of(written.strip(b" :"))) is not None:
+        if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
             metrics.setdefault(count, number)
 
 

@@ -14,6 +14,8 @@ from probe.services.logs.timestamps import iso_of, now, time_of
 
 LIMIT = 64 * 1024
 """Length in bytes to which a line is cut."""
+OF_CONTAINER = b'{"log":"'
+"""Begin of a line in Docker's log of a container, which has the program's own line in it."""
 Record = dict[str, Any]
 LEVELS = {
     **dict.fromkeys(("trace", "debug"), "DEBUG"),
@@ -89,6 +91,10 @@ class TrainingLogParser:
         Returns:
             The same record, but ``timestamp`` is None if the line states no time.
         """
+        if line.startswith(OF_CONTAINER) and isinstance(text := (outer := json_of(line)).get("log"), str):
+            record = self.record(text.strip().encode("utf-8", "backslashreplace"), searched=searched, cut=cut)
+            time = record["timestamp"] or _time_in(outer)
+            return record | {"timestamp": time, "timestamp_source": "line" if time else None}
         raw = without_escapes(line)
         line = with_plain_numbers(raw)
         low = line.lower()

@@ -45,24 +45,26 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
-CODE = rb"(?:^|[\s\])|])e%b(?:: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|: ?$)"
-"""Code of CANN at the beginning of a message, with a process, a date, or neither before the text."""
-NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-])"
+CODE = rb"(?:^|[\s\])|:]|\w\()e%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
+"""Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
+parentheses behind a name."""
+NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
 SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
-        "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event",
+        "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error",
         rb"cgroup out of memory: kill",
         rb"constraint_memcg",
         rb"\boomkilled\b",
         rb"\boom killed\b",
         rb"\boom[_-]kill event",
+        rb"\bsrun: error: [^|]{1,80}: out of memory",
     ),
     _sign(
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
-        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory, "
-        "unexpected bus error",
+        "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
+        "memory, unexpected bus error, due to memory pressure",
         rb"out of memory: killed process",
         rb"invoked oom-killer",
         rb"oom_reaper: reaped",
@@ -72,7 +74,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"(?:^|[^\w])memoryerror\b",
         rb"std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
-        rb"is killed by signal: killed",
+        rb"is killed by signal: (?:killed|bus error)",
+        rb"killed due to memory pressure",
         rb"insufficient shared memory",
         rb"unexpected bus error encountered in worker",
     ),
@@ -84,7 +87,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"cuda_error_out_of_memory",
         rb"cublas_status_alloc_failed",
         rb"\bmemory not enough\b",
-        rb"\bel0004:",
+        rb"\bel0004\)?:",
         rb"(?:^|[^\w-])oom(?:$|[^\w=-])",
     ),
     _sign(
@@ -95,9 +98,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "nan_loss critical training nan",
-        "nan, inf, finite",
+        "nan, inf, finite, invalid loss",
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
+        rb"\binvalid loss, terminating training\b",
         needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
     ),
     _sign(
@@ -130,7 +134,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at, timed out",
+        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
@@ -144,7 +148,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsocket timeout\b",
         rb"client socket has timed out",
         rb"timed out connecting",
-        rb"(?:^|[\s\])|])ei000[26](?:: |\[pid)",
+        rb"(?:^|[\s\])|(])ei000[26](?:\)?: |\[pid)",
+        rb"\bnode: ?\w{1,40} is timed out",
         rb"notify register times out",
         rb"detected no heartbeat",
         rb"store[^|]{0,40} timed out",
@@ -154,10 +159,14 @@ SIGNS: tuple[Sign, ...] = (
         "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
         "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
         "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
-        "rendezvousclosed, by watchdog at work, err02, " + ASCEND,
+        "rendezvousclosed, by watchdog at work, err02, [error] hccl(, connect to, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
-        rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch)",
+        rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
+        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to )",
+        rb"\[error\] hccl\(",
+        rb"\bfailed to \w[^|]{0,80}\bhccl",
+        rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl error\b",
         rb"nccl watchdog thread terminated",
@@ -180,16 +189,17 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "gpu_xid high kernel device",
-        "nvrm: xid",
-        rb"\bnvrm: xid \(pci:([0-9a-f:.]{4,24})[^)]{0,40}\): (\d{1,4})\b",
+        "nvrm: xid, : sxid",
+        rb"(?:\bnvrm: xid|\bnvidia-nvswitch\d{1,3}: sxid) \(pci:([0-9a-f:.]{4,24})[^)]{0,40}\): (\d{1,6})\b",
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus",
+        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal)",
         rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
+        rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
     _sign(
         "ecc_error critical gpu device",
@@ -205,7 +215,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
-        "_status_i, aicore, ai core, error code 507, error code is 507, err0, err99, " + ASCEND,
+        "_status_i, aicore, ai core, error code, err0, err99, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -216,7 +226,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bai ?core (?:error|exception|execute failed)",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
-        rb"\berror code(?: is|:|=)? ?507\d{3}\b",
+        rb"\berror code(?: is|:|=)? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
@@ -230,8 +240,11 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "disk_error high storage",
         "i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
-        "xfs_force_shutdown",
+        "xfs_force_shutdown, nvme, nfs: server, lustreerror",
         rb"\bi/o error, dev \w",
+        rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
+        rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
+        rb"\blustreerror: [^|]{0,200}(?:timed out|evicted|\blost\b)",
         rb"\bbuffer i/o error\b",
         rb"input/output error",
         rb"read-only file system",
@@ -251,18 +264,25 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
-        "return code, exit code, terminated with",
+        "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
+        "general protection, exited unexpectedly, died, srun: error",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsegmentation fault\b",
+        rb"\[\d{1,9}\]:? (?:segfault at|general protection fault)",
+        rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b",
         rb"died with <signals",
         rb"exits with return code = -?[1-9]",
         rb"exited with (?:exit )?code -?[1-9]",
-        rb"process \d{1,9} terminated with (?:signal|exit code)",
+        rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
+        rb"\bexited on signal \d",
+        rb"\bactor died unexpectedly\b",
+        rb"\bworker(?: process)? (?:has )?died\b",
+        rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
     ),
 )
 """Kinds in the order in which they are tried."""
@@ -276,7 +296,7 @@ WORDS = {
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
-    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:: |\[pid)" for family in FAMILIES},
+    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid)" for family in FAMILIES},
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""

@@ -48,7 +48,7 @@ OURS = {
 
 RANK = Expression(
     rb"(?i)(?:^|[^a-z0-9_])((?:local|global|world|[dtpce]p|node|group|data|tensor|pipeline|expert|context|parallel)"
-    rb"[ _-]?)?rank_?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?(\d{1,7})(?:$|\W)"
+    rb"[ _-]?)?rank[_ ]?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?(\d{1,7})(?:$|\W)"
 )
 """``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``[RANK:3]``, ``Rank 3 |``, ``rank=3)``, ``RankID:3``;
 and the word before it, since a ``local_rank`` and a ``dp rank`` are no rank."""
@@ -162,8 +162,9 @@ def _named_ranks(line: bytes) -> tuple[int | None, int | None]:
         of = found.group(1) and found.group(1).lower().rstrip(b" _-")
         if of == b"local" or of in OF_ALL:
             ranks.setdefault(of == b"local", int(found.group(2)))
-    if False in ranks and b"lora" in line.lower() and b"[" not in line[: line.lower().find(b"rank")]:
-        del ranks[False]
+    low = line.lower()
+    if b"edac " in low or (False in ranks and b"lora" in low and b"[" not in line[: low.find(b"rank")]):
+        ranks.pop(False, None)  # of a matrix, or of a memory chip
     return ranks.get(False), ranks.get(True)
 
 

@@ -71,8 +71,8 @@ class CommandSettings(Section):
 class JobArgs(Section):
     """Choice of the job that an action is about."""
 
-    label: Label = "job"
-    """Label with the name of the job, which has to be one of jobs."""
+    label: Label | None = None
+    """Label with the name of the job, which has to be one of jobs; missing: job_name if the alert has it, else job."""
     job: Label | None = None
     """Name of the job, whatever the alert's labels are."""
 
@@ -188,10 +188,12 @@ class JobChoice:
         """
         if self._args.job is not None:
             return self._args.job, self._jobs[self._args.job]
+        # of an alert over a foreign exporter's series, job is the name of the scrape
+        label = self._args.label or ("job_name" if alert.labels.get("job_name") else "job")
         if not self._jobs:
-            label_of(alert, self._args.label)
+            label_of(alert, label)
             raise RefusedAlertError("jobs: empty; name the configuration file of each job there")
-        name = one_of(alert, self._args.label, self._jobs)
+        name = one_of(alert, label, self._jobs)
         return name, self._jobs[name]
 
 
