@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
+from probe.cli import refusing
 from probe.cli.config_summary import foreign_summary, summary
-from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
+from probe.core.config.errors import ConfigError, UnreadableConfigError
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
-from probe.core.config.schema import Settings
-from probe.core.fields import describe, inner_sections
+from probe.core.config.reference import JudgeReference, KeyReference, entries, references
 from probe.core.language import message
 from probe.core.messages import complain, printable_lines
 
@@ -45,43 +41,6 @@ A key inside another is written with a dot. The keys of `targets` are names of m
 
 This page is printed by `probe config explain --markdown`.
 """
-
-
-class KeyReference(NamedTuple):
-    """Reference of one key."""
-
-    key: str
-    rule: str
-    """Rule or channel whose argument this is, or empty."""
-    type: str
-    default: str
-    range: str
-    meaning: str
-
-    @property
-    def short(self) -> str:
-        """First sentence of the meaning."""
-        return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
-
-
-def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[KeyReference]:
-    """Reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
-    for name, field in model.model_fields.items():
-        key = f"{above}.{name}" if above else name
-        form = describe(field.annotation, field.metadata)
-        meaning = " ".join((field.description or "").split())
-        yield KeyReference(key, rule, form.type, _default(field), form.range, meaning)
-        for inner, inner_rule in inner_sections(field):
-            yield from entries(inner, key, inner_rule or rule)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True, validated_data={})
-    if isinstance(value, BaseModel):
-        return "{}"
-    return "none" if value is None else json.dumps(value, default=lambda rule: rule.rule_name)
 
 
 def full_markdown() -> str:
@@ -119,28 +78,33 @@ def _plain(entry: KeyReference, short: bool) -> str:
     return about + "\n" + textwrap.fill(meaning, WIDE, initial_indent="    ", subsequent_indent="    ")
 
 
+def _judge(judge: JudgeReference, short: bool) -> str:
+    """Return the text about a rule or check: its finding, and where it is not shortened, its reasons and remedy."""
+    more = [f"It sees {judge.sees}.", judge.why, judge.remedy, judge.source]
+    texts = [judge.meaning, *([] if short else filter(None, more))]
+    filled = (textwrap.fill(text, WIDE, initial_indent="    ", subsequent_indent="    ") for text in texts)
+    return "\n".join([f"{judge.name}: {judge.kind}: {judge.title}", *filled])
+
+
 @app.command()
 def explain(
     key: Annotated[
-        str, typer.Argument(help="A key such as eps or alert.rules.args.threshold, or its last part; none: all.")
+        str,
+        typer.Argument(
+            help="A key such as eps or alert.rules.args.threshold, its last part, or a rule or check; none: all keys."
+        ),
     ] = "",
     markdown: Annotated[bool, typer.Option(help="Print docs/reference/configuration.md, or a table.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
 ) -> None:
-    """Print the type, range, default and meaning of a key."""
+    """Print the type, range, default and meaning of a key; what a rule or check finds, why, and what to do."""
     if markdown:
         typer.echo(short_markdown() if short else full_markdown(), nl=False)
         return
-    wanted = re.sub(r"\[[^\]]*\]", "", key)  # as the errors print it: alert.rules[0].args
-    known = list(entries())
-    found = [entry for entry in known if not wanted or f"{entry.key}.".startswith(f"{wanted}.")]
-    found = found or [entry for entry in known if entry.key.endswith(f".{wanted}")]
-    if not found:
-        close = nearest(wanted, [entry.key for entry in known])
-        hint = message("; did you mean {name}?", name=close) if close else message("; `probe config explain` lists all")
-        complain(message("no key {key}{hint}", key=key, hint=hint))
-        raise typer.Exit(2)
-    typer.echo("\n\n".join(_plain(entry, short) for entry in found))
+    with refusing(ValueError):
+        found = references(key)
+    texts = [*(_plain(entry, short) for entry in found.keys), *(_judge(judge, short) for judge in found.judges)]
+    typer.echo("\n\n".join(texts))
 
 
 @app.command()

@@ -1,0 +1,3 @@
+"""Schema."""
+
+SCHEMA_VERSION = 1
