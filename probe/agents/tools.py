@@ -150,7 +150,8 @@ class RunTools:
         """Return a number over steps: the loss, another number of the run, or a row of a signal on each rank. NaN and
         the infinities are texts; null is a step without a number."""
         run, viewed = self._viewed(query.run)
-        span, fields = _span(query.first_step, query.last_step), {"run": self._named(run)}
+        span = _span(query.first_step, query.last_step)
+        fields: Answer = {"run": self._named(run)}
         ranks = _ranks(query.ranks)
         if query.signal:
             signal = _signal(viewed, query.signal)
@@ -186,7 +187,7 @@ class RunTools:
         text = query.text.casefold()
         lines = [n for n, line in enumerate(picture.lines) if query.row or text in line.casefold()]
         entries = [_line(picture, n, query) for n in lines[query.offset : query.offset + query.limit]]
-        fields = {"run": self._named(run), "signal": signal["name"], "op": op, "exact": picture.exact}
+        fields: Answer = {"run": self._named(run), "signal": signal["name"], "op": op, "exact": picture.exact}
         fields |= {"row": short_name(query.row)} if query.row else {}
         fields |= {"steps": [*map(_column, picture.steps)]}
         return bounded(fields, "lines", entries, (query.offset, query.limit, len(lines)))

@@ -6,19 +6,19 @@ import logging
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from probe.cli import refusing
 from probe.cli.config_summary import foreign_summary, summary
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import ConfigError, UnreadableConfigError
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
 from probe.core.config.reference import JudgeReference, KeyReference, entries, references
-from probe.core.language import message
 from probe.core.messages import complain, printable_lines
 
 WIDE = 110
@@ -96,6 +96,7 @@ def explain(
     ] = "",
     markdown: Annotated[bool, typer.Option(help="Print docs/reference/configuration.md, or a table.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Print the type, range, default and meaning of a key; what a rule or check finds, why, and what to do."""
     if markdown:
@@ -103,6 +104,9 @@ def explain(
         return
     with refusing(ValueError):
         found = references(key)
+    if as_machine:
+        print_answer("config explain", found._asdict())
+        return
     texts = [*(_plain(entry, short) for entry in found.keys), *(_judge(judge, short) for judge in found.judges)]
     typer.echo("\n\n".join(texts))
 
@@ -112,6 +116,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="A JSON, YAML or Python file.")],
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run, to estimate the number of its files.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 1,
+    as_machine: AsJson = False,
 ) -> None:
     """List all mistakes in a configuration file, or, if there are none, print what it collects.
 
@@ -122,17 +127,34 @@ def check(
     Exit code 0 if it is correct, 1 if not, 2 for wrong use.
     """
     try:
-        lines = _checked(file, ranks, steps)
+        found = _checked(file, ranks, steps)
     except UnreadableConfigError as error:
         complain(error.problems[0])
         raise typer.Exit(2) from None
     except ConfigError as error:
+        if as_machine:
+            print_answer("config check", {"file": file, "correct": False, "problems": error.problems})
         complain(str(error))
         raise typer.Exit(1) from None
+    if as_machine:
+        print_answer("config check", {"file": file, "correct": True, **found._asdict()})
+        return
+    of = f", a configuration of {found.monitor}" if found.monitor else ""
+    lines = [f"{file}: correct{of}", *_aligned(found.summary.items())]
     typer.echo(printable_lines("\n".join(lines)))
 
 
-def _checked(file: Path, ranks: int, steps: int) -> list[str]:
+class CheckedConfig(NamedTuple):
+    """Configuration without a mistake."""
+
+    monitor: str
+    """Monitor of another project that it is for; empty if it is for this one."""
+    summary: dict[str, str]
+    """Texts by heading."""
+    warnings: list[str]
+
+
+def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
     """Return the summary of a file, read by the reader of its monitor.
 
     Raises:
@@ -141,11 +163,12 @@ def _checked(file: Path, ranks: int, steps: int) -> list[str]:
     text = text_of(name := str(file), content(name))
     monitor = monitor_of(parse(name, text).values, is_python(name, text))
     if monitor is not None:
-        return [f"{file}: correct, a configuration of {monitor.title}", *_aligned(foreign_summary(monitor, file))]
+        return CheckedConfig(monitor.title, dict(foreign_summary(monitor, file)), [])
     settings = load(file)
-    for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
+    warnings = [*without_effect(settings), *many_files(settings, ranks, steps)]
+    for sentence in warnings:
         logger.warning("%s: %s", file, sentence)
-    return [f"{file}: correct", *_aligned(summary(settings))]
+    return CheckedConfig("", dict(summary(settings)), warnings)
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

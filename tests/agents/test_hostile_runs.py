@@ -57,7 +57,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostileRuns]:
 
 
 def test_an_injected_sentence_stays_data(hostile: HostileRuns) -> None:
-    """It is a field of its own, and quoted where a sentence names it; no description or instruction has a part of it."""
+    """It is a field of its own, and quoted where a sentence names it; no description of a tool has a part of it."""
     answer = hostile.agent.ask("verdict", run="one")
     assert (answer["verdict"]["where"], answer["verdict"]["since"]) == ([INJECTED], 7)
     assert answer["first_row"]["row"] == INJECTED

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.first_difference import DifferingRow
@@ -150,10 +150,9 @@ def show(found: Comparison, page: Path | None) -> None:
         console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 
 
-def as_json(found: Comparison) -> str:
-    """JSON of all of it; NaN and Inf are texts."""
-    fields = {"verdict": verdict(found), "same": found.same, "agrees": found.agrees, **plain(found)}
-    return json.dumps(fields, indent=1, allow_nan=False)
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Export a comparison whole; NaN and Inf are texts."""
+    return {"verdict": verdict(found), "same": found.same, "agrees": found.agrees, **plain(found)}
 
 
 def _growth(found: Comparison) -> str:
