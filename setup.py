@@ -51,6 +51,10 @@ FEATURES = {
         "psutil>=5.9.6",  # CPU, memory, disks and network of a host
         "nvidia-ml-py>=12.535",  # readings of NVIDIA GPUs; without a driver it imports all the same
     ],
+    "agents": [
+        "mcp>=2.3",  # the Model Context Protocol, by which coding agents ask
+        "duckdb>=1.1",  # reads the runs that they ask about: one extra is all that `probe mcp` needs
+    ],
     "otlp": [
         "opentelemetry-sdk>=1.25",  # metrics for what outgrows one Prometheus
         "opentelemetry-exporter-otlp-proto-http>=1.25",  # sends them over HTTP

@@ -22,6 +22,7 @@ FOLDERS = {
     "core": "",
     "services": "",
     "cli": "",
+    "agents": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
 LIBRARIES = (

@@ -18,16 +18,17 @@ FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
     *("tensorboardX", "tensorboard", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
     *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2", "ray"),
-    *("wandb", "mlflow", "swanlab", "trackio"),
+    *("wandb", "mlflow", "swanlab", "trackio", "mcp"),
 )
 ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view"),
-    "probe.services": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.view"),
-    "probe.view": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
-    "probe.launch": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view"),
+    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view", "probe.agents"),
+    "probe.services": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.view", "probe.agents"),
+    "probe.view": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.agents"),
+    "probe.agents": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services"),
+    "probe.launch": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services", "probe.view", "probe.agents"),
     "probe.core.output.sinks": RUNNING,
     "probe.core.rules": RUNNING,
     "probe.pytorch": ("mindspore", "probe.mindspore", "probe.cli"),
@@ -98,6 +99,7 @@ THREADS = {
     "probe.services.remediation.workers": "several threads with one queue, never two for one target",
     "probe.services.server.app": "requests of many messages, beside the event loop that answers them",
     "probe.services.server.store": "what comes within a moment is one transaction, what is too much is refused",
+    "probe.agents.server": "a call that reads files, beside the event loop that answers it",
     "probe.view.app": "a request that reads files, beside the event loop that answers it",
 }
 """Modules that start threads, with the reason for which those of all but the first are no workers."""

@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "demo": "probe.cli.demo:demo",
     "exporter": "probe.cli.exporter:exporter",
     "logs": "probe.cli.logs:app",
+    "mcp": "probe.cli.mcp:mcp",
     "merge": "probe.cli.merge:merge",
     "pack": "probe.cli.pack:pack",
     "performance": "probe.cli.performance:performance",

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again, refusal_of
 from probe.core.alerting.redaction import MASK, describe_error
 from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, names
@@ -30,8 +31,8 @@ app = typer.Typer(no_args_is_help=True, help="Test the channels of alerts, and s
 Config = Annotated[Path, typer.Argument(help="A JSON or YAML file with alert.channels.")]
 
 
-@app.command()
-def test(config: Config) -> None:
+@app.command("test")
+def send_test(config: Config, as_machine: AsJson = False) -> None:
     """Send a test alert to each channel, whatever its severity, and print the result.
 
     Exit code 0 if every channel accepted it, 1 if one did not, 2 for a wrong configuration or use.
@@ -42,7 +43,10 @@ def test(config: Config) -> None:
     alert = Alert(f"test {time.time_ns()}", "test", "info", "Test alert", text, labels, time.time())
     _show_information()
     entries = {outlet.label: [SpooledAlert(alert, {outlet.label})] for outlet in outlets}
-    failed = [attempt for attempt in _sent(outlets, entries) if attempt.error is not None]
+    attempts = _sent(outlets, entries, as_machine)
+    if as_machine:
+        print_answer("alert test", {"channels": [*map(_result, attempts)]})
+    failed = [attempt for attempt in attempts if attempt.error is not None]
     raise typer.Exit(1 if failed else 0)
 
 
@@ -53,6 +57,7 @@ def flush(
         Path | None,
         typer.Option(help="A JSON or YAML file with the run's alert.channels; required if addresses stand in it."),
     ] = None,
+    as_machine: AsJson = False,
 ) -> None:
     """Send the alerts that runs in a directory could not send, to the channels that have not accepted them.
 
@@ -66,16 +71,20 @@ def flush(
         raise typer.Exit(2)
     spools = list(abandoned(folder))
     try:
-        results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets) for spool in spools]
+        results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets, as_machine) for spool in spools]
     finally:
         for spool in spools:
             spool.close()
-    if not spools and not names(folder):
+    live, complete = len(names(folder)), all(result["complete"] for result in results)
+    if as_machine:
+        print_answer("alert flush", {"complete": complete, "senders_left": live, "senders": results})
+        raise typer.Exit(0 if complete else 1)
+    if not spools and not live:
         typer.echo(printable(message("{folder}: no alert waits to be sent", folder=folder)))
-    if live := len(names(folder)):
+    if live:
         sentence = f"{live} {plural(live, 'sender')} in {folder}: going on, or with alerts that are left"
         typer.echo(printable(sentence))
-    raise typer.Exit(0 if all(results) else 1)
+    raise typer.Exit(0 if complete else 1)
 
 
 def _of_the_run(spool: Spool) -> list[Outlet]:
@@ -93,19 +102,20 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
         raise typer.Exit(2) from None
 
 
-def _flush(spool: Spool, outlets: Sequence[Outlet]) -> bool:
+def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, Any]:
+    """Send the alerts of a spool; return their number, whether all were accepted, and the results of the channels."""
     entries = [*spool.alerts()]
     for entry in entries:
         queue_again(entry, outlets)
-    typer.echo(f"{len(entries)} {plural(len(entries), 'alert')} to send")
+    typer.echo(f"{len(entries)} {plural(len(entries), 'alert')} to send", err=quiet)
     waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
-    complete = True
-    for attempt in _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting):
-        complete &= _settle(attempt.outlet, waiting[attempt.outlet.label], attempt.error)
-    return complete
+    complete, attempts = True, _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting, quiet)
+    for attempt in attempts:
+        complete &= _settle(attempt.outlet, waiting[attempt.outlet.label], attempt.error, quiet)
+    return {"alerts": len(entries), "complete": complete, "channels": [*map(_result, attempts)]}
 
 
-def _settle(outlet: Outlet, entries: Sequence[SpooledAlert], error: BaseException | None) -> bool:
+def _settle(outlet: Outlet, entries: Sequence[SpooledAlert], error: BaseException | None, quiet: bool) -> bool:
     """Take note of the outcome of an attempt with ``entries``, and send each half of those that were refused together:
     one alert stands in no other's way. Return whether all were accepted."""
     if error is None:
@@ -117,8 +127,8 @@ def _settle(outlet: Outlet, entries: Sequence[SpooledAlert], error: BaseExceptio
         return False
     complete = True
     for half in (entries[: len(entries) // 2], entries[len(entries) // 2 :]):
-        (attempt,) = _sent([outlet], {outlet.label: [*half]})
-        complete &= _settle(outlet, half, attempt.error)
+        (attempt,) = _sent([outlet], {outlet.label: [*half]}, quiet)
+        complete &= _settle(outlet, half, attempt.error, quiet)
     return complete
 
 
@@ -140,8 +150,8 @@ def _outlets(config: Path) -> list[Outlet]:
     return outlets
 
 
-def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]]) -> list[Attempt]:
-    """Send to all channels at once; print a line for each as it ends."""
+def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]], quiet: bool) -> list[Attempt]:
+    """Send to all channels at once; print a line for each as it ends, on standard error if ``quiet``."""
     ended: SimpleQueue[Attempt] = SimpleQueue()
     attempts, faults = [], Faults("the other channels are tried")
     for outlet in outlets:
@@ -160,9 +170,9 @@ def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]]) -> 
         except Empty:
             break
         del left[id(attempt)]
-        _print(attempt)
+        _print(attempt, quiet)
     for attempt in left.values():
-        _print(attempt)
+        _print(attempt, quiet)
     return attempts
 
 
@@ -170,9 +180,14 @@ def _sending(outlet: Outlet, alerts: Sequence[Alert]) -> Any:
     return lambda seconds: outlet.channel.send(alerts, seconds)
 
 
-def _print(attempt: Attempt) -> None:
+def _result(attempt: Attempt) -> dict[str, Any]:
+    error = None if attempt.error is None else describe_error(attempt.error)
+    return {"channel": attempt.outlet.label, "accepted": error is None, "error": error}
+
+
+def _print(attempt: Attempt, quiet: bool) -> None:
     result = "accepted" if attempt.error is None else f"failed: {describe_error(attempt.error)}"
-    typer.echo(printable_lines(f"{attempt.outlet.label}: {result}"))
+    typer.echo(printable_lines(f"{attempt.outlet.label}: {result}"), err=quiet)
 
 
 def _show_information() -> None:

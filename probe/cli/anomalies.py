@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
+from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import RunPlace, usual_place
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
@@ -53,7 +53,7 @@ def anomalies(
     ] = None,
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
-    as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_machine: AsJson = False,
     why: Annotated[
         bool, typer.Option("--why", help="Print the reasons: evidence, consequences, other findings.")
     ] = False,
@@ -72,7 +72,7 @@ def anomalies(
     try:
         wanted = chosen(steps)
         if explain:
-            _explain(directory)
+            _explain(directory, as_machine)
             return
         analysis = _analysed(directory, wanted, engine, jobs)
         shown = [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in _first(analysis, topk)]
@@ -82,7 +82,7 @@ def anomalies(
         _show_dumped(directory, topk)
         raise typer.Exit(2) from None
     if as_machine:
-        typer.echo(json.dumps(as_json(analysis), indent=1))
+        print_answer("anomalies", as_json(analysis))
     else:
         _show(analysis, topk, why, directory)
     for line in [*analysis.notes, *analysis.problems.lines()]:
@@ -107,10 +107,10 @@ def _analysed(directory: Place, wanted: list[int], engine: str | None, jobs: int
         return analyse(directory, wanted, engine=pieces)
 
 
-def _explain(directory: Place) -> None:
+def _explain(directory: Place, as_machine: bool) -> None:
     """Print the pieces of the run and what reading them takes."""
     problems = Problems()
-    explain_pieces(by_ranks(last_run(directory, problems)))
+    explain_pieces(by_ranks(last_run(directory, problems)), machine="anomalies" if as_machine else "")
     for line in problems.lines():
         complain(line, "warning")
 

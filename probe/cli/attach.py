@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.language import Message, message, translated
 from probe.core.messages import complain, printable
 from probe.launch.attach.exchange import AttachExchange, exchange
@@ -27,6 +28,7 @@ def attach(
         int | None, typer.Option(min=1, help="Number of the first step; none: the next one that all can begin with.")
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until all are watched.")] = SECONDS,
+    as_machine: AsJson = False,
 ) -> None:
     """Watch a training that runs already, from its next step on: neither its code nor its numbers change.
 
@@ -38,13 +40,17 @@ def attach(
     interpreters = {pid: _checked(pid) for pid in dict.fromkeys(pids)}
     request = AttachRequest(tuple(interpreters), None if config is None else str(config.resolve()), at_step)
     attached: dict[int, int] = {}
+    answers: dict[int, Mapping[str, Any]] = {}
     with exchange(request) as made:
         for pid, interpreter in interpreters.items():
             _run(interpreter, made.places[pid])
         for pid, answer in made.answers(wait):
             if answer["state"] == "attached":
                 attached[pid] = answer["step"]
-            _show(pid, answer, made, interpreters[pid])
+            answers[pid] = answer
+            _show(pid, answer, made, interpreters[pid], as_machine)
+    if as_machine:
+        print_answer("attach", {"processes": [{"pid": pid, **answer} for pid, answer in answers.items()]})
     if len(set(attached.values())) > 1:
         complain(message("the processes begin with different steps"), "warning")
     if len(attached) < len(interpreters):
@@ -77,11 +83,11 @@ def _run(interpreter: Interpreter, place: ProcessPlace) -> None:
         place.answer("refused", reason=str(reason))
 
 
-def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter: Interpreter) -> None:
+def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter: Interpreter, quiet: bool) -> None:
     if answer["state"] == "busy":  # for a moment: inside the hooks of an optimizer
         _run(interpreter, made.places[pid])
     elif answer["state"] == "attached":
-        typer.echo(printable(f"{pid}: {translated(_attached(answer))}"))
+        typer.echo(printable(f"{pid}: {translated(_attached(answer))}"), err=quiet)
     else:
         complain(
             message(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.run import command_of, unwatched_by
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.trial_report import TrialFinding, trial_findings
@@ -67,7 +67,7 @@ def check(
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module in place of a script, as python -m does.")
     ] = False,
-    as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_machine: AsJson = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Empty folder for the files of the trial; none: they are removed."),
@@ -176,7 +176,7 @@ def _failure(result: TrialResult, limit: float) -> str:
 
 def _print(result: TrialResult, as_machine: bool) -> None:
     if as_machine:
-        typer.echo(json.dumps(result.as_json(), indent=1))
+        print_answer("check", result.as_json())
         return
     console = Console()
     if not console.is_terminal:

@@ -12,6 +12,7 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
+from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import run_argument
 from probe.core.language import message
 
@@ -39,7 +40,7 @@ def compare(
     common: Annotated[bool, typer.Option("--common", help="Ignore data that only one run has.")] = False,
     most: Annotated[int, typer.Option("--top", "-k", min=1, help="How many rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
+    as_machine: AsJson = False,
     engine: EngineName = None,
     jobs: Jobs = None,
     explain_only: Explain = False,
@@ -58,7 +59,11 @@ def compare(
         if explain_only:
             pieces = planned(a, b, options)
             cost = reading_cost(each for piece in pieces for each in (piece, piece.of_b()))
-            typer.echo(str(cost._replace(pieces=len(pieces))))
+            cost = cost._replace(pieces=len(pieces))
+            if as_machine:
+                print_answer("compare --explain", {"costs": [cost]})
+            else:
+                typer.echo(str(cost))
             return
         # Ray prints to standard output, for instance that a machine is lost.
         with redirect_stdout(sys.stderr), chosen_engine(engine, jobs, "comparing") as chosen:
@@ -67,8 +72,8 @@ def compare(
             _write(out, found)
     from probe.core.analysis.compare import explain
 
-    if as_json:
-        typer.echo(explain.as_json(found))
+    if as_machine:
+        print_answer("compare", explain.as_json(found))
     else:
         explain.show(found, out)
     raise typer.Exit(0 if found.agrees and not found.skipped else 1)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
+from probe.cli import refusing
 from probe.cli.config_summary import foreign_summary, summary
-from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
+from probe.cli.json_answer import AsJson, print_answer
+from probe.core.config.errors import ConfigError, UnreadableConfigError
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
-from probe.core.config.schema import Settings
-from probe.core.fields import describe, inner_sections
-from probe.core.language import message
+from probe.core.config.reference import JudgeReference, KeyReference, entries, references
 from probe.core.messages import complain, printable_lines
 
 WIDE = 110
@@ -45,43 +41,6 @@ A key inside another is written with a dot. The keys of `targets` are names of m
 
 This page is printed by `probe config explain --markdown`.
 """
-
-
-class KeyReference(NamedTuple):
-    """Reference of one key."""
-
-    key: str
-    rule: str
-    """Rule or channel whose argument this is, or empty."""
-    type: str
-    default: str
-    range: str
-    meaning: str
-
-    @property
-    def short(self) -> str:
-        """First sentence of the meaning."""
-        return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
-
-
-def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[KeyReference]:
-    """Reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
-    for name, field in model.model_fields.items():
-        key = f"{above}.{name}" if above else name
-        form = describe(field.annotation, field.metadata)
-        meaning = " ".join((field.description or "").split())
-        yield KeyReference(key, rule, form.type, _default(field), form.range, meaning)
-        for inner, inner_rule in inner_sections(field):
-            yield from entries(inner, key, inner_rule or rule)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True, validated_data={})
-    if isinstance(value, BaseModel):
-        return "{}"
-    return "none" if value is None else json.dumps(value, default=lambda rule: rule.rule_name)
 
 
 def full_markdown() -> str:
@@ -119,28 +78,37 @@ def _plain(entry: KeyReference, short: bool) -> str:
     return about + "\n" + textwrap.fill(meaning, WIDE, initial_indent="    ", subsequent_indent="    ")
 
 
+def _judge(judge: JudgeReference, short: bool) -> str:
+    """Return the text about a rule or check: its finding, and where it is not shortened, its reasons and remedy."""
+    more = [f"It sees {judge.sees}.", judge.why, judge.remedy, judge.source]
+    texts = [judge.meaning, *([] if short else filter(None, more))]
+    filled = (textwrap.fill(text, WIDE, initial_indent="    ", subsequent_indent="    ") for text in texts)
+    return "\n".join([f"{judge.name}: {judge.kind}: {judge.title}", *filled])
+
+
 @app.command()
 def explain(
     key: Annotated[
-        str, typer.Argument(help="A key such as eps or alert.rules.args.threshold, or its last part; none: all.")
+        str,
+        typer.Argument(
+            help="A key such as eps or alert.rules.args.threshold, its last part, or a rule or check; none: all keys."
+        ),
     ] = "",
     markdown: Annotated[bool, typer.Option(help="Print docs/reference/configuration.md, or a table.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
+    as_machine: AsJson = False,
 ) -> None:
-    """Print the type, range, default and meaning of a key."""
+    """Print the type, range, default and meaning of a key; what a rule or check finds, why, and what to do."""
     if markdown:
         typer.echo(short_markdown() if short else full_markdown(), nl=False)
         return
-    wanted = re.sub(r"\[[^\]]*\]", "", key)  # as the errors print it: alert.rules[0].args
-    known = list(entries())
-    found = [entry for entry in known if not wanted or f"{entry.key}.".startswith(f"{wanted}.")]
-    found = found or [entry for entry in known if entry.key.endswith(f".{wanted}")]
-    if not found:
-        close = nearest(wanted, [entry.key for entry in known])
-        hint = message("; did you mean {name}?", name=close) if close else message("; `probe config explain` lists all")
-        complain(message("no key {key}{hint}", key=key, hint=hint))
-        raise typer.Exit(2)
-    typer.echo("\n\n".join(_plain(entry, short) for entry in found))
+    with refusing(ValueError):
+        found = references(key)
+    if as_machine:
+        print_answer("config explain", found._asdict())
+        return
+    texts = [*(_plain(entry, short) for entry in found.keys), *(_judge(judge, short) for judge in found.judges)]
+    typer.echo("\n\n".join(texts))
 
 
 @app.command()
@@ -148,6 +116,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="A JSON, YAML or Python file.")],
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run, to estimate the number of its files.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 1,
+    as_machine: AsJson = False,
 ) -> None:
     """List all mistakes in a configuration file, or, if there are none, print what it collects.
 
@@ -158,17 +127,34 @@ def check(
     Exit code 0 if it is correct, 1 if not, 2 for wrong use.
     """
     try:
-        lines = _checked(file, ranks, steps)
+        found = _checked(file, ranks, steps)
     except UnreadableConfigError as error:
         complain(error.problems[0])
         raise typer.Exit(2) from None
     except ConfigError as error:
+        if as_machine:
+            print_answer("config check", {"file": file, "correct": False, "problems": error.problems})
         complain(str(error))
         raise typer.Exit(1) from None
+    if as_machine:
+        print_answer("config check", {"file": file, "correct": True, **found._asdict()})
+        return
+    of = f", a configuration of {found.monitor}" if found.monitor else ""
+    lines = [f"{file}: correct{of}", *_aligned(found.summary.items())]
     typer.echo(printable_lines("\n".join(lines)))
 
 
-def _checked(file: Path, ranks: int, steps: int) -> list[str]:
+class CheckedConfig(NamedTuple):
+    """Configuration without a mistake."""
+
+    monitor: str
+    """Monitor of another project that it is for; empty if it is for this one."""
+    summary: dict[str, str]
+    """Texts by heading."""
+    warnings: list[str]
+
+
+def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
     """Return the summary of a file, read by the reader of its monitor.
 
     Raises:
@@ -177,11 +163,12 @@ def _checked(file: Path, ranks: int, steps: int) -> list[str]:
     text = text_of(name := str(file), content(name))
     monitor = monitor_of(parse(name, text).values, is_python(name, text))
     if monitor is not None:
-        return [f"{file}: correct, a configuration of {monitor.title}", *_aligned(foreign_summary(monitor, file))]
+        return CheckedConfig(monitor.title, dict(foreign_summary(monitor, file)), [])
     settings = load(file)
-    for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
+    warnings = [*without_effect(settings), *many_files(settings, ranks, steps)]
+    for sentence in warnings:
         logger.warning("%s: %s", file, sentence)
-    return [f"{file}: correct", *_aligned(summary(settings))]
+    return CheckedConfig("", dict(summary(settings)), warnings)
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.control import status as live
 from probe.core.control.command_requests import (
     COMMANDS,
@@ -53,22 +54,26 @@ SECONDS = 60.0
 
 
 @app.command()
-def status(directory: Directory) -> None:
+def status(directory: Directory, as_machine: AsJson = False) -> None:
     """Show the state of every rank. Exit code 0; 2 if there is no run."""
     with refusing(ValueError):
-        _show(live.states(directory))
+        states = live.states(directory)
+    if as_machine:
+        print_answer("control status", {"ranks": states})
+    else:
+        _show(states)
 
 
 @app.command()
-def start(directory: Directory, wait: Wait = SECONDS) -> None:
+def start(directory: Directory, wait: Wait = SECONDS, as_machine: AsJson = False) -> None:
     """Begin collecting at the next step. Exit code 0 if every rank did, 1 if not in time, 2 for wrong use."""
-    _change(directory, {"dynamic_on": True}, wait)
+    _change(directory, {"dynamic_on": True}, wait, "control start" if as_machine else "")
 
 
 @app.command()
-def stop(directory: Directory, wait: Wait = SECONDS) -> None:
+def stop(directory: Directory, wait: Wait = SECONDS, as_machine: AsJson = False) -> None:
     """Stop collecting at the next step. Exit code 0 if every rank did, 1 if not in time, 2 for wrong use."""
-    _change(directory, {"dynamic_on": False}, wait)
+    _change(directory, {"dynamic_on": False}, wait, "control stop" if as_machine else "")
 
 
 @app.command("set")
@@ -76,11 +81,12 @@ def put(
     directory: Directory,
     assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Such as collect_times=10.")],
     wait: Wait = SECONDS,
+    as_machine: AsJson = False,
 ) -> None:
     """Change the configuration; a change with mistakes is refused, and they are listed. Exit codes as of start."""
     with refusing(ValueError):
         values = live.assigned(assignments)
-    _change(directory, values, wait)
+    _change(directory, values, wait, "control set" if as_machine else "")
 
 
 @app.command()
@@ -92,6 +98,7 @@ def command(
         Path | None, typer.Option(help="The run's configuration file, if it was started without DYNAMIC_MONITOR.")
     ] = None,
     wait: Wait = SECONDS,
+    as_machine: AsJson = False,
 ) -> None:
     """Send a command to the training program, which gets it from monitor.commands() on all ranks before the same step.
     Exit code 0 if every rank has done it, 1 if one refused or failed or if not all have answered in time, 2 for wrong
@@ -102,15 +109,17 @@ def command(
             raise ValueError(message("{file}: expected the configuration file of the run", file=file))
         ranks = [state for state in live.states(directory) if state.state != "ended"]
         sent = request(file, command_of(name, live.assigned(arguments or [])), "probe control")
-    typer.echo(printable(f"{folder_of(file)}: {sent}"))
+    typer.echo(printable(f"{folder_of(file)}: {sent}"), err=as_machine)
+    answers: list[Acknowledgement] = []
+    if wait:
+        with Console(stderr=True).status("waiting for the ranks"):
+            answers = _answers(folder_of(file), sent, len(ranks), wait)
+    if as_machine:
+        print_answer("control command", {"request": sent, "ranks": len(ranks), "answers": answers})
+    elif wait:
+        _show_answers(answers)
     if not wait:
         return
-    with Console(stderr=True).status("waiting for the ranks"):
-        answers = _answers(folder_of(file), sent, len(ranks), wait)
-    table = Table("rank", "state", "before step", "text")
-    for each in answers:
-        table.add_row(*(escape(printable(cell)) for cell in (str(each.rank), each.state, str(each.step), each.text)))
-    Console().print(table)
     if len(answers) < len(ranks):
         complain(
             message(
@@ -126,6 +135,13 @@ def command(
         raise typer.Exit(1)
 
 
+def _show_answers(answers: list[Acknowledgement]) -> None:
+    table = Table("rank", "state", "before step", "text")
+    for each in answers:
+        table.add_row(*(escape(printable(cell)) for cell in (str(each.rank), each.state, str(each.step), each.text)))
+    Console().print(table)
+
+
 def _answers(folder: Path, sent: str, ranks: int, seconds: float) -> list[Acknowledgement]:
     """Return the answers once as many ranks have done or refused it, or when ``seconds`` have passed."""
     deadline = time.monotonic() + seconds
@@ -136,22 +152,32 @@ def _answers(folder: Path, sent: str, ranks: int, seconds: float) -> list[Acknow
         time.sleep(live.POLL_SECONDS)
 
 
-def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
+def _change(directory: Path, values: dict[str, Any], wait: float, machine: str) -> None:
+    """Change the configuration, and wait until it is applied.
+
+    Args:
+        machine: command whose answer is printed as JSON; empty for a table.
+    """
     with refusing(ValueError, OSError):
         file, before = live.configuration(directory), live.states(directory)
         with live.turn(file):
             changed = live.put(file, values)
-    typer.echo(printable(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}"))
+    shown = ", ".join(f"{key} = {value}" for key, value in values.items())
+    typer.echo(printable(f"{file}: {shown}"), err=bool(machine))
     begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
-    if not changed and not begins:
-        typer.echo("nothing to change: this is the configuration already")
-        return
-    if not wait:
-        return
-    with Console(stderr=True).status("waiting for the ranks"):
-        done = live.wait(directory, before, wait, lambda _: None)
-    _show(live.states(directory))
-    if not done:
+    due = bool(changed) or begins
+    if not due:
+        typer.echo("nothing to change: this is the configuration already", err=bool(machine))
+    done = not due
+    if due and wait:
+        with Console(stderr=True).status("waiting for the ranks"):
+            done = live.wait(directory, before, wait, lambda _: None)
+    if machine:
+        states = live.states(directory)
+        print_answer(machine, {"file": file, "values": values, "changed": due, "applied": done, "ranks": states})
+    elif due and wait:
+        _show(live.states(directory))
+    if not done and wait:
         complain(
             message("not every rank has applied it within {wait:g} s; it still may at a later step", wait=wait),
             "warning",

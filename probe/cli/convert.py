@@ -10,6 +10,7 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.engines import EngineName, chosen_engine
+from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import run_argument
 from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
@@ -35,10 +36,11 @@ def _listed(names: str | None) -> list[str] | None:
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _ended(summary: str, problems: Problems) -> None:
+def _ended(command: str, summary: str, problems: Problems, as_machine: bool) -> None:
     """Print the summary and the problems, and end the command with the exit code that fits them."""
-    typer.echo(printable(summary))
-    for line in problems.lines():
+    if as_machine:
+        print_answer(command, {"summary": summary, **problem_fields(problems)})
+    for line in () if as_machine else (printable(summary), *problems.lines()):
         typer.echo(line)
     raise typer.Exit(1 if problems.skipped else 0)
 
@@ -53,6 +55,7 @@ def csv2db(
         int | None, typer.Option(help="Steps in one table; else as the database has it, 500 in a new one.")
     ] = None,
     output_dirpath: OutputFolder = None,
+    as_machine: AsJson = False,
 ) -> None:
     """Convert a run's CSV and Parquet files to OUTPUT/monitor_metrics.db; add to it if it exists.
 
@@ -75,7 +78,7 @@ def csv2db(
             )
         )
         raise typer.Exit(1) from None
-    _ended(done.summary, done.problems)
+    _ended("csv2db", done.summary, done.problems, as_machine)
 
 
 def csv2tb(
@@ -86,6 +89,7 @@ def csv2tb(
     data_type_list: DataTypes = None,
     output_dirpath: OutputFolder = None,
     engine: EngineName = None,
+    as_machine: AsJson = False,
 ) -> None:
     """Convert a run's CSV and Parquet files to curves: OUTPUT/rank{rank}/{kind}, for `tensorboard --logdir OUTPUT`.
 
@@ -101,4 +105,4 @@ def csv2tb(
     else:
         with refusing(ValueError, ImportError), counting_bar("converting", "folders") as observe:
             done = curves.convert(*interval, observe)
-    _ended(done.summary, done.problems)
+    _ended("csv2tb", done.summary, done.problems, as_machine)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.errors import install, missing
 from probe.core.language import message
 from probe.core.messages import complain
@@ -46,6 +47,7 @@ def demo(
     framework: Annotated[FrameworkChoice, typer.Option(help="Framework to train with.")] = FrameworkChoice.pytorch,
     steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="Number of steps.")] = 70,
     output: Annotated[Path | None, typer.Option(help="Where to write; else MONITOR_OUTPUT_DIR.")] = None,
+    as_machine: AsJson = False,
 ) -> None:
     """Train a small GPT on Python's standard library, break one layer on the way, and name it.
 
@@ -67,7 +69,7 @@ def demo(
     from probe.demo.diagnosis import name_first_bad
     from probe.demo.report import matches
 
-    console = Console()
+    console = Console(stderr=as_machine)
     seed = secrets.randbelow(10_000) if seed is None else seed
     root = output or output_root(os.environ)
     with refusing(OSError):
@@ -78,7 +80,12 @@ def demo(
         outcome = training.run(plan, observe)
     diagnosis = name_first_bad(outcome.findings)
     matched = matches(outcome.injection, diagnosis)
-    report.show(console, plan, outcome, diagnosis, matched)
+    if as_machine:
+        first = None if diagnosis is None else {"layer": diagnosis.module, **diagnosis.first._asdict()}
+        fields = {"matched": matched, "seed": seed, "directory": outcome.directory, "injected": outcome.injection}
+        print_answer("demo", {**fields, "found": first})
+    else:
+        report.show(console, plan, outcome, diagnosis, matched)
     raise typer.Exit(0 if matched else 1)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
+from probe.cli.json_answer import print_answer
 from probe.cli.progress_bar import progress_bar
 from probe.core.analysis.engines import ADDRESS, PieceEngine, PiecesDone, engine_of
 from probe.core.analysis.pieces import Piece, reading_cost
@@ -73,10 +74,17 @@ def progress_text(done: PiecesDone) -> str:
     return f"{pieces}, {speed}" + ("" if left is None else f", {left:.0f} s left")
 
 
-def explain(pieces: Iterable[Piece], out: TextIO | None = None) -> None:
-    """Print what the pieces are, and what reading them takes, on ``out``: standard output if None."""
+def explain(pieces: Iterable[Piece], out: TextIO | None = None, machine: str = "") -> None:
+    """Print what the pieces are, and what reading them takes, on ``out``: standard output if None.
+
+    Args:
+        machine: command whose answer is printed as JSON; empty for a line.
+    """
     held = list(pieces)
     cost = reading_cost(held)
+    if machine:
+        print_answer(f"{machine} --explain", {"costs": [cost]}, out)
+        return
     typer.echo(str(cost), out)
     if held and "://" in str(held[0].root):
         typer.echo(f"at most {cost.requests:,} {plural(cost.requests, 'request')} to object storage", out)

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from probe.cli.json_answer import print_answer
 from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 
@@ -52,6 +54,10 @@ def parse(
     language: Annotated[Language, typer.Option(help="Language of descriptions and advice.")] = Language.ENGLISH,
     summary: Annotated[bool, typer.Option(help="Write the first anomalies to standard error.")] = True,
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of anomalies in the summary.")] = 8,
+    as_machine: Annotated[
+        bool,
+        typer.Option("--json", help="Print the summary as one JSON object, in place of the lines unless -o has them."),
+    ] = False,
 ) -> None:
     """Parse logs into JSON lines, and name the first anomalies by rank and time.
 
@@ -69,7 +75,7 @@ def parse(
             raise SourceError(message("--follow: standard input is read to its end in any case; leave the option out"))
         for place in places:
             _expect_there(place) if follow else files_of(place)
-        target = _output(output, places)
+        target = _output(Path(os.devnull) if as_machine and output is None else output, places)
     except (SourceError, OSError) as error:
         complain(str(error))
         raise typer.Exit(2) from None
@@ -80,7 +86,14 @@ def parse(
         complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
     if not follow and _is_empty(places):
         _warn(message("nothing was read: no line of text in {places}", places=", ".join(places)))
-    if summary:
+    if as_machine:
+        fields = {name: getattr(scan, name) for name in ("lines", "records", "cut", "unread")}
+        first = [
+            {name: value for name, value in vars(entry).items() if name != "order"}
+            for entry in islice(scan.first, topk)
+        ]
+        print_answer("logs parse", {**fields, "anomalies": scan.first.number, "first": first})
+    elif summary:
         _summarize(scan, topk)
     raise typer.Exit(1 if scan.first.number or scan.unread or not complete else 0)
 

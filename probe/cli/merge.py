@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import RunPlace
 from probe.core.analysis.merge import merge_directory
 from probe.core.messages import plural, printable
@@ -18,16 +19,21 @@ from probe.core.storage.location import on_disk
 def merge(
     directory: RunPlace,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; else DIRECTORY/merged.")] = None,
+    as_machine: AsJson = False,
 ) -> None:
     """Merge the ranks' files: the numbers of whole tensors that FSDP, ZeRO or tensor parallelism divide among ranks.
 
     Exit code 0 if all tensors could be merged; 1 if parts are missing, a file cannot be read, ranks differ in tensors
     that they should hold alike, or there is more than one run; 2 for wrong use.
     """
-    console = Console()
+    console = Console(stderr=as_machine)
     with refusing(ValueError, ImportError, OSError), console.status("merging") as status:
         target = out or on_disk(directory / "merged")
         report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
+    code = 1 if report.problems or report.incomplete or report.differing else 0
+    if as_machine:
+        print_answer("merge", {"out": target, **vars(report)})
+        raise typer.Exit(code)
     rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
     console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)
     for problem in (*report.problems, *report.notes):
@@ -37,4 +43,4 @@ def merge(
         console.print(f"{report.incomplete} {are} incomplete (column complete is 0): parts are missing")
     for tensor in report.differing[:10]:
         console.print(printable(f"ranks hold the same tensor, but their numbers differ: {tensor}"), markup=False)
-    raise typer.Exit(1 if report.problems or report.incomplete or report.differing else 0)
+    raise typer.Exit(code)

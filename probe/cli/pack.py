@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
 from probe.core.language import message
@@ -26,6 +27,7 @@ def pack(
     follow: Annotated[bool, typer.Option("--follow", help="Pack what is closed while training goes on.")] = False,
     every: Annotated[float, typer.Option(min=0, help="With --follow: seconds between two times.")] = 60.0,
     check: Annotated[bool, typer.Option("--check", help="Then compare all packed files with the index.")] = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Pack the files of all ranks into few large Parquet files with an index, which all analyses read.
 
@@ -40,23 +42,26 @@ def pack(
     try:
         with refusing(ValueError, ImportError), counting_bar("packing", "files") as observe:
             if follow:
-                done = pack_followed(directory, out, partial(_wait, every), each, observe)
+                done = pack_followed(directory, out, partial(_wait, every, as_machine), each, observe)
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:
         complain(message("{out}: not all is packed: {error}", out=out, error=reason_of(error)))
         raise typer.Exit(1) from None
-    typer.echo(printable(done.summary))
+    wrong = damaged(out) if check else []
+    if as_machine:
+        print_answer("pack", {**done.as_json(), "damaged": wrong})
+    else:
+        typer.echo(printable(done.summary))
     for line in done.problems.lines():
         complain(line, "warning")
-    wrong = damaged(out) if check else []
     for path in wrong:
         complain(message("{path}: not as it was written: remove {out} and pack again", path=path, out=out))
     raise typer.Exit(1 if done.problems.skipped or wrong else 0)
 
 
-def _wait(seconds: float, report: PackedReport) -> bool:
+def _wait(seconds: float, as_machine: bool, report: PackedReport) -> bool:
     """Print the result so far, and wait; return True."""
-    typer.echo(printable(report.summary))
+    typer.echo(printable(report.summary), err=as_machine)
     time.sleep(seconds)
     return True

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
 from probe.core.language import message
 from probe.core.messages import complain, printable
@@ -29,7 +30,7 @@ def performance(
     hours: Annotated[
         float | None, typer.Option(help="Hours of training, counted back from the last step; all if not given.")
     ] = None,
-    as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
+    as_machine: AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Show the performance of a run: throughput and its drops, time by phase, communication, slow ranks, a score.
@@ -49,12 +50,12 @@ def performance(
             raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
         with Console(stderr=True).status("reading") as status:
             found, problems = analysed(directory, hours, status.update)
-        text = json.dumps(as_json(found, problems), indent=1, allow_nan=False)
+        fields = as_json(found, problems)
         if out is not None:
             with replacing(out) as file:
-                file.write(text + "\n")
+                file.write(json.dumps({**head("performance"), **fields}, indent=1, allow_nan=False) + "\n")
     if as_machine:
-        typer.echo(text)
+        print_answer("performance", fields)
     else:
         _show(found)
     for line in problems.lines():

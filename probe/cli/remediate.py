@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
+from probe.core.language import message
 from probe.core.messages import complain, plural, printable
 
 
@@ -18,6 +20,7 @@ def remediate(
     ] = None,
     database: Annotated[Path | None, typer.Option(help="The SQLite file, in place of the configuration's.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the configuration, list the actions, and end.")] = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Receive alerts from Alertmanager and carry out the actions that the configuration names for them.
 
@@ -30,6 +33,9 @@ def remediate(
     from probe.services.remediation.settings import load
     from probe.services.web.listening import ServerError
 
+    if as_machine and not check:
+        complain(message("--json: expected --check, too: a server has no answer"))
+        raise typer.Exit(2)
     with refusing(ServerError, StoreError, ValueError, ImportError, OSError):
         try:
             options = load(config, listen, database)
@@ -38,6 +44,9 @@ def remediate(
             raise typer.Exit(2) from None
         live = [action.name for action in options.actions if not action.dry_run]
         rehearsed = [action.name for action in options.actions if action.dry_run]
+        if as_machine:
+            print_answer("remediate", {"live": live, "rehearsed": rehearsed})
+            return
         typer.echo(f"probe: {len(live)} {plural(len(live), 'action')} live: {printable(', '.join(live) or 'none')}")
         typer.echo(f"probe: {len(rehearsed)} rehearsed: {printable(', '.join(rehearsed) or 'none')}")
         if not check:

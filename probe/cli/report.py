@@ -11,7 +11,9 @@ from rich.console import Console
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, in_this_process, progress_text
 from probe.cli.engines import explain as explain_pieces
+from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace, usual_place
+from probe.core.analysis.pieces import reading_cost
 from probe.core.messages import complain, plural
 
 
@@ -24,6 +26,7 @@ def report(
     engine: EngineName = None,
     jobs: Jobs = None,
     explain: Explain = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
 
@@ -40,11 +43,15 @@ def report(
     directory = usual_place() if directory is None else directory
     if explain:
         with refusing(ValueError, OSError):
-            for what, own in pieces_of_report(directory):
+            parts = pieces_of_report(directory)
+            if as_machine:
+                print_answer("report --explain", {"costs": [reading_cost(pieces) for _, pieces in parts]})
+                return
+            for what, pieces_of_part in parts:
                 typer.echo(f"{what}:")
-                explain_pieces(own)
+                explain_pieces(pieces_of_part)
         return
-    console = Console()
+    console = Console(stderr=as_machine)
     with (
         refusing(ValueError, ImportError, OSError),
         console.status("reading") as status,
@@ -55,9 +62,13 @@ def report(
         analysis = analyse(directory, progress=status.update, engine=chosen) if judge else None
         diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)
         written = write_report(directory, out, diagnosis, status.update, problems, pieces)
-    typer.echo(printable_lines(written.diagnosis.paragraph))
-    ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
-    typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))
+    if as_machine:
+        fields = {"path": written.path, "bytes": written.size, "ranks": written.ranks, "rows": written.rows}
+        print_answer("report", {**fields, "text": written.diagnosis.paragraph, **problem_fields(written.problems)})
+    else:
+        typer.echo(printable_lines(written.diagnosis.paragraph))
+        ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
+        typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
+from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
 from probe.core.analysis.answer_formats import cell, write_csv, write_json
 from probe.core.language import message
@@ -59,6 +61,7 @@ def sql(
     engine: EngineName = None,
     jobs: Jobs = None,
     explained: Explain = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Answer one SQL query about the rows of a run: each signal is a table.
 
@@ -68,6 +71,8 @@ def sql(
     from probe.core.analysis.query import open_run
 
     with refusing(ValueError, ImportError, OSError):
+        if as_machine and (out is not None or form is not None):
+            raise ValueError(message("expected one of --json, --format and -o"))
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
             raise ValueError(message("expected one query, or --map and --reduce"))
@@ -79,10 +84,15 @@ def sql(
         ):
             _check_apart(run, out)
             if explained:
-                explain(run.pieces(query or map_query), printed)
+                explain(run.pieces(query or map_query), printed, "sql" if as_machine else "")
             elif query or map_query:
                 with _answered(run, query, map_query, reduce_query) as answer:
-                    _write(run, answer, chosen, out, printed)
+                    if as_machine:
+                        _write_answer(answer, printed)
+                    else:
+                        _write(run, answer, chosen, out, printed)
+            elif as_machine:
+                print_answer("sql", {"run": run.run.name, "tables": [*run.views()]}, printed)
             else:
                 _list(run, printed)
     for line in run.problems.lines():
@@ -149,6 +159,14 @@ def _write(run: OpenRun, answer: SqlAnswer, form: AnswerFormat, out: Path | None
         answer.write_parquet(made)
         with made.open("rb") as source:
             _output(out or printed, lambda file: shutil.copyfileobj(source, file.buffer))
+
+
+def _write_answer(answer: SqlAnswer, file: TextIO) -> None:
+    """Write an answer as one JSON object, row by row: it may have any number of rows."""
+    fields = json.dumps({**head("sql"), "columns": answer.columns})
+    file.write(fields.removesuffix("}") + ', "rows": ')
+    write_json(answer.columns, answer.rows(), file)
+    file.write("}\n")
 
 
 def _output(out: Path | TextIO, write: Callable[[TextIO], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
 from probe.core.language import Message, message
@@ -24,6 +25,7 @@ def targets(
     file: Annotated[Path, typer.Argument(help="A module_struct.json, as print_struct writes it.")],
     match: Annotated[str, typer.Option(help="Modules of these names only: a shell pattern such as '*.mlp'.")] = "*",
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print YAML instead of JSON.")] = False,
+    as_machine: AsJson = False,
 ) -> None:
     """Print the targets block that watches the modules in a file: a configuration to begin with.
 
@@ -34,19 +36,22 @@ def targets(
         chosen = _matching(_read(file), match)
     wrong = [name for name, entry in chosen.items() if not _readable(entry)]
     block = {name: target(entry) for name, entry in chosen.items() if name not in wrong and _runs(entry)}
-    if block:
+    idle = len(chosen) - len(wrong) - len(block)
+    if as_machine:
+        print_answer("targets", {"targets": block, "idle": idle, "left_out": wrong})
+    elif block:
         lines = [
             f"{printable_json(json.dumps(name, ensure_ascii=False))}: {json.dumps(e)}" for name, e in block.items()
         ]
         indented = "".join(f"\n  {line}" for line in lines) if as_yaml else ",".join(f"\n    {line}" for line in lines)
         typer.echo(f"targets:{indented}" if as_yaml else f'{{\n  "targets": {{{indented}\n  }}\n}}')
-    else:  # an empty block would watch everything
+    if not block:  # an empty block would watch everything
         complain(
             message(
                 "{file}: no tensor was seen in any of {modules}; no targets", file=file, modules=_modules(len(chosen))
             )
         )
-    if idle := len(chosen) - len(wrong) - len(block):
+    if idle:
         complain(
             message("{file}: left out {modules} in which no tensor was seen", file=file, modules=_modules(idle)),
             "warning",

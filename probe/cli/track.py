@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probe.cli import refusing
+from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace
 from probe.core.language import message
 from probe.core.messages import complain, plural, printable
@@ -35,6 +36,7 @@ def track(
     report: Annotated[bool, typer.Option(help="Keep the report of probe report with the run.")] = True,
     seconds: Annotated[float, typer.Option(min=0.1, help="With --follow, time between two looks.")] = 5.0,
     idle: Annotated[float, typer.Option(min=1.0, help="With --follow, time without a new step that ends it.")] = 1800.0,
+    as_machine: AsJson = False,
 ) -> None:
     """Show the files of all ranks in a tracker of experiments: numbers of the run, layers, findings, first cause.
 
@@ -59,27 +61,30 @@ def track(
         tracker = new_tracker(to, target)
         tracker.begin()
         try:
-            number = _send(run, tracker, follow, seconds, idle)
+            number = _send(run, tracker, follow, seconds, idle, as_machine)
             _finish(run, tracker, directory, report)
         finally:
             tracker.end()
-    typer.echo(printable(f"{run.run.name}: {number:,} {plural(number, 'step')} in {to}"))
+    if as_machine:
+        print_answer("track", {"run": run.run.name, "tracker": to, "steps": number, **problem_fields(run.problems)})
+    else:
+        typer.echo(printable(f"{run.run.name}: {number:,} {plural(number, 'step')} in {to}"))
     for line in run.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if run.problems.skipped else 0)
 
 
-def _send(run: TrackedRun, tracker: Tracker, follow: bool, seconds: float, idle: float) -> int:
+def _send(run: TrackedRun, tracker: Tracker, follow: bool, seconds: float, idle: float, quiet: bool) -> int:
     """Hand over all steps; with ``follow`` until the run has ended, or has had no new step for ``idle`` seconds."""
     number, latest = 0, time.monotonic()
     while follow and not run.ended and time.monotonic() - latest < idle:
         if new := run.send(tracker, whole=False):
             number, latest = number + new, time.monotonic()
-            typer.echo(f"step {run.last_step}")
+            typer.echo(f"step {run.last_step}", err=quiet)
         time.sleep(seconds)
     new = run.send(tracker, whole=True)
     if follow and new:
-        typer.echo(f"step {run.last_step}")
+        typer.echo(f"step {run.last_step}", err=quiet)
     return number + new
 
 

@@ -77,7 +77,7 @@ class BackgroundTasks:
 
     def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = ()) -> None:
         self._changed, self._folders = changed, json.dumps(list(folders))
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -117,11 +117,17 @@ class BackgroundTasks:
             self._worker.wake()
             return found
 
+    def wait(self, result: TaskResult, seconds: float) -> None:
+        """Wait until a task has ended, or ``seconds`` have passed, or this object is closed."""
+        with self._lock:
+            self._lock.wait_for(lambda: result.state != "running" or self._ended, seconds)
+
     def close(self) -> None:
         """End the process that runs."""
         with self._lock:
             self._ended = True
             self._waiting.clear()
+            self._lock.notify_all()
             if self._process is not None:
                 with suppress(OSError):
                     self._process.kill()
@@ -143,6 +149,7 @@ class BackgroundTasks:
             result.answer = result.answer if error else answer
             result.error, result.version = error, None if again else version
             result.began, result.ended = began, time.monotonic()
+            self._lock.notify_all()
         if not self._ended:
             attempt(self._faults, WHERE, self._changed, key)
         return 0.0

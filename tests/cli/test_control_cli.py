@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.control.status import states
+from tests.cli.json_schema import answer_of
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,10 @@ def test_a_run_is_switched_changed_and_watched(tmp_path: Path) -> None:
         assert changed.exit_code == 0, changed.output
         (state,) = states(output)
         assert (state.state, state.changes) == ("collecting", 2)
-        assert control("stop", str(output)).exit_code == 0
+        sent = control(str(output), "command", "reduce_learning_rate", "factor=0.5", "--wait", "0", "--json")
+        assert answer_of("control command", sent.stdout)["ranks"] == 1
+        stopped = answer_of("control stop", control("stop", str(output), "--json").stdout)
+        assert (stopped["applied"], stopped["ranks"][0]["state"]) == (True, "at rest")
         (state,) = states(output)
         assert (state.state, state.changes) == ("at rest", 3)
         manifest = json.loads((state.directory / "manifest.json").read_text())
@@ -94,6 +98,9 @@ def test_a_run_is_switched_changed_and_watched(tmp_path: Path) -> None:
 def test_what_is_so_already_is_not_waited_for(tmp_path: Path) -> None:
     with a_run(tmp_path) as output:
         told = [control(verb, str(output)) for verb in ("stop", "start", "start")]
+        again = answer_of("control start", control("start", str(output), "--json").stdout)
+        changed = answer_of("control set", control("set", str(output), 'ops=["max"]', "--json").stdout)
+    assert [(answer["changed"], answer["applied"]) for answer in (again, changed)] == [(False, True), (True, True)]
     assert [each.exit_code for each in told] == [0, 0, 0]
     assert ["nothing to change" in each.output for each in told] == [True, False, True]
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.trackers import TRACKERS
+from tests.cli.json_schema import answer_of
 from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
 from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
 from tests.core.trackers.wandb_file import WandbRun, read_run
@@ -39,7 +40,12 @@ def command(folder: Path, *options: str) -> list[str]:
 def tracked(folder: Path, mode: str = "offline") -> subprocess.CompletedProcess[str]:
     """The end of the command."""
     return subprocess.run(
-        command(folder), cwd=folder, env=environment(folder, mode), capture_output=True, text=True, check=False
+        command(folder, "--json"),
+        cwd=folder,
+        env=environment(folder, mode),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -51,7 +57,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> WandbRun:
     write_run(folder / "run", RANKS, STEPS, everything_after(BAD, [1], first))
     done = tracked(folder)
     assert done.returncode == 0, done.stderr
-    assert f"{STEPS} steps in wandb" in done.stdout
+    answer = answer_of("track", done.stdout)
+    assert (answer["steps"], answer["tracker"]) == (STEPS, "wandb")
     return read_run(folder / "wandb")
 
 

@@ -22,6 +22,7 @@ import pytest
 from probe.launch.attach.exchange import exchange
 from probe.launch.attach.request import AttachRequest, ProcessPlace
 from tests import user_scripts
+from tests.cli.json_schema import answer_of
 from tests.pytorch.run_scripts import CONFIG, OWN, ROOT
 from tests.required import require
 from tests.user_scripts import Running, running
@@ -157,6 +158,8 @@ def test_rows_are_those_of_the_three_lines_at_that_step(tmp_path: Path, place: s
     with started(folder, LOOP, PLACE=place) as process:
         process.wait_for("here")
         (answer,) = attach((process, folder), config=str(folder / "monitor.json")).values()
+        fields = {"schema_version": 1, "command": "attach", "processes": [{"pid": process.pid, **answer}]}
+        answer_of("attach", json.dumps(fields))
         printed = process.end()
     plain, _ = by_hand(tmp_path / "plain", LOOP, -1)
     _, expected = by_hand(tmp_path / "hand", LOOP, begun)

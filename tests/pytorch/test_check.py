@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.cli.json_schema import answer_of
 from tests.forks import ROOT
 from tests.required import require
 
@@ -137,7 +137,7 @@ def checked(folder: Path, text: str, *options: str) -> Checked:
         command = [sys.executable, "-m", "probe", "check", "--json", *options, "train.py"]
         done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
         assert [*Path(temporary).iterdir()] == []
-    return Checked(done.returncode, json.loads(done.stdout), done.stderr)
+    return Checked(done.returncode, answer_of("check", done.stdout), done.stderr)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.records import Finding, Key
+from tests.cli.json_schema import answer_of
 from tests.required import require
 
 require("torch")
@@ -67,9 +68,10 @@ def test_the_broken_layer_and_step_are_named(demo, kind):
 
 def test_a_healthy_run_has_no_finding(demo):
     """Nothing is broken, nothing is found, the command succeeds."""
-    result = demo("--seed", "2", "--fault", "none")
+    result = demo("--seed", "2", "--fault", "none", "--json")
     assert result.exit_code == 0, result.output
-    assert "nothing was broken and nothing was found" in result.output
+    answer = answer_of("demo", result.stdout)
+    assert (answer["matched"], answer["injected"], answer["found"]) == (True, None, None)
 
 
 def test_the_report_of_a_demonstration_is_small(demo, tmp_path):

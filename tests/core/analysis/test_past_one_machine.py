@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from probe.cli.anomalies import anomalies
+from probe.cli.json_answer import head
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.engines import PiecesDone, engine_of, read_each
@@ -60,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
 
 def in_bytes(analysis: Analysis) -> bytes:
     """Text of an analysis, as ``probe anomalies --json`` prints it."""
-    return json.dumps(as_json(analysis), indent=1).encode()
+    return json.dumps({**head("anomalies"), **as_json(analysis)}, indent=1).encode()
 
 
 def test_named_from_the_packed_run(run: PackedRun) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.first_difference import DifferingRow
@@ -163,10 +163,10 @@ def show(comparison: Comparison, page: Path | None) -> None:
         console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 
 
-def as_json(comparison: Comparison) -> str:
-    """JSON of all of it; NaN and Inf are texts."""
-    fields = {"verdict": verdict(comparison), "same": comparison.same, "agrees": comparison.agrees, **plain(comparison)}
-    return json.dumps(fields, indent=1, allow_nan=False)
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Export a comparison whole; NaN and Inf are texts."""
+    fields = plain(comparison)
+    return {"verdict": verdict(comparison), "same": comparison.same, "agrees": comparison.agrees, **fields}
 
 
 def _growth(comparison: Comparison) -> str:

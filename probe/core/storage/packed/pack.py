@@ -59,6 +59,11 @@ class PackedReport:
     complete: bool = True
     """False if a run that is followed has not ended."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Export the result; problems as sentences."""
+        problems = {"problems": [str(problem) for problem in self.problems.kept], "skipped": self.problems.skipped}
+        return {**vars(self), **problems}
+
     @property
     def summary(self) -> str:
         """One line for people."""
