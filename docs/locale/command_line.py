@@ -36,12 +36,36 @@ SEPARATORS = (", ", "; ", ": ")
 def templates(package: Path) -> Iterator[str]:
     """Texts in the first argument of each call of ``message``, and those passed to it by way of ``_many``."""
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                if node.func.id == "message" and node.args:
-                    yield from _texts(node.args[0])
-                elif node.func.id == "_many":
-                    yield from (text for each in node.args[1:] for text in _texts(each))
+        tree = ast.parse(path.read_text("utf-8"))
+        for function in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
+            yield from _of_function(function, {**_named(tree), **_named(function)})
+
+
+def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "message" and node.args:
+                first = node.args[0]
+                values = named.get(first.id, []) if isinstance(first, ast.Name) else [first]
+                yield from (text for value in values for text in _texts(value))
+            elif node.func.id == "_many":
+                yield from (text for each in node.args[1:] for text in _texts(each))
+
+
+def _named(node: ast.AST) -> dict[str, list[ast.expr]]:
+    """Values of the names that a function or a module assigns."""
+    named: dict[str, list[ast.expr]] = {}
+    body = node.body if isinstance(node, ast.Module) else ast.walk(node)  # type: ignore[attr-defined]
+    for each in body:
+        if isinstance(each, ast.Assign):
+            for target in each.targets:
+                pairs = [(target, each.value)]
+                if isinstance(target, ast.Tuple) and isinstance(each.value, ast.Tuple):
+                    pairs = [*zip(target.elts, each.value.elts, strict=False)]
+                for name, value in pairs:
+                    if isinstance(name, ast.Name):
+                        named.setdefault(name.id, []).append(value)
+    return named
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
@@ -54,13 +78,21 @@ def _texts(node: ast.expr) -> Iterator[str]:
         yield from (one, *(several or [f"{one}s"]))
 
 
+COMPARED = ("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step")
+"""Kinds of findings between ranks, and what else a verdict may say."""
+
+
 def words() -> Iterator[str]:
     """Texts of tables of which each entry becomes a message."""
     from probe.cli.anomalies import COLUMNS
     from probe.core.analysis.diagnosis.causality import Cause
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
+    from probe.core.checks import CHECKS
     from probe.core.config.parse import KINDS
     from probe.core.naming import SIGNALS
+    from probe.core.rules import RULES
+    from probe.core.run_state.rules import RUN_RULES
+    from probe.core.sentinel.run_account import SIGNALS_OF
     from probe.core.verdict import GRADES, SWITCH_ON
 
     yield from (
@@ -75,6 +107,10 @@ def words() -> Iterator[str]:
         *NEXT.values(),
         *GRADES,
         SWITCH_ON,
+        *(text for check in CHECKS.values() for text in (check.name, check.remedy, check.lacks)),
+        *(rule.title for rule in (*RULES.values(), *RUN_RULES.values())),
+        *SIGNALS_OF.values(),
+        *COMPARED,
     )
     yield from (each.value for each in (*Cause, *Kind))
     yield from (each.meaning for each in SIGNALS.values())

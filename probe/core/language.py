@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import gettext
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
+from math import isfinite
+from numbers import Integral, Real
 from pathlib import Path
 
 DOMAIN = "probe"
@@ -58,16 +61,73 @@ def capitalized(text: str) -> Message:
 
 def translated(text: str) -> str:
     """Return a message in the language of the command line, any other text as it is."""
-    if not isinstance(text, Message) or not _active:
+    return in_language(text) if _active else text
+
+
+def in_language(text: str, language: str = "") -> str:
+    """Return a message in a language such as ``zh_CN``, any other text as it is.
+
+    Args:
+        language: empty for that of the variables of the environment.
+    """
+    if not isinstance(text, Message):
         return text
     values = {
-        name: translated(str(each)) if isinstance(each, str | BaseException) else each
+        name: in_language(str(each), language) if isinstance(each, str | BaseException) else each
         for name, each in text.values.items()
     }
+    look_up = _catalogue(language).gettext
     if text.separator is not None:
-        return looked_up(text.separator).join(map(str, values.values())).replace("。 ", "。")
-    template = looked_up(text.template)
+        separator = look_up(text.separator) if text.separator else ""
+        return separator.join(map(str, values.values())).replace("。 ", "。")
+    template = look_up(text.template) if text.template else ""
     return template.format(**values) if values else template
+
+
+def packed(text: str) -> object:
+    """Return a text as a value that JSON can hold, a message with its template, so that another process can translate
+    it."""
+    if not isinstance(text, Message):
+        return str(text)
+    template = {"template": text.template} if text.separator is None else {"separator": text.separator}
+    return {**template, "values": {name: _packed_value(value) for name, value in text.values.items()}}
+
+
+def _packed_value(value: object) -> object:
+    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's too
+        number = int(value) if isinstance(value, Integral) else float(value)
+        return number if isfinite(number) else {"number": str(number)}
+    return packed(value if isinstance(value, str) else str(value))
+
+
+def unpacked(value: object) -> str:
+    """Return the text that :func:`packed` has got.
+
+    Raises:
+        ValueError: if it is something else, or a template has more than plain fields.
+    """
+    if not isinstance(value, Mapping):
+        return str(value)
+    values = {str(name): _unpacked_value(each) for name, each in dict(value.get("values") or {}).items()}
+    if "separator" in value:
+        return joined(str(value["separator"]), map(str, values.values()))
+    template = str(value.get("template", ""))
+    if not _PLAIN_TEMPLATE.fullmatch(template):
+        raise ValueError(f"expected a template with plain fields, got {template[:80]!r}")
+    try:
+        return message(template, **values)
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"expected the values of {template[:80]!r}, got {[*values]}") from error
+
+
+def _unpacked_value(value: object) -> object:
+    if isinstance(value, int | float):
+        return value
+    return float(value["number"]) if isinstance(value, Mapping) and "number" in value else unpacked(value)
+
+
+_PLAIN_TEMPLATE = re.compile(r"([^{}]|\{\w+(:(,|[.]\d[efg%]?))?\})*")
+"""Template of a file: no attribute of a value is reached, and no width is asked for."""
 
 
 def looked_up(text: str) -> str:
@@ -105,5 +165,5 @@ def _can_print(stream: object) -> bool:
 
 
 @cache
-def _catalogue() -> gettext.NullTranslations:
-    return gettext.translation(DOMAIN, FOLDER, fallback=True)
+def _catalogue(language: str = "") -> gettext.NullTranslations:
+    return gettext.translation(DOMAIN, FOLDER, [language] if language else None, fallback=True)

@@ -74,8 +74,11 @@ class DeepSteps(NamedTuple):
 
     def text(self) -> str:
         """Return the steps as a clause."""
-        at = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
-        return f"collected deep at {at} ({', '.join(self.kinds)})"
+        kinds = joined(", ", map(message, self.kinds))
+        if self.first == self.last:
+            return message("collected deep at step {step} ({kinds})", step=self.first, kinds=kinds)
+        text = "collected deep at steps {first} to {last} ({kinds})"
+        return message(text, first=self.first, last=self.last, kinds=kinds)
 
     def concern(self, finding: JudgedFinding) -> bool:
         """Return whether they may show where a finding about numbers that are not finite has begun."""
@@ -94,12 +97,19 @@ class DeepSteps(NamedTuple):
         ):
             return finding  # its own row or the graph of its step has named the place
         if self.spoilt is not None:
-            spoilt = f"the weights were already spoilt, by an update up to step {self.spoilt}, when more was collected"
-            return finding._replace(text=f"{finding.text}; {spoilt}, so that later steps name no module")
-        at = f"{finding.text}; at step {self.step}, with finite weights,"
+            spoilt = message(
+                "the weights were already spoilt, by an update up to step {step}, when more was collected, so that "
+                "later steps name no module",
+                step=self.spoilt,
+            )
+            return finding._replace(text=joined("; ", [finding.text, spoilt]))
         if finding.kind == TRACED and not self.forward:
-            return finding._replace(text=f"{at} each number that a module returned is finite: it lies in the loss")
-        text = f"{at} it shows first in {self.row}"
+            shown = (
+                "at step {step}, with finite weights, each number that a module returned is finite: it lies in the loss"
+            )
+            return finding._replace(text=joined("; ", [finding.text, message(shown, step=self.step)]))
+        shown = "at step {step}, with finite weights, it shows first in {row}"
+        text = joined("; ", [finding.text, message(shown, step=self.step, row=self.row)])
         if finding.kind in NON_FINITE and finding.located:
             return finding._replace(text=text)
         walked = finding.where if finding.kind == TRACED else ()
@@ -145,13 +155,14 @@ class Verdict(NamedTuple):
     onset: Onset | None = None
     """Answer of the search for the cause in the steps before; None if none was made."""
 
-    def line(self) -> str:
+    def line(self) -> Message:
         """Return the verdict as one clause."""
         if not self.kind:
-            return "; ".join(self.lines())
-        more = f", and {self.more} more" if self.more else ""
-        before = f"; {self.onset.text()}" if self.onset is not None and self.onset.where else ""
-        return f"{self.grade}: {self._head()}{more}{before}"
+            return joined("; ", self.lines())
+        more = [message("and {number} more", number=self.more)] if self.more else []
+        before = [self.onset.text()] if self.onset is not None and self.onset.where else []
+        head = joined(", ", [joined(": ", [message(self.grade or ""), self.head()]), *more])
+        return joined("; ", [head, *before])
 
     def lines(self, change: str = "", picture: Sequence[str] = ()) -> list[str]:
         """Return the verdict for a terminal: what and where, the numbers, what is not known, and what to do next.
@@ -163,8 +174,8 @@ class Verdict(NamedTuple):
         if not self.kind:
             not_at = message("not looked at: {what}", what=_listed(self.looked.not_at)) if self.looked.not_at else ""
             return [self._looked_at(), *filter(None, [not_at])]
-        numbers = ", ".join(f"{name} {_number(value)}" for name, value in self.evidence.items())
-        lines = [joined(": ", [message(self.grade or ""), self._head()]), self.text]
+        numbers = joined(", ", [joined(" ", [message(name), _number(value)]) for name, value in self.evidence.items()])
+        lines = [joined(": ", [message(self.grade or ""), self.head()]), self.text]
         lines += [*filter(None, [change or numbers]), *picture, *self._limits()]
         lines += [message("before it: {text}", text=text) for text in self.before[:1]]
         if self.more or self.notes:
@@ -191,7 +202,7 @@ class Verdict(NamedTuple):
         onset = None if self.onset is None else self.onset._asdict()
         return {**fields, "evidence": numbers, "looked": self.looked._asdict(), "onset": onset, "lines": self.lines()}
 
-    def _head(self) -> Message:
+    def head(self) -> Message:
         """Return kind, place, step and ranks as a clause."""
         kind, names = message(self.kind), ", ".join(self.where[:MOST_NAMED])
         names += ", ..." if len(self.where) > MOST_NAMED else ""
@@ -207,7 +218,7 @@ class Verdict(NamedTuple):
         at = message("step {step}", step=self.since)
         if self.step != self.since:
             at = message("step {step} (found at {found})", step=self.since, found=self.step)
-        return joined(", ", [place, at, *([_ranks(self.ranks)] if self.ranks else [])])
+        return joined(", ", [place, at, *([on_ranks(self.ranks)] if self.ranks else [])])
 
     def _looked_at(self) -> Message:
         if not self.looked.at:
@@ -220,7 +231,8 @@ class Verdict(NamedTuple):
         return joined("", [*more, _notes(" and " if more else "", self.notes)])
 
 
-def _ranks(ranks: Sequence[int]) -> Message:
+def on_ranks(ranks: Sequence[int]) -> Message:
+    """Return ranks as a phrase."""
     return message("rank {ranks}" if len(ranks) == 1 else "ranks {ranks}", ranks=ranks_text(ranks))
 
 
@@ -268,7 +280,7 @@ def verdict_of(
         text=first.text,
         evidence=dict([*first.evidence.items()][:MOST_NUMBERS]),
         looked=looked,
-        before=tuple(f"{each.text} (step {each.since})" for each in earlier),
+        before=tuple(message("{text} (step {step})", text=each.text, step=each.since) for each in earlier),
         after=first.after if steps_missing else None,
         next_steps=tuple(advice),
         command=command,
@@ -309,8 +321,8 @@ def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:
 
 def _listed(names: Sequence[str]) -> str:
     if len(names) < 2:
-        return "".join(names)
-    return message("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
+        return joined("", names)
+    return message("{names} and {last}", names=joined(", ", names[:-1]), last=names[-1])
 
 
 def _number(value: float) -> str:

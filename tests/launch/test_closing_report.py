@@ -50,14 +50,16 @@ def test_a_program_that_was_not_watched_ends_without_a_line(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
 
 
-def test_a_run_in_which_nothing_was_found_is_three_lines(tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_was_found_is_a_few_lines(tmp_path: Path) -> None:
     """What was looked at and was not, steps, those recorded and why, and the loss; the exit code is the program's."""
     done = ran(tmp_path, "summary(); raise SystemExit(3)")
     assert done.returncode == 3
     assert done.stderr == (
         "probe: info: nothing found in gradients in 5 of 20 steps\n"
         "probe:   not looked at: activations\n"
-        "probe:   20 steps watched, 5 of them recorded (step_interval is 4); loss 2.5 to 1.5; files in out/rank0\n"
+        "probe:   20 steps watched, 5 of them recorded (step_interval is 4)\n"
+        "probe:   loss 2.5 to 1.5\n"
+        "probe:   files in out/rank0\n"
     )
 
 
@@ -68,8 +70,8 @@ def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
     finding = JudgedFinding("critical", "NaN", ("head.bias",), 17, 17, "NaN of head.bias", {"norm": nan}, after=13)
     summary(findings=[finding._replace(located=False)], loss=LossSpan(2.5, nan, 16, 20, 19))
     """
-    *verdict, head = ran(tmp_path, text).stderr.splitlines()
-    assert "; loss 2.5 to nan, last finite at step 16; files in out/rank0" in head
+    *verdict, _, loss, files = ran(tmp_path, text).stderr.splitlines()
+    assert (loss, files) == ("probe:   loss 2.5 to nan, last finite at step 16", "probe:   files in out/rank0")
     assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, step 17"
     assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
     assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
@@ -116,9 +118,9 @@ def test_ranks_of_a_node_are_one_report(tmp_path: Path) -> None:
     summary(findings=[finding], steps=20 - rank)
     """
     done = ran(tmp_path, text, 2)
-    first, *_, head = done.stderr.splitlines()
-    assert head.startswith("probe:   19 to 20 steps watched on 2 ranks, ")
-    assert head.endswith("files in out")
+    first, *_, steps, loss, files = done.stderr.splitlines()
+    assert steps.startswith("probe:   19 to 20 steps watched on 2 ranks, ")
+    assert (loss, files) == ("probe:   loss 2.5 to 1.5", "probe:   files in out")
     assert first == "probe: warning: warning: spike in loss, step 8, ranks 0-1"
 
 

@@ -163,7 +163,7 @@ def test_probe_run_names_the_steps_and_what_went_wrong(tmp_path: Path) -> None:
     """Alone, without a configuration."""
     alone = ran(tmp_path / "alone", PROGRAM, "run")
     assert alone.printed == ran(tmp_path / "plain", PROGRAM).printed
-    assert "; collected deep at steps 21 to 30 (" in alone.errors
+    assert "collected deep at steps 21 to 30 (" in alone.errors
     assert "at step 21, with finite weights, it shows first in input" in alone.errors
     lines = [json.loads(line) for path in tmp_path.glob("alone/out/*/checks.jsonl") for line in path.open()]
     assert ["input"] in [line["where"] for line in lines]

@@ -305,5 +305,5 @@ def test_probe_run_names_the_steps_and_the_module(tmp_path: Path, scaled: bool) 
     )  # fmt: skip
     assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
     said = " ".join(line.removeprefix("probe:").strip() for line in watched.stderr.splitlines())
-    assert "; collected deep at steps 31 to 40 (loss-not-finite" in said
+    assert "collected deep at steps 31 to 40 (loss-not-finite" in said
     assert SENTENCES[scaled] in said

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from probe.core.language import Message, joined, message
+
 Kind = Literal["operation", "parameter", "input", "backward", "unknown"]
 """Thing in which the numbers appear: ``unknown`` if only the modules around it are known."""
 Spoilt = Literal["nan", "inf", "nan or inf"]
@@ -37,47 +39,63 @@ class Beginning(NamedTuple):
 
     def text(self) -> str:
         """Return one sentence."""
-        clauses = [f"{_WRITTEN[self.value]} {self._subject()}"]
+        return f"{self.clause()}."
+
+    def clause(self) -> Message:
+        """Return the sentence without its full stop, for the language of its reader."""
+        clauses = [self._subject()]
         if self.unread and self.kind == "unknown":
-            clauses.append("values between them could not be read")
+            clauses.append(message("values between them could not be read"))
         if self.cut:
-            clauses.append(f"the search was cut off after {self.nodes} operations, so it may have begun earlier")
-        return "; ".join(clauses) + "."
+            text = "the search was cut off after {number} operations, so it may have begun earlier"
+            clauses.append(message(text, number=self.nodes))
+        return joined("; ", clauses)
 
     def where(self) -> tuple[str, ...]:
-        """Return the modules or the parameter at which it begins, the likeliest first."""
+        """Return the modules, the parameter or the input at which it begins, the likeliest first; an input by the name
+        of its row."""
         if self.kind == "parameter":
             return (self.parameter,)
+        if self.kind == "input":
+            return (f"{self.before}.input".lstrip("."),)
         named = dict.fromkeys((self.module, self.after, self.before) if self.module else (self.after, self.before))
         return tuple(name for name in named if name)
 
-    def _subject(self) -> str:
-        """Return the sentence after its first word."""
+    def _subject(self) -> Message:
+        value = _WRITTEN[self.value]
         if self.kind == "parameter":
-            return f"is in `{self.parameter}` itself, from before this step"
+            return message("{value} is in `{name}` itself, from before this step", value=value, name=self.parameter)
         if self.kind == "backward":
-            return f"first appears in the gradients {self._behind()}"
+            return self._behind(value)
         if self.kind == "input":
             reader = self.before or self.operation
-            return f"is in the input of `{reader}`" if reader else "is in an input of the model"
+            if not reader:
+                return message("{value} is in an input of the model", value=value)
+            return message("{value} is in the input of `{name}`", value=value, name=reader)
         where = self._where()
-        return f"first appears {where}, in: {self.operation}" if self.operation else f"first appears {where}"
+        if not self.operation:
+            return message("{value} first appears {where}", value=value, where=where)
+        return message("{value} first appears {where}, in: {name}", value=value, where=where, name=self.operation)
 
-    def _behind(self) -> str:
+    def _behind(self, value: str) -> Message:
         """Return where the backward goes wrong: it reaches the module ``before`` first."""
         if self.after == self.before:
-            return f"of `{self.after}`, in its backward"
-        return f"of `{self.after}`: in its backward, or in what lies between it and {_name(self.before, 'the loss')}"
+            text = "{value} first appears in the gradients of `{name}`, in its backward"
+            return message(text, value=value, name=self.after)
+        text = (
+            "{value} first appears in the gradients of `{name}`: in its backward, or in what lies between it and {next}"
+        )
+        return message(text, value=value, name=self.after, next=_name(self.before, message("the loss")))
 
-    def _where(self) -> str:
+    def _where(self) -> Message:
         """Return the place as an adverb."""
-        if self.module:
-            return f"in `{self.module}`"
-        if self.after and self.after == self.before:
-            return f"in `{self.after}`"
+        inside = self.module or (self.after if self.after == self.before else "")
+        if inside:
+            return message("in `{name}`", name=inside)
         if not self.after and not self.before:
-            return "in the model"
-        return f"between {_name(self.after, 'the input')} and {_name(self.before, 'the loss')}"
+            return message("in the model")
+        first, second = _name(self.after, message("the input")), _name(self.before, message("the loss"))
+        return message("between {first} and {second}", first=first, second=second)
 
 
 class UsedParameter(NamedTuple):

@@ -11,6 +11,7 @@ from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import is_any
+from probe.core.language import message
 
 UPDATES = 3
 """Updates in a row."""
@@ -40,8 +41,11 @@ class CheckpointCut(FactCheck):
         if self._streak.completes(without is not None and is_any(without), facts.step) and without is not None:
             number, total = int(without.sum()), int(facts.trainable.sum())
             where = ancestors((facts.names[place] for place in np.flatnonzero(without)), facts.names)
-            text = (
-                f"{number} of {total} parameters get no gradient: activations are checkpointed reentrantly, and no "
-                "input of the checkpoint requires a gradient, so that the backward does not reach what lies behind it"
+            text = message(
+                "{number} of {total} parameters get no gradient: activations are checkpointed reentrantly, and no "
+                "input of the checkpoint requires a gradient, so that the backward does not reach what lies behind "
+                "it",
+                number=number,
+                total=total,
             )
             yield self.finding(facts, self._streak.since, text, {"parameters": number, "all": total}, where)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
+from probe.core.language import message
 
 UPDATES, LATEST = 3, 8
 
@@ -33,8 +34,10 @@ class ClipAfterUpdate(FactCheck):
         facts = update.facts
         self.judged = True
         if self._share.completes(facts.clipped_late and facts.clip == 1, facts.step):
-            text = (
-                f"in {UPDATES} of the last {LATEST} updates the gradients of the update before were clipped after it "
-                "had applied them: the clipping has no effect"
+            text = message(
+                "in {updates} of the last {latest} updates the gradients of the update before were clipped after it "
+                "had applied them: the clipping has no effect",
+                updates=UPDATES,
+                latest=LATEST,
             )
             yield self.finding(facts, self._share.since, text, {"updates": UPDATES})

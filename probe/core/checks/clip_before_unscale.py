@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
+from probe.core.language import message
 
 UPDATES, LATEST = 2, 3
 
@@ -30,9 +31,11 @@ class ClipBeforeUnscale(FactCheck):
         facts = update.facts
         self.judged = True
         if self._share.completes(facts.scaled, facts.step):
-            text = (
-                f"gradients were clipped while they had the factor of the loss scaler, in {UPDATES} of the last "
-                f"{LATEST} updates: they are clipped far below the norm that was asked for"
+            text = message(
+                "gradients were clipped while they had the factor of the loss scaler, in {updates} of the last "
+                "{latest} updates: they are clipped far below the norm that was asked for",
+                updates=UPDATES,
+                latest=LATEST,
             )
             evidence = {} if facts.clip != facts.clip else {"clip": facts.clip}
             yield self.finding(facts, self._share.since, text, evidence)

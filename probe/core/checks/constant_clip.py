@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 
 UPDATES, FACTOR = 100, 0.1
 
@@ -35,5 +36,9 @@ class ConstantClip(UnusualCheck):
         self.judged |= facts.clip < 1
         self._clipped = max(self._clipped, facts.clip) if self._streak.count else facts.clip
         if self._streak.completes(clipped, facts.step):
-            text = f"the gradients were clipped to less than {FACTOR} of their norm in {UPDATES} updates in a row"
+            text = message(
+                "the gradients were clipped to less than {factor} of their norm in {updates} updates in a row",
+                factor=FACTOR,
+                updates=UPDATES,
+            )
             yield self.finding(facts, self._streak.since, text, {"factor": self._clipped, "updates": UPDATES})

@@ -10,6 +10,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.parameter_use import ParameterUse
 from probe.core.checks.places import listing, module_of
+from probe.core.language import message
 
 NUMBER = re.compile(r"\.\d+(?=\.)|^\d+(?=\.)")
 
@@ -48,7 +49,10 @@ class DtypeUnlike(FactCheck):
         unlike = tuple(unlike_ones(dtypes))
         if not set(unlike) <= self._reported:
             self._reported |= set(unlike)
-            text = f"the output of {listing(unlike)} is in float32, that at the same place in other blocks is not"
+            text = message(
+                "the output of {places} is in float32, that at the same place in other blocks is not",
+                places=listing(unlike),
+            )
             yield self.finding(facts, facts.step, text, {"modules": len(unlike)}, unlike)
 
 

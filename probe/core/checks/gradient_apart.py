@@ -11,6 +11,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import Array, Mask, count_of, is_all, is_any
+from probe.core.language import message
 from probe.core.robust import common_movement, medians_of, spreads_of
 
 WINDOW, LEAST = 32, 24
@@ -140,9 +141,12 @@ class GradientApart(ChangeCheck):
         names = [facts.names[place] for place in places]
         where = ancestors(names, facts.names)
         times = exp(float(levels[worst] - middles[worst]))
-        text = (
-            f"the gradient of {listing(where)} has leapt away from the others: its norm is {times:.4g} times the "
-            f"median of the latest {min(self._number, WINDOW)} updates"
+        text = message(
+            "the gradient of {places} has leapt away from the others: its norm is {times:.4g} times the median of "
+            "the latest {number} updates",
+            places=listing(where),
+            times=times,
+            number=min(self._number, WINDOW),
         )
         evidence = {"norm": exp(float(levels[worst])), "median": exp(float(middles[worst])), "gradients": len(names)}
         return self.finding(facts, facts.step, text, evidence, where)

@@ -12,6 +12,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing, module_of
 from probe.core.checks.update_facts import Array, Mask, is_any
+from probe.core.language import message
 
 SOON = 8
 """Updates in a row without a gradient after which a regular module is reported."""
@@ -166,9 +167,12 @@ class GradientGone(ChangeCheck):
         lost = [name for name, is_lost in zip(facts.names, counted & ended[self._module], strict=True) if is_lost]
         where = ancestors(lost, names)
         updates, since = int(self._missing[ended].min()), int(self._since[ended].min())
-        how = "exactly 0" if self._any(facts.gradients.there)[ended].any() else "not computed"
-        text = (
-            f"the gradients of {listing(where)} are {how} in {updates} updates in a row, and were not so before step "
-            f"{since}"
+        how = message("exactly 0" if self._any(facts.gradients.there)[ended].any() else "not computed")
+        text = message(
+            "the gradients of {places} are {how} in {updates} updates in a row, and were not so before step {since}",
+            places=listing(where),
+            how=how,
+            updates=updates,
+            since=since,
         )
         yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)

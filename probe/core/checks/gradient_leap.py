@@ -12,6 +12,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.leap import PATIENCE, Leap, LeapMemory
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.update_facts import Array
+from probe.core.language import joined, message
 from probe.core.robust import MAD_TO_SIGMA
 
 RISE = 4.0
@@ -89,14 +90,19 @@ class GradientLeap(ChangeCheck):
                     self._leap = None
                 return
         self._leap = None
-        course = "has come back" if leap.course == "returned" else "goes on rising"
-        text = (
-            f"the norm of all gradients has leapt to {exp(leap.value):.4g} at step {leap.since} and {course}; its "
-            f"median before is {exp(leap.median):.4g}"
+        course = message("has come back" if leap.course == "returned" else "goes on rising")
+        text = message(
+            "the norm of all gradients has leapt to {value:.4g} at step {since} and {course}; its median before is "
+            "{median:.4g}",
+            value=exp(leap.value),
+            since=leap.since,
+            course=course,
+            median=exp(leap.median),
         )
         evidence = {"norm": exp(leap.value), "median": exp(leap.median), "deviations": leap.deviations}
         if self._where:
-            text += f"; {self._where[0]} is the last parameter whose gradient has leapt"
+            last = message("{name} is the last parameter whose gradient has leapt", name=self._where[0])
+            text = joined("; ", [text, last])
         yield self.finding(update.facts, leap.since, text, evidence, self._where)
 
     def _place(self, since: int, sizes: tuple[int, ...]) -> tuple[str, ...]:

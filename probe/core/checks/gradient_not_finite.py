@@ -10,6 +10,7 @@ from probe.core.checks.beginning import UsedParameter, frontier
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import listing
+from probe.core.language import joined, message
 
 MOST = 5
 
@@ -43,7 +44,11 @@ class GradientNotFinite(FactCheck):
         self.judged = True
         if facts.dropped and not self._dropped:
             number = len(facts.dropped)
-            text = f"{number} gradients were not finite, and the program has dropped them: {listing(facts.dropped)}"
+            text = message(
+                "{number} gradients were not finite, and the program has dropped them: {places}",
+                number=number,
+                places=listing(facts.dropped),
+            )
             yield self.finding(facts, facts.step, text, {"not_finite": number}, facts.dropped, "warning")
         self._dropped = bool(facts.dropped)
         if update.finite:
@@ -55,15 +60,18 @@ class GradientNotFinite(FactCheck):
         bad = facts.gradients.there & ~np.isfinite(norms)
         number, total = int(bad.sum()), int(facts.gradients.there.sum())
         where = tuple(facts.names[position] for position in np.flatnonzero(bad)[:MOST])
-        text = (
-            f"{number} of {total} gradients that this update applied are not finite: {', '.join(where)}"
-            f"{' and more' if number > MOST else ''}"
+        text = message(
+            "{number} of {total} gradients that this update applied are not finite: {places}{more}",
+            number=number,
+            total=total,
+            places=", ".join(where),
+            more=message(" and more") if number > MOST else "",
         )
         if (beginning := facts.beginning) is not None:
-            where, text = beginning.where(), f"{text}; {beginning.text().rstrip('.')}"
+            where, text = beginning.where(), joined("; ", [text, beginning.clause()])
         elif number < total and (edge := frontier(_used(update))) is not None:
-            by = "" if _ordered(update) else ", by the order in which the model names them"
-            where, text = edge.where(), f"{text}; {edge.text().rstrip('.')}{by}"
+            by = [] if _ordered(update) else [message("by the order in which the model names them")]
+            where, text = edge.where(), joined("; ", [text, joined(", ", [edge.clause(), *by])])
         yield self.finding(facts, facts.step, text, {"gradients": total, "not_finite": number}, where)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
+from probe.core.language import message
 
 
 class HeldTwice(UnusualCheck):
@@ -35,7 +36,11 @@ class HeldTwice(UnusualCheck):
         if facts.shared and facts.shared != self._reported:
             self._reported = facts.shared
             where = ancestors(facts.shared, (*facts.names, *facts.shared))
-            text = f"{len(facts.shared)} parameters are in more than one optimizer: {listing(where)}"
+            text = message(
+                "{number} parameters are in more than one optimizer: {places}",
+                number=len(facts.shared),
+                places=listing(where),
+            )
             yield self.finding(facts, facts.step, text, {"parameters": len(facts.shared)}, where)
 
     def missing(self) -> str | None:

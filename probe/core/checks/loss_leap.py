@@ -9,6 +9,7 @@ from math import isfinite
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.leap import Leap, LeapMemory
 from probe.core.checks.loop_check import ChangeCheck
+from probe.core.language import message
 
 IMMENSE = 10.0
 """Factor above all that the run has had, of the loss and of the norm of all gradients, that is reported at once."""
@@ -58,7 +59,11 @@ class LossLeap(ChangeCheck):
         if self._is_immense(update):
             self._immense = facts.step
             highest = self._highest[0]
-            text = f"the loss has leapt to {facts.loss:.5g} and the gradients with it; it was never above {highest:.5g}"
+            text = message(
+                "the loss has leapt to {loss:.5g} and the gradients with it; it was never above {highest:.5g}",
+                loss=facts.loss,
+                highest=highest,
+            )
             yield self.finding(facts, facts.step, text, {"loss": facts.loss, "highest": highest})
         elif leap is not None and not leap.since <= self._immense <= facts.step:
             yield self._leap(update, leap)
@@ -77,10 +82,17 @@ class LossLeap(ChangeCheck):
         return update.facts.loss > IMMENSE * loss and max(norm for _, norm in self._latest) > IMMENSE * norm
 
     def _leap(self, update: JudgedUpdate, leap: Leap) -> CheckFinding:
-        course = {"returned": "and has come back", "rising": "and goes on rising", "stayed": "and is at a new level"}
-        text = (
-            f"the loss has leapt to {leap.value:.5g} at step {leap.since}, {course[leap.course]}; its median before is "
-            f"{leap.median:.5g}"
+        course = {
+            "returned": message("and has come back"),
+            "rising": message("and goes on rising"),
+            "stayed": message("and is at a new level"),
+        }
+        text = message(
+            "the loss has leapt to {value:.5g} at step {since}, {course}; its median before is {median:.5g}",
+            value=leap.value,
+            since=leap.since,
+            course=course[leap.course],
+            median=leap.median,
         )
         grade: Grade = "note" if leap.course == "stayed" else "warning"
         evidence = {"loss": leap.value, "median": leap.median, "deviations": leap.deviations}

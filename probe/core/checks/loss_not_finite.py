@@ -7,6 +7,7 @@ from math import isfinite
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
+from probe.core.language import joined, message
 
 
 class LossNotFinite(FactCheck):
@@ -34,7 +35,7 @@ class LossNotFinite(FactCheck):
         finite, before = isfinite(facts.loss), self._finite
         self._finite = finite
         if not finite and before:
-            text, where = f"the loss is {facts.loss}", tuple[str, ...]()
+            text, where = message("the loss is {value}", value=facts.loss), tuple[str, ...]()
             if (beginning := facts.beginning) is not None:
-                text, where = f"{text}: {beginning.text().rstrip('.')}", beginning.where()
+                text, where = joined(": ", [text, beginning.clause()]), beginning.where()
             yield self.finding(facts, facts.step, text, {"loss": facts.loss}, where)

@@ -10,6 +10,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import Mask
+from probe.core.language import message
 
 UPDATES = 3
 
@@ -51,5 +52,11 @@ class NoGradient(UnusualCheck):
         if number:
             names = [name for name, lacks in zip(facts.names, self._without, strict=True) if lacks]
             where = ancestors(names, facts.names)
-            text = f"{number} of {total} parameters have no gradient in the first {UPDATES} updates: {listing(where)}"
+            text = message(
+                "{number} of {total} parameters have no gradient in the first {updates} updates: {places}",
+                number=number,
+                total=total,
+                updates=UPDATES,
+                places=listing(where),
+            )
             yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.places import ancestors, listing
+from probe.core.language import message
 
 UPDATES = 3
 
@@ -47,5 +48,10 @@ class NotHeld(UnusualCheck):
         if names:
             total = len(names) + int(facts.gradients.there.sum())
             where = ancestors(names, (*facts.names, *facts.strangers))
-            text = f"{len(names)} of {total} parameters that have a gradient are in no optimizer: {listing(where)}"
+            text = message(
+                "{number} of {total} parameters that have a gradient are in no optimizer: {places}",
+                number=len(names),
+                total=total,
+                places=listing(where),
+            )
             yield self.finding(facts, self._since, text, {"parameters": len(names), "all": total}, where)

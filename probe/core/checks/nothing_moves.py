@@ -9,6 +9,7 @@ from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.step_size import step_sizes
 from probe.core.checks.update_facts import is_any
+from probe.core.language import joined, message
 
 UPDATES = 5
 LOOKED = 3
@@ -20,7 +21,7 @@ LEAST_RATE = 1e-4
 LEAST_NORM = 1e-2
 """Share of the largest gradient of updates that moved something below which the training has converged."""
 
-STOPPED = "the optimizer decides itself how far it goes, and may have ended its search"
+STOPPED = message("the optimizer decides itself how far it goes, and may have ended its search")
 
 
 class NothingMoves(FactCheck):
@@ -75,11 +76,14 @@ class NothingMoves(FactCheck):
         if self._count >= UPDATES and len(self._looked) >= enough and not self._reported:
             self._reported = True
             number = len(self._looked)
-            text = (
-                f"none of {number} parameters that were looked at has changed in {self._count} updates in a row, "
-                f"though the learning rate is {rate:.3g} and their gradients are not zero"
+            text = message(
+                "none of {number} parameters that were looked at has changed in {count} updates in a row, though "
+                "the learning rate is {rate:.3g} and their gradients are not zero",
+                number=number,
+                count=self._count,
+                rate=rate,
             )
             stopped = facts.searches and self._highest_norm > 0
-            text += f"; {STOPPED}" if stopped else ""
+            text = joined("; ", [text, STOPPED]) if stopped else text
             grade: Grade = "note" if stopped else self.grade
             yield self.finding(facts, self._since, text, {"rate": rate, "looked": number, "norm": total}, grade=grade)

@@ -9,9 +9,10 @@ from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import is_any
+from probe.core.language import message
 
 UPDATES = 3
-CLEARED = "they were cleared between the backward and the update"
+CLEARED = message("they were cleared between the backward and the update")
 
 
 class NothingToApply(FactCheck):
@@ -52,17 +53,22 @@ class NothingToApply(FactCheck):
             cause = None if moved else self._cause(update)
         if self._streak.completes(cause is not None, facts.step):
             where = ancestors(facts.strangers, facts.strangers)
-            text = f"none of the {len(facts.names)} parameters of the optimizer has a gradient at its updates: {cause}"
+            text = message(
+                "none of the {number} parameters of the optimizer has a gradient at its updates: {cause}",
+                number=len(facts.names),
+                cause=cause,
+            )
             evidence = {"parameters": len(facts.names), "strangers": len(facts.strangers)}
             yield self.finding(facts, self._streak.since, text, {**evidence, "backwards": facts.backwards}, where)
 
     def _cause(self, update: JudgedUpdate) -> str | None:
         facts = update.facts
         if facts.strangers:
-            return f"the backward reaches others, which no optimizer has ({listing(facts.strangers)})"
+            places = listing(facts.strangers)
+            return message("the backward reaches others, which no optimizer has ({places})", places=places)
         if facts.backwards:
             return CLEARED
-        return "no backward reaches them" if facts.alone else None
+        return message("no backward reaches them") if facts.alone else None
 
 
 def _were_cleared(update: JudgedUpdate) -> bool:

@@ -16,6 +16,7 @@ from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
 from probe.core.door import FaultCounter, attempt
+from probe.core.language import joined, message
 
 OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name})
 """Checks that judge losses alone."""
@@ -119,16 +120,18 @@ class CheckPanel:
                 absent += 1
             else:
                 unseen.setdefault(reason, []).append(name)
-        parts = [f"{holding} hold"]
+        parts = [message("{number} hold", number=holding)]
         if self._broken:
-            parts.append(
-                f"{len(self._broken)} broken ({', '.join(name for name in self._classes if name in self._broken)})"
-            )
-        parts += [f"{absent} not applicable"] if absent else []
+            names = ", ".join(name for name in self._classes if name in self._broken)
+            parts.append(message("{number} broken ({names})", number=len(self._broken), names=names))
+        parts += [message("{number} not applicable", number=absent)] if absent else []
         if unseen:
-            reasons = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in unseen.items())
-            parts.append(f"{sum(map(len, unseen.values()))} could not be seen ({reasons})")
-        return f"preflight: {', '.join(parts)}"
+            reasons = [joined(": ", [message(reason), ", ".join(names)]) for reason, names in unseen.items()]
+            number = sum(map(len, unseen.values()))
+            parts.append(
+                message("{number} could not be seen ({reasons})", number=number, reasons=joined("; ", reasons))
+            )
+        return message("preflight: {parts}", parts=joined(", ", parts))
 
     def _missing(self, name: str) -> str | None:
         """Return why a check says nothing, of the optimizer of which least was seen; None if it has judged all."""

@@ -13,6 +13,7 @@ from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import listing
 from probe.core.checks.step_size import GradientMemory, rates_of, step_sizes
 from probe.core.checks.update_facts import Array, Mask, UpdateFacts, is_all, is_any
+from probe.core.language import message
 
 UPDATES = 5
 LEAST_STEP, LEAST_HALF_STEP = 1e-6, 1e-5
@@ -106,16 +107,22 @@ class ParameterStuck(FactCheck):
         facts = update.facts
         where = tuple(name for name, is_stuck in zip(facts.names, stuck, strict=True) if is_stuck)
         rate = float(np.nanmax(rates_of(facts)))
-        text = (
-            f"{listing(where)}: no number has changed in {UPDATES} updates at a learning rate of {rate:.3g}, though "
-            f"the gradient is not zero and other parameters move: {self._reason(stuck)}"
+        text = message(
+            "{places}: no number has changed in {updates} updates at a learning rate of {rate:.3g}, though the "
+            "gradient is not zero and other parameters move: {reason}",
+            places=listing(where),
+            updates=UPDATES,
+            rate=rate,
+            reason=self._reason(stuck),
         )
         since = int(self._since[stuck].min())
         yield self.finding(facts, since, text, {"parameters": number, "rate": rate}, where)
 
     def _reason(self, stuck: Mask) -> str:
         if self._half[stuck].all():
-            return "in half precision without a copy in float32, the update is less than the rounding of the numbers"
+            return message(
+                "in half precision without a copy in float32, the update is less than the rounding of the numbers"
+            )
         if self._full[stuck].all():
-            return "the update is lost, as if it were written to a copy"
-        return "the update is lost, or less than the rounding of the numbers"
+            return message("the update is lost, as if it were written to a copy")
+        return message("the update is lost, or less than the rounding of the numbers")

@@ -8,6 +8,7 @@ from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 
 UPDATES = 3
 
@@ -52,10 +53,13 @@ class ParametersReplaced(FactCheck):
             return
         self._names = facts.replaced if harmful else ()
         where = ancestors(facts.replaced, (*facts.names, *facts.replaced))
-        state = "are trained by no optimizer" if harmful else "have no gradient here, or are in an optimizer"
-        text = (
-            f"{len(facts.replaced)} parameters of the optimizer are no longer those of the model: others, which "
-            f"{state}, have taken their place in {listing(where)}"
+        state = message("are trained by no optimizer" if harmful else "have no gradient here, or are in an optimizer")
+        text = message(
+            "{number} parameters of the optimizer are no longer those of the model: others, which {state}, have "
+            "taken their place in {places}",
+            number=len(facts.replaced),
+            state=state,
+            places=listing(where),
         )
         grade: Grade = "critical" if harmful else "note"
         since = facts.step if harmful else self._harmless.since
@@ -74,9 +78,11 @@ class ParametersReplaced(FactCheck):
         alike = bool(strange) and not any(strange) and len(strange) == len(facts.strangers)
         if self._before.completes(alike and not facts.replaced, facts.step):
             where = ancestors(facts.strangers, (*facts.names, *facts.strangers))
-            text = (
-                f"{len(strange)} parameters of the optimizer are in no model and have no gradient, and as many of the "
-                f"model have one and are in no optimizer: {listing(where)} was replaced after the optimizer was made"
+            text = message(
+                "{number} parameters of the optimizer are in no model and have no gradient, and as many of the "
+                "model have one and are in no optimizer: {places} was replaced after the optimizer was made",
+                number=len(strange),
+                places=listing(where),
             )
             evidence = {"replaced": len(strange), "parameters": len(facts.names)}
             yield self.finding(facts, self._before.since, text, evidence, where)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from probe.core.language import message
+
 MOST = 20
 """Places of a finding at most."""
 SHOWN = 5
@@ -53,6 +55,7 @@ def _modules(name: str) -> Iterator[str]:
 def listing(places: Sequence[str]) -> str:
     """Return places for a sentence: ``a, b and 3 more``."""
     if not places:
-        return "parameters without a name"
+        return message("parameters without a name")
     first_places = ", ".join(places[:SHOWN])
-    return first_places if len(places) <= SHOWN else f"{first_places} and {len(places) - SHOWN} more"
+    more = len(places) - SHOWN
+    return message("{places} and {more} more", places=first_places, more=more) if more > 0 else first_places

@@ -7,6 +7,7 @@ from math import ceil, isnan
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
+from probe.core.language import message
 
 UPDATES, MOST, SHARE = 3, 8, 0.03
 """Updates in a row: least, most, and their part of the updates so far. A schedule may end just before the run."""
@@ -56,7 +57,9 @@ class RateZero(ChangeCheck):
             self._highest = max(self._highest, *rates)
         self._nothing = 0 if any(rates) or not facts.alone else self._nothing + 1
         if self._nothing == NEVER and not self._highest:
-            text = f"all learning rates are 0 in all of the first {NEVER} updates: they change nothing"
+            text = message(
+                "all learning rates are 0 in all of the first {never} updates: they change nothing", never=NEVER
+            )
             yield self.finding(facts, facts.step - NEVER + 1, text, {"updates": NEVER})
         zero = self._highest > 0 and not any(rates)
         if not zero:
@@ -67,5 +70,9 @@ class RateZero(ChangeCheck):
         self._since = self._since if self._zero else facts.step
         self._zero += 1
         if self._zero == max(2 * self._longest, min(MOST, max(UPDATES, ceil(SHARE * self._number)))):
-            text = f"all learning rates are 0 in {self._zero} updates in a row, up to {self._highest:.3g} before"
+            text = message(
+                "all learning rates are 0 in {zero} updates in a row, up to {highest:.3g} before",
+                zero=self._zero,
+                highest=self._highest,
+            )
             yield self.finding(facts, self._since, text, {"highest": self._highest})

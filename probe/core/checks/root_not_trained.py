@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 
 BEFORE, AFTER = 10, 3
 
@@ -40,11 +41,13 @@ class RootNotTrained(ChangeCheck):
         stopped = self._not.completes(not facts.training and self._trained >= BEFORE, facts.step)
         never = self._never.completes(not facts.training and not self._trained, facts.step)
         if stopped:
-            text = (
-                f"the model is in evaluation mode in {AFTER} updates in a row, and was in training mode in "
-                f"{self._trained} updates before: dropout and batch normalisation do not train"
+            text = message(
+                "the model is in evaluation mode in {after} updates in a row, and was in training mode in {trained} "
+                "updates before: dropout and batch normalisation do not train",
+                after=AFTER,
+                trained=self._trained,
             )
             yield self.finding(facts, self._not.since, text, {"updates": self._trained})
         if never:
-            text = f"the model was in evaluation mode in all of the first {BEFORE} updates"
+            text = message("the model was in evaluation mode in all of the first {before} updates", before=BEFORE)
             yield self.finding(facts, self._never.since, text, {"updates": BEFORE}, (), "note")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 
 FEW, UPDATES = 3, 5
 """Updates in a row for a warning, and for what is critical."""
@@ -53,14 +54,20 @@ class ScalingFails(FactCheck):
                 yield self._failed(update, WARM_UP, self._warm_up.since)
             return
         if self._few.completes(skipped, facts.step):
-            text = (
-                f"the gradient scaler has skipped {FEW} updates in a row since step {self._few.since}, though its "
-                "scale was a usable one"
+            text = message(
+                "the gradient scaler has skipped {few} updates in a row since step {since}, though its scale was a "
+                "usable one",
+                few=FEW,
+                since=self._few.since,
             )
             yield self.finding(facts, self._few.since, text, {"updates": FEW}, (), "warning")
         if self._streak.completes(skipped, facts.step):
             yield self._failed(update, UPDATES, self._streak.since)
 
     def _failed(self, update: JudgedUpdate, updates: int, since: int) -> CheckFinding:
-        text = f"the gradient scaler has skipped updates since step {since}, {updates} so far: nothing is trained"
+        text = message(
+            "the gradient scaler has skipped updates since step {since}, {updates} so far: nothing is trained",
+            since=since,
+            updates=updates,
+        )
         return self.finding(update.facts, since, text, {"updates": updates})

@@ -11,6 +11,7 @@ from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import Array, Mask, count_of, is_any
+from probe.core.language import message
 
 UPDATES = 3
 ALIKE = 1e-3
@@ -53,9 +54,12 @@ class StaleGradient(FactCheck):
         if self._streak.completes(2 * count >= number > 0, facts.step):
             stale = [name for name, is_stale in zip(facts.names, present & again, strict=True) if is_stale]
             where = () if count == number else ancestors(stale, facts.names)
-            text = (
-                f"{count} of {number} gradients still hold what the update before has applied, in {UPDATES} updates in "
-                "a row: nothing clears them"
+            text = message(
+                "{count} of {number} gradients still hold what the update before has applied, in {updates} updates "
+                "in a row: nothing clears them",
+                count=count,
+                number=number,
+                updates=UPDATES,
             )
             yield self.finding(facts, self._streak.since, text, {"gradients": number, "stale": count}, where)
 

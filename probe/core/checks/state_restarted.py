@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.update_facts import count_of
+from probe.core.language import message
 
 BEFORE, AGAIN = 10, 3
 RECENT = 2
@@ -52,10 +53,18 @@ class StateRestarted(ChangeCheck):
             before, self._highest = self._highest, 0
             if self._updates - self._written < RECENT:
                 return
-            text = f"the optimizer's state has counted {before} steps and begins again with {steps}"
+            text = message(
+                "the optimizer's state has counted {before} steps and begins again with {steps}",
+                before=before,
+                steps=steps,
+            )
             yield self.finding(facts, facts.step, text, {"before": before, "steps": steps})
         elif self._updates <= AGAIN and steps < self._updates and resumed and self._first_seen >= 0:
-            text = f"the run goes on from step {self._first_seen}, and the optimizer's state begins with {steps} steps"
+            text = message(
+                "the run goes on from step {first_seen}, and the optimizer's state begins with {steps} steps",
+                first_seen=self._first_seen,
+                steps=steps,
+            )
             yield self.finding(facts, self._first_seen, text, {"first": self._first_seen, "steps": steps})
             self._first_seen = -1
         self._highest = max(self._highest, steps)

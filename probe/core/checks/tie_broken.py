@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import listing
+from probe.core.language import message
 
 
 class TieBroken(ChangeCheck):
@@ -34,5 +35,8 @@ class TieBroken(ChangeCheck):
         broken = [tie for tie in self._ties if not any(group.issuperset(tie) for group in groups)]
         self._ties = facts.ties
         for tie in broken:
-            text = f"{listing(tie)} were one parameter and are so no longer: each is trained by its own gradient"
+            text = message(
+                "{places} were one parameter and are so no longer: each is trained by its own gradient",
+                places=listing(tie),
+            )
             yield self.finding(facts, facts.step, text, {"names": len(tie)}, tie)

@@ -11,6 +11,7 @@ import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
+from probe.core.language import message
 from probe.core.robust import MAD_TO_SIGMA
 
 WINDOW, LEAST = 50, 24
@@ -105,9 +106,11 @@ class TurningUnstable(ChangeCheck):
         return _Rise(norm, exp(middle), deviations) if RISE < deviations < LEAP else None
 
     def _finding(self, update: JudgedUpdate, rise: _Rise) -> CheckFinding:
-        text = (
-            f"the norm of all gradients is {rise.norm / rise.median:.4g} times its median of the latest updates, and "
-            f"the loss is {rise.deviations:.3g} deviations above its own: training may be about to diverge"
+        text = message(
+            "the norm of all gradients is {number:.4g} times its median of the latest updates, and the loss is "
+            "{deviations:.3g} deviations above its own: training may be about to diverge",
+            number=rise.norm / rise.median,
+            deviations=rise.deviations,
         )
         evidence = {"norm": rise.norm, "median": rise.median, "deviations of the loss": rise.deviations}
         return self.finding(update.facts, update.facts.step, text, evidence)

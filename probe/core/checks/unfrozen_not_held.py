@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
+from probe.core.language import message
 
 FIRST, UPDATES = 3, 3
 
@@ -48,9 +49,11 @@ class UnfrozenNotHeld(ChangeCheck):
         if names:
             self._first.update(names)
             where = ancestors(names, (*facts.names, *facts.strangers))
-            text = (
-                f"{len(names)} parameters have a gradient since step {self._since} and are in no optimizer: "
-                f"{listing(where)}"
+            text = message(
+                "{number} parameters have a gradient since step {since} and are in no optimizer: {places}",
+                number=len(names),
+                since=self._since,
+                places=listing(where),
             )
             gradient_count = int(facts.gradients.there.sum())
             yield self.finding(facts, self._since, text, {"parameters": len(names), "held": gradient_count}, where)

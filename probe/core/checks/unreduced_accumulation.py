@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 
 UPDATES = 2
 
@@ -33,8 +34,9 @@ class UnreducedAccumulation(FactCheck):
             return
         self.judged = True
         if self._streak.completes(not facts.reduced, facts.step):
-            text = (
-                f"the gradients of {UPDATES} updates in a row were not averaged with those of other ranks in the last "
-                "backward: each rank trains by itself"
+            text = message(
+                "the gradients of {updates} updates in a row were not averaged with those of other ranks in the "
+                "last backward: each rank trains by itself",
+                updates=UPDATES,
             )
             yield self.finding(facts, self._streak.since, text, {"backwards": facts.backwards})

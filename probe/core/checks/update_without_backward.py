@@ -10,6 +10,7 @@ from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Share
 from probe.core.checks.update_facts import Array, Mask, is_any
+from probe.core.language import message
 
 UPDATES, LATEST = 2, 4
 
@@ -45,9 +46,11 @@ class UpdateWithoutBackward(FactCheck):
         last, self._last = self._last, None if update.norms is None else (update.gradients, present)
         old = facts.backwards == 0 and bool(untouched[present].all()) and _are_same(self._last, last)
         if self._share.completes(old, facts.step):
-            text = (
-                f"{UPDATES} of the last {LATEST} updates applied the gradients of the update before once more: there "
-                "was no backward in between"
+            text = message(
+                "{updates} of the last {latest} updates applied the gradients of the update before once more: there "
+                "was no backward in between",
+                updates=UPDATES,
+                latest=LATEST,
             )
             yield self.finding(facts, self._share.since, text, {"gradients": int(present.sum())})
 

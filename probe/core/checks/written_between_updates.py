@@ -11,6 +11,7 @@ from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import count_of, is_any
+from probe.core.language import message
 
 QUIET = 10
 """Updates before it in which no parameter was written so."""
@@ -90,10 +91,14 @@ class WrittenBetweenUpdates(ChangeCheck):
         facts, number = update.facts, len(positions)
         where = () if grave else ancestors([facts.names[position] for position in positions], facts.names)
         text = (
-            f"the program has written all {number} parameters that were looked at between the last update and this "
-            f"one, for the first time in {self._settled} updates"
+            message(
+                "the program has written all {number} parameters that were looked at between the last update and "
+                "this one, for the first time in {settled} updates",
+                number=number,
+                settled=self._settled,
+            )
             if grave
-            else f"the program writes parameters between updates: {listing(where)}"
+            else message("the program writes parameters between updates: {places}", places=listing(where))
         )
         grade: Grade = "warning" if grave else "note"
         yield self.finding(facts, facts.step, text, {"parameters": number}, where, grade)
@@ -106,9 +111,11 @@ class WrittenBetweenUpdates(ChangeCheck):
         if not 0 < elements <= FLIPPED or (facts.sizes and facts.sizes[position] < 2):
             return
         name = facts.names[position]
-        text = (
-            f"{name or 'a parameter without a name'} has changed between the last update and this one, and no "
-            f"operation has written it; {number - 1} others that were looked at are as they were"
+        text = message(
+            "{name} has changed between the last update and this one, and no operation has written it; {number} "
+            "others that were looked at are as they were",
+            name=name or message("a parameter without a name"),
+            number=number - 1,
         )
         evidence = {"known": number} | ({} if values.elements is None else {"elements": elements})
         yield self.finding(facts, facts.step, text, evidence, tuple(filter(None, [name])))

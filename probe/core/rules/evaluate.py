@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import isfinite, isinf, isnan
 
+from probe.core.language import Message, message
 from probe.core.naming import row_name, signal_of
 from probe.core.records import Batch, Finding, Key
 from probe.core.rules import Rule, about
@@ -75,13 +76,23 @@ def module_of(finding: Finding) -> str:
 
 def explain(finding: Finding) -> str:
     """Return a sentence about a finding: ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
-    rule_word = word(finding.rule, finding.op, finding.value)
-    micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
-    module = f"module {module_of(finding)}" if module_of(finding) else "the root module"
-    meaning = signal_of(finding.signal).meaning
-    return (
-        f"{rule_word} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
-        f"in {module} is {finding.value:.6g}{_against(finding)}."
+    return f"{clause(finding)}."
+
+
+def clause(finding: Finding) -> Message:
+    """Return the sentence without its full stop, for the language of its reader."""
+    module = module_of(finding)
+    micro = message(", micro step {number}", number=finding.key.micro_step) if finding.micro_stepped else ""
+    return message(
+        "{kind} at step {step}{micro}: {op} of {row} ({meaning}) in {module} is {value}",
+        kind=message(word(finding.rule, finding.op, finding.value)),
+        step=finding.step,
+        micro=micro,
+        op=finding.op,
+        row=row_name(finding.key),
+        meaning=message(signal_of(finding.signal).meaning),
+        module=message("module {name}", name=module) if module else message("the root module"),
+        value=_against(finding),
     )
 
 
@@ -99,10 +110,14 @@ def word(rule: str, op: str, value: float | None) -> str:
     return about(rule).title or rule.removeprefix("Anomaly") or "Finding"
 
 
-def _against(finding: Finding) -> str:
-    if isnan(finding.expected):
-        return ""
-    if not isfinite(finding.value) or finding.expected == 0:
-        return f", expected {finding.expected:.6g}"
-    bound = "threshold" if finding.rule == "AnomalyNan" else "expected"
-    return f", {abs(finding.value / finding.expected):.4g} times the {bound} {finding.expected:.6g}"
+def _against(finding: Finding) -> Message:
+    """Return the value of a finding, with the one that it was compared with."""
+    value, expected = finding.value, finding.expected
+    if isnan(expected):
+        return message("{value:.6g}", value=value)
+    if not isfinite(value) or expected == 0:
+        return message("{value:.6g}, expected {expected:.6g}", value=value, expected=expected)
+    text = "{value:.6g}, {times:.4g} times the expected {expected:.6g}"
+    if finding.rule == "AnomalyNan":
+        text = "{value:.6g}, {times:.4g} times the threshold {expected:.6g}"
+    return message(text, value=value, times=abs(value / expected), expected=expected)

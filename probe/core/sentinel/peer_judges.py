@@ -18,6 +18,7 @@ import numpy as np
 from probe.core.checks.check import CheckFinding
 from probe.core.checks.peer_ratios import BEYOND, LEAST, SAME, STEPS_SAME, UNLIKE, PeerRatios
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 from probe.core.sentinel.rank_group import RankGroup, stacked
 from probe.core.sentinel.rank_lines import Array, RankLine
 
@@ -61,7 +62,7 @@ class SameData:
         if tables is not None:
             same = np.array_equal(tables, np.broadcast_to(tables[0], tables.shape), equal_nan=True)
             if self._gradients.completes(same and bool(np.nan_to_num(tables[0]).any()), step):
-                yield self._finding("gradients before any reduction", step, self._gradients.since, lines)
+                yield self._finding(message("gradients before any reduction"), step, self._gradients.since, lines)
         else:
             yield from self._judge_losses(step, lines)
 
@@ -71,10 +72,13 @@ class SameData:
         self._varies = same and (self._varies or (losses[0] != self._last and not np.isnan(self._last)))
         self._last = losses[0] if same else float("nan")
         if self._losses.completes(self._varies, step):
-            yield self._finding("losses", step, self._losses.since, lines)
+            yield self._finding(message("losses"), step, self._losses.since, lines)
 
     def _finding(self, subject: str, step: int, since: int, lines: Sequence[RankLine]) -> CheckFinding:
-        text = f"{subject} are equal to the last digit on all ranks of a data-parallel group: they see the same data"
+        text = message(
+            "{subject} are equal to the last digit on all ranks of a data-parallel group: they see the same data",
+            subject=subject,
+        )
         norm = float(np.sqrt(np.nansum(lines[0].reduced[:, 0] ** 2)))
         numbers = {"loss": lines[0].loss, "norm of the gradients": norm, "ranks": len(lines)}
         evidence = {name: number for name, number in numbers.items() if np.isfinite(number)}
@@ -115,8 +119,14 @@ class UnlikePeers:
         yield from findings if alone else (finding._replace(ranks=self._group.ranks) for finding in findings[:1])
 
     def _finding(self, number: str, step: int, rank: int, mine: float, median: float, since: int) -> CheckFinding:
-        times, word = (mine / median, "above") if mine > median else (median / mine, "below")
-        text = f"rank {rank} is unlike its peers: the {number} is {times:.3g} times {word} their median"
+        times, word = (mine / median, message("above")) if mine > median else (median / mine, message("below"))
+        text = message(
+            "rank {rank} is unlike its peers: the {number} is {times:.3g} times {word} their median",
+            rank=rank,
+            number=number,
+            times=times,
+            word=word,
+        )
         evidence = {number: mine, "median of its peers": median, "times": times}
         return CheckFinding(UNLIKE, "warning", (), step, since, text, evidence, (rank,))
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from probe.core.checks.check import CheckFinding
 from probe.core.checks.streak import Streak
+from probe.core.language import message
 from probe.core.sentinel.peer_judges import SameData, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, deviations, stacked
 from probe.core.sentinel.rank_lines import Array, RankLine
@@ -65,7 +66,7 @@ class EqualReplicas:
     """Gradients that data-parallel ranks apply, the same bytes on all of them, and the parameters themselves."""
 
     equal = EQUAL
-    peers = "data-parallel replicas"
+    peers = message("data-parallel replicas")
     """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
@@ -79,9 +80,9 @@ class EqualReplicas:
         apart = self._must_equal(self._apart.look(step, values))
         if self._streak.completes(bool(wrong.any() or apart.any()), step):
             if wrong.any() or values is None:
-                yield self._finding(step, tables, wrong, "apply different gradients to", self.equal)
+                yield self._finding(step, tables, wrong, message("apply different gradients to"), self.equal)
             else:
-                yield self._finding(step, values, apart, "hold different values of", EQUAL_SHARE)
+                yield self._finding(step, values, apart, message("hold different values of"), EQUAL_SHARE)
 
     def _wrong(self, parts: Array) -> Mask:
         """Return the mask of the parameters whose gradients differ between ranks and must not, by how far they do."""
@@ -95,7 +96,12 @@ class EqualReplicas:
         places = np.flatnonzero(wrong)
         names = _names(self._group, places)
         ranks = _unlike_majority(self._group.ranks, tables[:, places], equal)
-        text = f"{self.peers} {verb} {_listed(names, len(places))}, which must be equal"
+        text = message(
+            "{peers} {verb} {places}, which must be equal",
+            peers=self.peers,
+            verb=verb,
+            places=_listed(names, len(places)),
+        )
         norms = tables[:, places[0], 0]
         evidence = {"lowest norm": float(norms.min()), "highest norm": float(norms.max()), "parameters": len(places)}
         return CheckFinding(DIFFER, "critical", names, step, self._streak.since, text, evidence, ranks)
@@ -106,7 +112,7 @@ class TensorReplicas(EqualReplicas):
     whose gradients were equal over the first updates, and not constant."""
 
     equal = EQUAL_SHARE
-    peers = "tensor-parallel ranks"
+    peers = message("tensor-parallel ranks")
     """Ranks of the group, as a finding names them."""
 
     def __init__(self, group: RankGroup) -> None:
@@ -167,9 +173,13 @@ class ScaledApart:
 
     def _finding(self, step: int, ranks: tuple[int, int], factor: float, places: Places) -> CheckFinding:
         names = _names(self._group, places)
-        text = (
-            f"rank {ranks[1]} applies the gradients of rank {ranks[0]} times {factor:.4g} to "
-            f"{_listed(names, len(places))}: they were equal before one was clipped or scaled"
+        text = message(
+            "rank {rank} applies the gradients of rank {peer} times {factor:.4g} to {places}: they were equal "
+            "before one was clipped or scaled",
+            rank=ranks[1],
+            peer=ranks[0],
+            factor=factor,
+            places=_listed(names, len(places)),
         )
         evidence = {"factor": factor, "parameters": float(len(places))}
         return CheckFinding(DIFFER, "critical", names, step, step, text, evidence, ranks)
@@ -248,11 +258,12 @@ class UnnamedReplicas:
         members = sorted({member for pair in apart for member in pair})
         ranks = tuple(self._group.ranks[member] for member in members)
         listed = _listed(names, len(places))
-        since, text = step, f"ranks apply different gradients to {listed}, which were equal until now"
+        since = step
+        text = message("ranks apply different gradients to {listed}, which were equal until now", listed=listed)
         if values:
             # that gradients are equal takes some updates to be seen: the values differed before
             since = min(int(self._pairs[pair].apart.since[some].min()) for pair, some in apart.items())
-            text = f"ranks apply equal gradients to {listed}, whose values differ"
+            text = message("ranks apply equal gradients to {listed}, whose values differ", listed=listed)
         table = [lines[member].values if values else lines[member].reduced for member in members]
         norms = [float(rows[places[0], 0]) for rows in table if rows is not None]
         evidence = {"lowest norm": min(norms), "highest norm": max(norms), "parameters": float(len(places))}
@@ -294,7 +305,8 @@ def _names(group: RankGroup, places: Places) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str], number: int) -> str:
-    return ", ".join(names) + (f" and {number - len(names)} more" if number > len(names) else "")
+    places, more = ", ".join(names), number - len(names)
+    return message("{places} and {more} more", places=places, more=more) if more > 0 else places
 
 
 def _unlike_majority(ranks: Sequence[int], tables: Array, equal: float) -> tuple[int, ...]:

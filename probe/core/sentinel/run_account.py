@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +14,13 @@ from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
 from probe.core.judged_findings import of_check, of_number
+from probe.core.language import Message, message
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
+from probe.core.output.sinks.overhead import OVERHEAD
 from probe.core.records import Finding, Snapshot
 from probe.core.rules.causal_order import causal_order
-from probe.core.rules.evaluate import explain, module_of, word
+from probe.core.rules.evaluate import clause, module_of, word
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RunFinding, RunStep
@@ -34,7 +37,6 @@ SIGNALS_OF = {
     "mv_distribution": "optimizer state",
 }
 """Rows, by the switch of the configuration that records them."""
-UNJUDGED = " (recorded, and judged by no rule)"
 IN_GRAPHS = "anything in a CUDA graph, nor the replays of one"
 WEIGHTS_PHASE, FORWARD_PHASE = SIGNALS["param_origin"].phase, SIGNALS["actv"].phase
 
@@ -64,6 +66,7 @@ class RunAccount:
         self._findings: list[JudgedFinding] = []
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
+        self._cost = math.nan
         self._looked: list[str] = []
         self.stretches: Sequence[CollectedSteps] = ()
         """Steps in which everything is collected around what was found."""
@@ -100,6 +103,7 @@ class RunAccount:
     def rows(self, snapshot: Snapshot) -> None:
         """Take a sampled step with its findings, in causal order."""
         after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
+        self._cost = snapshot.scalars.get(OVERHEAD, self._cost)
         if self.stretches:
             self._show(snapshot)
         if snapshot.findings:
@@ -180,6 +184,7 @@ class RunAccount:
             faults=sum(number for place, number in faults.items() if place != CAPTURED),
             ended=ended,
             deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
+            cost=self._cost,
         )
 
     def _deep(self, stretch: CollectedSteps, step: int) -> DeepSteps:
@@ -208,38 +213,51 @@ class RunAccount:
             self._placed.add(steps.first)
             finding = next((candidate for candidate in [*self._findings] if steps.concern(candidate)), None)
             if finding is not None and (named := steps.explain(finding)).where != finding.where:
-                text = named.text.removeprefix(f"{finding.text}; ")
+                text = _added(named.text, finding.text)
                 kind, grade, since = finding.kind, finding.grade, finding.since
                 placed.append(CheckFinding(kind, grade, named.where, steps.step, since, text, {}))
         return placed
 
     def _looked_at(self, steps: int, recorded: int, captured: bool) -> Looked:
-        span = "" if recorded == steps else f" in {recorded} of {steps} steps"
         rows = {name for switch, name in SIGNALS_OF.items() if recorded and getattr(self._settings, switch)}
         judged = rows if self._settings.alert.rules else set()
-        at = [f"{name}{span}" for name in SIGNALS_OF.values() if name in judged]
-        not_at = [f"{name}{UNJUDGED if name in rows else ''}" for name in SIGNALS_OF.values() if name not in judged]
+        at = [message(name) for name in SIGNALS_OF.values() if name in judged]
+        if recorded < steps:
+            span = "{what} in {number} of {all} steps"
+            at = [message(span, what=name, number=recorded, all=steps) for name in at]
+        not_at = [_unjudged(name, name in rows) for name in SIGNALS_OF.values() if name not in judged]
         logged = bool(self._loss.steps) and not self._own_loss
         if self._own_loss or (logged and self._settings.run.rules):
-            at.append("the logged loss" if logged else "the loss")
+            at.append(message("the logged loss" if logged else "the loss"))
         else:
-            not_at.append(f"the loss{UNJUDGED if logged else ''}")
-        return Looked((*at, *self._looked), (*not_at, *([IN_GRAPHS] if captured else ())))
+            not_at.append(_unjudged("the loss", logged))
+        return Looked((*at, *map(message, self._looked)), (*not_at, *([message(IN_GRAPHS)] if captured else ())))
 
     def _why(self) -> str:
         """Return the reason for which some steps were not recorded."""
         settings = self._settings
         if not any(getattr(settings, switch) for switch in SIGNALS_OF):
-            return "the configuration records no rows"
+            return message("the configuration records no rows")
         if settings.module_ranks and self._rank not in settings.module_ranks:
-            return "this rank is not in module_ranks"
+            return message("this rank is not in module_ranks")
         if settings.max_overhead is not None:
-            return f"max_overhead allows {settings.max_overhead * 100:g} % of the time"
+            return message("max_overhead allows {part:g} % of the time", part=settings.max_overhead * 100)
         if settings.step_interval > 1:
-            return f"step_interval is {settings.step_interval}"
+            return message("step_interval is {number}", number=settings.step_interval)
         if settings.start_step > self.first:
-            return f"start_step is {settings.start_step}"
-        return "as configured, or as there was room"
+            return message("start_step is {number}", number=settings.start_step)
+        return message("as configured, or as there was room")
+
+
+def _added(text: str, before: str) -> str:
+    """Return what a longer text of a finding has beyond ``before``."""
+    parts = [*text.values.values()] if isinstance(text, Message) else [text.removeprefix(f"{before}; ")]
+    return str(parts[-1])
+
+
+def _unjudged(name: str, is_recorded: bool) -> Message:
+    """Return the name of what was not looked at."""
+    return message("{what} (recorded, and judged by no rule)", what=message(name)) if is_recorded else message(name)
 
 
 def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:
@@ -251,7 +269,7 @@ def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFi
         where=(row_name(finding.key),),
         step=finding.step,
         since=finding.step,
-        text=explain(finding).rstrip("."),
+        text=clause(finding),
         evidence={finding.op: finding.value},
         located=kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution,
         after=after,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
 from probe.core.hindsight.onset import Onset
-from probe.core.messages import plural, shown_path
-from probe.core.storage.layout import ranks_text
+from probe.core.language import joined, message, packed, unpacked
+from probe.core.messages import shown_path
 from probe.core.storage.run_directory import zone_note
-from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, united, verdict_of
+from probe.core.verdict import DeepSteps, JudgedFinding, Looked, Verdict, on_ranks, united, verdict_of
 from probe.core.verdict_picture import VerdictPicture, card_lines
 
-ALL = "all of them recorded"
 LOSS = "loss"
 """Name of the loss among the numbers of a finding."""
 
@@ -44,19 +43,27 @@ class LossSpan(NamedTuple):
         """Return the last finite loss and the last one as a clause; an empty text if every loss was finite, or none."""
         if self.finite_until is None or math.isfinite(self.last) or math.isnan(self.finite):
             return ""
-        return f"loss {self.finite:.4g} at step {self.finite_until} -> {self.last:.4g} at step {self.finite_until + 1}"
+        return message(
+            "loss {before:.4g} at step {earlier} -> {after:.4g} at step {step}",
+            before=self.finite,
+            earlier=self.finite_until,
+            after=self.last,
+            step=self.finite_until + 1,
+        )
 
     def text(self) -> str:
         """Return the span as a clause; an empty text if no loss was seen."""
         if not self.steps:
             return ""
-        span = f"loss {self.first:.4g} to {self.last:.4g}"
+        span = message("loss {first:.4g} to {last:.4g}", first=self.first, last=self.last)
         if math.isfinite(self.last):
             return span
         if self.finite_until is None:
-            return f"{span}, never finite"
-        finite = "" if math.isnan(self.finite) else f" ({self.finite:.4g})"
-        return f"{span}, last finite at step {self.finite_until}{finite}"
+            return joined(", ", [span, message("never finite")])
+        until = message("last finite at step {step}", step=self.finite_until)
+        if not math.isnan(self.finite):
+            until = message("last finite at step {step} ({value:.4g})", step=self.finite_until, value=self.finite)
+        return joined(", ", [span, until])
 
 
 class WatchSummary(NamedTuple):
@@ -90,12 +97,16 @@ class WatchSummary(NamedTuple):
     """False if the process has written nothing later: it was killed, or goes on."""
     deep: tuple[DeepSteps, ...] = ()
     """Steps in which everything was collected."""
+    cost: float = math.nan
+    """Time that training has waited for probe, as a part of all its time; NaN if it is unknown."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON can hold."""
         findings = [as_fields(finding) for finding in self.findings]
         deep = [steps._asdict() for steps in self.deep]
-        return {**self._asdict(), "loss": [*self.loss], "findings": findings, "looked": [*self.looked], "deep": deep}
+        texts = {"why": packed(self.why), "preflight": packed(self.preflight)}
+        looked = [[*map(packed, texts)] for texts in self.looked]
+        return {**self._asdict(), **texts, "loss": [*self.loss], "findings": findings, "looked": looked, "deep": deep}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> WatchSummary:
@@ -108,7 +119,8 @@ class WatchSummary(NamedTuple):
         parsed = {
             "loss": LossSpan(*fields["loss"]),
             "findings": tuple(map(finding_of, fields["findings"])),
-            "looked": Looked(tuple(at), tuple(not_at)),
+            "looked": Looked(tuple(map(unpacked, at)), tuple(map(unpacked, not_at))),
+            **{name: unpacked(fields[name]) for name in ("why", "preflight")},
             "deep": tuple(DeepSteps(**{**steps, "kinds": tuple(steps["kinds"])}) for steps in fields["deep"]),
         }
         return cls(**{**fields, **parsed})
@@ -116,7 +128,8 @@ class WatchSummary(NamedTuple):
 
 def as_fields(finding: JudgedFinding) -> dict[str, Any]:
     """Return a finding as values that JSON can hold."""
-    return {**finding._asdict(), "onset": None if finding.onset is None else finding.onset._asdict()}
+    onset = None if finding.onset is None else finding.onset._asdict()
+    return {**finding._asdict(), "text": packed(finding.text), "onset": onset}
 
 
 def finding_of(fields: Mapping[str, Any]) -> JudgedFinding:
@@ -126,14 +139,15 @@ def finding_of(fields: Mapping[str, Any]) -> JudgedFinding:
         TypeError, KeyError, ValueError: if it is something else.
     """
     sequences = {name: tuple(fields[name]) for name in ("where", "ranks")}
-    return JudgedFinding(**{**fields, **sequences, "onset": Onset.of(fields.get("onset"))})
+    text, onset = unpacked(fields["text"]), Onset.of(fields.get("onset"))
+    return JudgedFinding(**{**fields, **sequences, "text": text, "onset": onset})
 
 
 class RunReport(NamedTuple):
     """Report about a run on all ranks of a node."""
 
-    head: str
-    """Clause about its steps and its loss."""
+    facts: tuple[str, ...]
+    """Clauses about its steps, its loss, its checks and the cost."""
     verdict: Verdict
     files: str
     """Folder of its files; empty if nothing is written."""
@@ -144,7 +158,7 @@ class RunReport(NamedTuple):
 
     def line(self) -> str:
         """Return the report as one line."""
-        return "; ".join(filter(None, [self.head, self.unknown or self.verdict.line(), self._files]))
+        return joined("; ", [*self.facts, *filter(None, [self.unknown or self.verdict.line(), self._files])])
 
     def lines(self, picture: VerdictPicture | None = None, blocks: bool = True) -> list[str]:
         """Return the report for a terminal: the verdict first, then what was watched.
@@ -153,17 +167,17 @@ class RunReport(NamedTuple):
             picture: of the rows around the place that is named.
             blocks: whether the terminal has block characters.
         """
+        watched = [*self.facts, *filter(None, [self._files])]
         if not self.verdict.kind:
-            return [*([self.unknown] if self.unknown else self.verdict.lines()), self._watched()]
+            return [*([self.unknown] if self.unknown else self.verdict.lines()), *watched]
         lines = card_lines(self.verdict, picture, self.files, self.change, blocks)
-        return [*lines, *filter(None, [self.unknown]), self._watched()]
-
-    def _watched(self) -> str:
-        return "; ".join(filter(None, [self.head, self._files]))
+        return [*lines, *filter(None, [self.unknown]), *watched]
 
     @property
     def _files(self) -> str:
-        return f"files in {self.files}{zone_note(self.files)}" if self.files else ""
+        if not self.files:
+            return ""
+        return message("files in {folder}{zone}", folder=self.files, zone=zone_note(self.files))
 
 
 def report_of(
@@ -185,28 +199,44 @@ def report_of(
     deep = [steps for summary in ranks for steps in summary.deep]
     verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
     change = first.loss.change() if LOSS in verdict.evidence else ""
-    return RunReport("; ".join(_head(ranks)), verdict, files, _unknown(ranks), change)
+    return RunReport(tuple(_facts(ranks)), verdict, files, _unknown(ranks), change)
 
 
-def _head(ranks: Sequence[WatchSummary]) -> list[str]:
+def _facts(ranks: Sequence[WatchSummary]) -> Iterator[str]:
+    """Yield clauses about what was watched."""
     first = ranks[0]
-    fewest, most = min(summary.steps for summary in ranks), max(summary.steps for summary in ranks)
-    steps = f"{fewest} to {most}" if fewest < most else str(most)
-    on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
-    recorded = f"{first.recorded} of them recorded ({first.why})" if first.recorded < first.steps else ALL
-    head = f"{steps} {plural(most, 'step')} watched{on}" + (f", {recorded}" if most and first.ended else "")
-    deep = dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
-    parts = [head, *deep, first.loss.text(), first.preflight if first.ended else ""]
+    yield _steps(ranks)
+    yield from dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
+    yield from filter(None, [first.loss.text(), first.preflight if first.ended else ""])
+    cost = max((summary.cost for summary in ranks if not math.isnan(summary.cost)), default=math.nan)
+    if not math.isnan(cost):
+        yield message("cost: {cost:.1f} % of the time", cost=100 * cost)
     if faults := sum(summary.faults for summary in ranks):
-        parts.append(f"{faults} {plural(faults, 'failure')} inside probe, which training did not notice")
-    return [*filter(None, parts)]
+        failures = "{number} failure inside probe, which training did not notice"
+        many = "{number} failures inside probe, which training did not notice"
+        yield message(failures if faults == 1 else many, number=faults)
+
+
+def _steps(ranks: Sequence[WatchSummary]) -> str:
+    first, fewest, most = ranks[0], min(each.steps for each in ranks), max(each.steps for each in ranks)
+    parts = [message("{number} step watched" if most == 1 else "{number} steps watched", number=most)]
+    if fewest < most:
+        parts = [message("{fewest} to {most} steps watched", fewest=fewest, most=most)]
+    if len(ranks) > 1:
+        parts = [message("{steps} on {number} ranks", steps=parts[0], number=len(ranks))]
+    if most and first.ended:
+        parts.append(message("all of them recorded"))
+    if most and first.ended and first.recorded < first.steps:
+        parts[-1] = message("{number} of them recorded ({why})", number=first.recorded, why=first.why)
+    return joined(", ", parts)
 
 
 def _unknown(ranks: Sequence[WatchSummary]) -> str:
     killed = [summary for summary in ranks if not summary.ended]
     if not killed:
         return ""
-    names = f"{plural(len(killed), 'rank')} {ranks_text([summary.rank for summary in killed])}"
-    last_step = min(summary.step for summary in killed) - 1
-    since = f" after step {last_step}" if any(summary.steps for summary in killed) else ""
-    return f"{names} ended without a report: nothing is known{since}"
+    names = on_ranks([summary.rank for summary in killed])
+    if not any(summary.steps for summary in killed):
+        return message("{ranks} ended without a report: nothing is known", ranks=names)
+    step = min(summary.step for summary in killed) - 1
+    return message("{ranks} ended without a report: nothing is known after step {step}", ranks=names, step=step)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from probe.core.checks.check import CheckFinding, Grade
 from probe.core.hindsight.onset import Onset
+from probe.core.language import Message, packed, unpacked
 from probe.core.storage.batches import Readable
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import append_line, opened
@@ -26,6 +27,8 @@ from probe.core.storage.sql import literal, pattern_of
 CHECKS = "checks.jsonl"
 PROGRAM = "program"
 """Field with the identity of the program, of findings between ranks."""
+MESSAGE = "message"
+"""Field with the template and the values of the text."""
 GRADES: tuple[str, ...] = get_args(Grade)
 MOST = 10_000
 """Findings of a file that are read; a run writes a few hundred at most."""
@@ -63,6 +66,8 @@ class CheckLines:
 def check_line(finding: CheckFinding, program: str = "") -> str:
     """Return the line of a finding."""
     fields = plain(finding) | ({PROGRAM: program} if program else {})
+    if isinstance(finding.text, Message):
+        fields[MESSAGE] = packed(finding.text)
     if finding.onset is None:
         del fields["onset"]
     return json.dumps(fields, ensure_ascii=False) + "\n"
@@ -118,7 +123,7 @@ def _line(fields: Mapping[str, Any]) -> CheckLine:
         raise ValueError("expected a grade and two steps")
     evidence = {str(name): float(value) for name, value in dict(fields["evidence"]).items()}
     where, ranks = tuple(map(str, fields["where"])), tuple(map(int, fields.get("ranks") or ()))
-    onset, text = Onset.of(fields.get("onset")), str(fields["text"])
+    onset, text = Onset.of(fields.get("onset")), unpacked(fields.get(MESSAGE, fields["text"]))
     finding = CheckFinding(str(fields["check"]), grade, where, step, since, text, evidence, ranks, onset)
     return CheckLine(finding, str(fields.get(PROGRAM, "")))
 

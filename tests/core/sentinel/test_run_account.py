@@ -127,7 +127,7 @@ def test_rows_around_an_incident_name_a_module_if_the_weights_were_finite(
     report = report_of([WatchSummary.of(json.loads(json.dumps(summary(run, 20).as_json())))])
     assert (report.verdict.kind, report.verdict.where, report.verdict.since) == ("loss-not-finite", where, 12)
     assert text in report.verdict.text
-    assert "collected deep at steps 13 to 19 (loss-not-finite)" in report.head
+    assert "collected deep at steps 13 to 19 (loss-not-finite)" in report.facts[1]
 
 
 def test_a_loss_that_alone_is_not_finite_names_no_module() -> None:
