@@ -26,7 +26,7 @@ class Stuck:
             open(os.environ["STUCK_ON"], "rb").close()
 
 SINKS["api"] = lambda context: Stuck()
-config = {**EVERYTHING, "format": ["csv", "api"], "when_queue_full": "drop", "alert": {"rules": []}}
+config = {**EVERYTHING, "format": ["csv", "api"], "when_queue_full": "drop", "alert": {"rules": [], "grace_seconds": 1}}
 monitor = TrainerMon({**config, "step_count_per_record": 100000})
 """
 

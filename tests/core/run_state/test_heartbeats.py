@@ -133,9 +133,10 @@ def without_answer(connection: socket.socket, network: Network) -> None:
     """The server stores the messages; its answer is lost."""
     place = urlsplit(network.server.address)
     with socket.create_connection((place.hostname, place.port)) as other:
-        other.sendall(connection.recv(1 << 16))
+        threading.Thread(target=pump, args=(connection, other), daemon=True).start()
         other.settimeout(LONG)
         other.recv(1)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def answering(status: str, content: str = "{}", header: str = "X-None: 1") -> Behaviour:
