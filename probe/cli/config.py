@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from probe.cli.config_summary import foreign_summary, summary
+from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
@@ -176,7 +176,7 @@ def _checked(file: Path, ranks: int, steps: int) -> list[str]:
     """
     text = text_of(name := str(file), content(name))
     monitor = monitor_of(parse(name, text).values, is_python(name, text))
-    if monitor is not None:
+    if monitor is not None and monitor in SUMMARIES:
         return [f"{file}: correct, a configuration of {monitor.title}", *_aligned(foreign_summary(monitor, file))]
     settings = load(file)
     for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
