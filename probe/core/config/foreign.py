@@ -58,7 +58,7 @@ _OF_ALERTS = frozenset({"enable_feishu_alert", "feishu_alert_address", "light_mo
 """Keys of InternEvo's section ``alert``."""
 
 _BY_KEYS = (
-    (frozenset({"task", "dump_path"}), PRECISION_DEBUGGER),
+    (frozenset({"task"}), PRECISION_DEBUGGER),
     (frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}), DEEPSPEED),
     (_OF_MONITOR_V2, MONITOR_V2),
 )
