@@ -11,9 +11,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from probe.cli import refusing
-from probe.cli.config_summary import foreign_summary, summary
+from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.cli.json_answer import AsJson, print_answer
-from probe.core.config.errors import ConfigError, UnreadableConfigError
+from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
@@ -162,7 +162,7 @@ def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
     """
     text = text_of(name := str(file), content(name))
     monitor = monitor_of(parse(name, text).values, is_python(name, text))
-    if monitor is not None:
+    if monitor is not None and monitor in SUMMARIES:
         return CheckedConfig(monitor.title, dict(foreign_summary(monitor, file)), [])
     settings = load(file)
     warnings = [*without_effect(settings), *many_files(settings, ranks, steps)]

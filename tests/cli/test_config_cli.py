@@ -275,6 +275,22 @@ def test_check_recognises_configurations_of_other_monitors(
         ),
         ("a.py", "model = dict(type='x')\n", "expected an assignment such as monitor = dict(alert=dict("),
         ("a.py", "monitor = dict(\n", "not valid Python"),
+        ("a.py", "monitor = dict(**base)\n", "monitor: expected a mapping, got dict(**base), which is not run"),
+        (
+            "a.yaml",
+            "callbacks: {type: MFLossMonitor}",
+            'such as [{type: MFLossMonitor}], got {"type": "MFLossMonitor"}',
+        ),
+        (
+            "a.json",
+            '{"task": "statistics", "level": "L1", "rank": []}',
+            "this is one of msprobe's PrecisionDebugger; it",
+        ),
+        (
+            "a.json",
+            '{"train_batch_size": 8, "tensorboard": {"enabled": true}}',
+            "this is one of DeepSpeed; write the keys",
+        ),
         (
             "a.py",
             "import os\nmonitor = dict(alert=dict(\n    feishu_alert_address=os.environ['A']))\n",

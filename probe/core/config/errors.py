@@ -144,16 +144,16 @@ def _sentence(
     section: str,
 ) -> Message:
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
-        shown = _shown(loc[-1] if kind == "invalid_key" else value)
-        return message("expected a string as key, got {value}; put it in quotes", value=shown)
+        text = shown(loc[-1] if kind == "invalid_key" else value)
+        return message("expected a string as key, got {value}; put it in quotes", value=text)
     if kind == "extra_forbidden":
         return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place, section)
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
-    shown = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else _shown(value)
-    return message("expected {expected}, got {value}{hint}", expected=expected, value=shown, hint=hint)
+    text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
+    return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
 
 
 def unknown_key(name: object, known: Sequence[str], place: Belonging, section: str = "") -> Message:
@@ -174,7 +174,7 @@ def _hint(name: object, names: Sequence[str]) -> str:
     return message("; did you mean {name}?", name=close) if close else ""
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Encode ``value`` as JSON, cut to fit a line; of a large value only as much is encoded."""
     if isinstance(value, UnrunCode):
         code = _cut(redact(value.code), MOST_TEXT)

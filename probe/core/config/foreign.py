@@ -1,4 +1,5 @@
-"""Monitors whose configurations are read by other readers than that of ``TrainerMon``, recognised by their keys."""
+"""Programs whose configurations are no ``TrainerMon``'s, recognised by their keys: other monitors, which have readers
+here, and tools that are no monitors."""
 
 from __future__ import annotations
 
@@ -25,6 +26,13 @@ MONITOR_V2 = ForeignMonitor(
     "msprobe's Monitor V2", message("pass it to TrainerMonitorV2 of probe.core.monitor_v2.trainer")
 )
 INTERNEVO = ForeignMonitor("InternEvo's monitor", message("pass it to read_monitor_config of probe.core.alert"))
+PRECISION_DEBUGGER = ForeignMonitor(
+    "msprobe's PrecisionDebugger",
+    message("it dumps tensors; write the keys of the monitor, such as wg_distribution, into a file of their own"),
+)
+DEEPSPEED = ForeignMonitor(
+    "DeepSpeed", message("write the keys of the monitor, such as wg_distribution, into a file of their own")
+)
 
 _OF_MONITOR_V2 = frozenset({"monitors", "framework", "patch_optimizer_step", "async_write", "stop_step"})
 _OF_TRANSFORMERS = frozenset(
@@ -49,6 +57,13 @@ _OF_TRAINER_MON = frozenset(Settings.model_fields.keys() - {"alert", "run", "out
 _OF_ALERTS = frozenset({"enable_feishu_alert", "feishu_alert_address", "light_monitor_address", "alert_file_path"})
 """Keys of InternEvo's section ``alert``."""
 
+_BY_KEYS = (
+    (frozenset({"task"}), PRECISION_DEBUGGER),
+    (frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}), DEEPSPEED),
+    (_OF_MONITOR_V2, MONITOR_V2),
+)
+"""Keys of which one is enough, and the monitor or the tool that has it."""
+
 
 def monitor_of(values: Mapping[Any, Any], is_python: bool = False) -> ForeignMonitor | None:
     """Return the monitor to which a configuration belongs; None for that of ``TrainerMon``, whose keys msprobe's
@@ -62,12 +77,12 @@ def monitor_of(values: Mapping[Any, Any], is_python: bool = False) -> ForeignMon
         return None
     if is_python or _has_alerts(values) or _has_alerts(values.get("monitor")):
         return INTERNEVO
-    if keys & _OF_MONITOR_V2:
-        return MONITOR_V2
-    monitor = values.get("monitor")
-    if keys & _OF_TRANSFORMERS or (isinstance(monitor, Mapping) and monitor.keys() & {"train_state", "tensorboard"}):
+    if monitor := next((monitor for names, monitor in _BY_KEYS if keys & names), None):
+        return monitor
+    section = values.get("monitor")
+    if keys & _OF_TRANSFORMERS or (isinstance(section, Mapping) and section.keys() & {"train_state", "tensorboard"}):
         return TRANSFORMERS
-    return INTERNEVO if isinstance(monitor, Mapping) else None
+    return INTERNEVO if isinstance(section, Mapping) else None
 
 
 def _has_alerts(section: object) -> bool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
 
-from pydantic import ValidationError
-
-from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
+from probe.core.config.errors import ConfigError, path_text
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import contradictions, in_vain
 from probe.core.config.msprobe import EVERYTHING, MSPROBE
-from probe.core.config.parse import path_of, read
 from probe.core.config.schema import Settings
+from probe.core.config.source import ConfigSource
 from probe.core.language import joined, message
 
 logger = logging.getLogger("probe.settings")
@@ -49,31 +46,20 @@ def assigned(settings: Settings, key: str, value: object) -> Settings:
 
 
 def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
-    values, found = source, list[str]()
-    lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
-    if not isinstance(source, Mapping):
-        name = path_of(source)
-        values, found, lines = read(source)
-        lead = lines.lead
-    assert isinstance(values, Mapping)
-    if (foreign := monitor_of(values)) is not None:
+    given = ConfigSource(source, name)
+    if (foreign := monitor_of(given.values)) is not None:
         problem = message(
             "{source}: expected a configuration of TrainerMon, this is one of {title}; {usage}",
-            source=name,
+            source=given.name,
             title=foreign.title,
             usage=foreign.usage,
         )
-        raise ConfigError(name, [problem])
-    values = _without_unsupported(values, name)
-    try:
-        settings = Settings.model_validate(dict(values))
-    except ValidationError as error:
-        count = len(found) + error.error_count()
-        found += islice(problems(error, Settings, lead, place=EVERYTHING.place), max(MOST_SHOWN - len(found), 0))
-        raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
-    found += [joined("", (lead(path), path_text(path), ": ", each)) for path, each in contradictions(settings)]
-    if found:
-        raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+        raise ConfigError(given.name, [problem])
+    settings = given.validated(Settings, _without_unsupported(given.values, given.name), ConfigError, EVERYTHING.place)
+    given.problems += [
+        joined("", (given.lead(path), path_text(path), ": ", each)) for path, each in contradictions(settings)
+    ]
+    given.refuse(ConfigError)
     return settings
 
 

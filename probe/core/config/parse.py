@@ -42,6 +42,12 @@ class _Mapping(dict[Hashable, Any]):
     repeated: list[str]
 
 
+class _PythonConfigError(ConfigError):
+    """Error of a file that is no Python."""
+
+    advice = message("Correct these and start again; docs/guides/coming_from.md describes the keys.")
+
+
 class LineNumbers:
     """Line of each key of a file, found when a problem needs it.
 
@@ -233,7 +239,7 @@ def _python(name: str, text: str) -> tuple[Any, _Find]:
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL
         place = f"{name}:{getattr(error, 'lineno', None) or 1}:{getattr(error, 'offset', None) or 1}"
         problem = message("{place}: not valid Python: {problem}; correct it", place=place, problem=error.args[0])
-        raise ConfigError(name, [problem]) from None
+        raise _PythonConfigError(name, [problem]) from None
     values = _Mapping(found.values)
     values.repeated = []
     return values, found.lines

@@ -121,9 +121,11 @@ class PythonText:
             mapping: dict[Any, Any] = {}
             for key, value in pairs:
                 below = self._value(value)
-                if key is None and isinstance(below, dict):
+                if key is None and not isinstance(below, dict):
+                    return UnrunCode(ast.unparse(node))
+                if key is None:
                     mapping |= below
-                elif key is not None:
+                else:
                     mapping[self._key(key)] = below
             return mapping
         try:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator
 
 from probe.core.alerting.channels.address import Url
 from probe.core.config.dialect import Dialect, keys_of, not_here
-from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
-from probe.core.config.parse import path_of, read
+from probe.core.config.errors import ConfigError, nearest
+from probe.core.config.source import ConfigSource
 from probe.core.fields import Flag, Section, Text, not_blank
 from probe.core.language import message
 
 ROOT, ALERT = "monitor", "alert"
-Path = tuple[int | str, ...]
 _log = logging.getLogger("probe.settings")
 
 
@@ -80,30 +78,15 @@ def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> Moni
     Raises:
         InternEvoConfigError: with every problem at once.
     """
-    found, name = list[str](), "the given mapping"
-    lead: Callable[[Path], str] = lambda _: ""  # noqa: E731
-    if isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        name = path_of(source)
-        values, found, lines = read(source)
-        lead = lines.lead
-    block = _block(values, found, lead)
+    given = ConfigSource(source)
+    values, block = given.values, _block(given)
     at = (ROOT,) if ROOT not in values and ALERT in values else ()
     for sentence in INTERNEVO.misplaced(values, (ROOT, f"{ROOT}.{ALERT}"), at):
-        _log.warning("%s: %s", name, sentence)
-    try:
-        config = _Whole.model_validate({ROOT: _without_unsupported(block)})
-    except ValidationError as error:
-        count = len(found) + error.error_count()
-        place = INTERNEVO.place
-        found += islice(problems(error, _Whole, lead, place=place), max(MOST_SHOWN - len(found), 0))
-        raise InternEvoConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
-    if found:
-        raise InternEvoConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
-    alert = config.monitor.alert
+        _log.warning("%s: %s", given.name, sentence)
+    whole = {ROOT: _without_unsupported(block)}
+    alert = given.validated(_Whole, whole, InternEvoConfigError, INTERNEVO.place).monitor.alert
     for sentence in _in_vain(alert):
-        _log.warning("%s: %s", name, sentence)
+        _log.warning("%s: %s", given.name, sentence)
     return alert
 
 
@@ -115,14 +98,17 @@ def _in_vain(alert: MonitorAlertSection) -> Iterator[str]:
         yield "monitor.alert.feishu_alert_address has no effect: enable_feishu_alert is false; set it to true"
 
 
-def _block(values: Mapping[str, Any], found: list[str], lead: Callable[[Path], str]) -> Any:
+def _block(given: ConfigSource) -> Any:
     """Return the block of a whole configuration; that is empty if it has none. A key that resembles it is a problem."""
+    values = given.values
     if ROOT in values:
         return values[ROOT]
     if ALERT in values:
         return values
     meant = {key: nearest(key, (ROOT, ALERT)) for key in values}
-    found += [f"{lead((key,))}{key}: unknown key; did you mean {close}?" for key, close in meant.items() if close]
+    given.problems += [
+        f"{given.lead((key,))}{key}: unknown key; did you mean {close}?" for key, close in meant.items() if close
+    ]
     return {}
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Annotated, Any
 
 import annotated_types as ranges
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from probe.core.config.dialect import Dialect, keys_of
-from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, problems
-from probe.core.config.parse import path_of, read
+from probe.core.config.errors import ConfigError, nearest
 from probe.core.config.schema import EVERY_OP, CcDistribution, Formats
+from probe.core.config.source import ConfigSource
 from probe.core.fields import Flag, Form, Integer, Names, Number, Rank, Section, Text, wrong
 from probe.core.language import message
 
@@ -25,7 +24,6 @@ OPS = ("min", "max", "mean", "norm", "nans")
 """Ops of a section that names none."""
 LAYOUT_FORMAT = "csv_v2"
 """Format that writes files in the layout of Monitor V2."""
-Path = tuple[int | str, ...]
 _OPS_FORM = Form("list of names", "", f"a list of names out of {', '.join(EVERY_OP)}")
 _RANK_FORM = Form("rank or list of ranks", ">= 0", "a rank or a list of ranks, each an integer >= 0")
 _TARGETS_FORM = Form("list of texts", "", 'a list of parts of names, such as ["layers.0", "mlp"]')
@@ -257,24 +255,10 @@ def read_monitor_v2(source: str | PathLike[str] | Mapping[str, Any]) -> MonitorV
     Raises:
         MonitorV2ConfigError: with every problem at once.
     """
-    found, name = list[str](), "the given mapping"
-    lead: Callable[[Path], str] = lambda _: ""  # noqa: E731
-    if isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        name = path_of(source)
-        values, found, lines = read(source)
-        lead = lines.lead
-    try:
-        config = MonitorV2Config.model_validate(_flat(values))
-    except ValidationError as error:
-        count = len(found) + error.error_count()
-        found += islice(problems(error, MonitorV2Config, lead, place=MONITOR_V2.place), MOST_SHOWN - len(found))
-        raise MonitorV2ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
-    if found:
-        raise MonitorV2ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    given = ConfigSource(source)
+    config = given.validated(MonitorV2Config, _flat(given.values), MonitorV2ConfigError, MONITOR_V2.place)
     for sentence in _in_vain(config):
-        _log.warning("%s: %s", name, sentence)
+        _log.warning("%s: %s", given.name, sentence)
     return config
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems, unknown_key
-from probe.core.config.parse import path_of, read
+from probe.core.config.errors import ConfigError, nearest, path_text, problems, shown, unknown_key
+from probe.core.config.source import ConfigSource
 from probe.core.fields import Section
 from probe.core.language import message
 from probe.core.transformers.dialect import CALLBACKS, DYNAMIC, EVENTS, MONITOR, TRANSFORMERS
@@ -119,19 +119,10 @@ def read_configuration(
     Raises:
         TransformersConfigError: with every problem at once.
     """
-    values, name, found = dict[str, Any](), "the mapping", list[str]()
-    lead: Lead = lambda _: ""  # noqa: E731
-    if isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        name = path_of(source)
-        parsed = read(source)
-        values, lead = parsed.values, parsed.lines.lead
-        found += parsed.repeated
-    values = merged(values, arguments or {})
-    config = _Reader(values, lead, found, os.environ if environ is None else environ).read()
-    if found:
-        raise TransformersConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    given = ConfigSource(source)
+    values, variables = merged(given.values, arguments or {}), os.environ if environ is None else environ
+    config = _Reader(values, given.lead, given.problems, variables).read()
+    given.refuse(TransformersConfigError)
     return config
 
 
@@ -245,7 +236,9 @@ class _Reader:
         if listed is None:
             return None, None
         if not isinstance(listed, list | tuple):
-            self._problem((CALLBACKS,), f"expected a list of callbacks, got {type(listed).__name__}")
+            self._problem(
+                (CALLBACKS,), f"expected a list of callbacks, such as [{{type: MFLossMonitor}}], got {shown(listed)}"
+            )
             return None, None
         loss, probe, left = None, None, dict[int, str]()
         for index, entry in enumerate(listed):
@@ -280,7 +273,7 @@ class _Reader:
         value = self._values.get(key)
         if value is None or isinstance(value, Mapping):
             return value or {}
-        self._problem((key,), f"expected a mapping, got {type(value).__name__}")
+        self._problem((key,), f"expected a mapping, got {shown(value)}")
         return {}
 
     def section(self, model: type[Kind], section: Mapping[str, Any], at: Path) -> Kind | None:
