@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 project = "probe"
 copyright = "the authors of probe"  # noqa: A001 - Sphinx's own name
@@ -16,3 +17,16 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "probe"
 nitpicky = True
+
+
+def _write_index_for_agents(app: Any, _: Exception | None) -> None:
+    """Copy ``llms.txt`` to the root of the site; its links lead to the Markdown sources that the site has."""
+    if app.builder.name == "html":
+        text = (Path(app.srcdir) / "llms.txt").read_text("utf-8")
+        sources = re.sub(r"\]\(([\w/]+\.md)\)", r"](_sources/\1.txt)", text)
+        (Path(app.outdir) / "llms.txt").write_text(sources, encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    """Add the copy to the end of the build; Sphinx calls this."""
+    app.connect("build-finished", _write_index_for_agents)
