@@ -34,6 +34,15 @@ def collapse(_app: object, _page: str, _template: str, context: dict[str, Any], 
     context["furo_navigation_tree"] = before
 
 
+def _write_index_for_agents(app: Any, _: Exception | None) -> None:
+    """Copy ``llms.txt`` to the root of the site; its links lead to the Markdown sources that the site has."""
+    if app.builder.name == "html":
+        text = (Path(app.srcdir) / "llms.txt").read_text("utf-8")
+        sources = re.sub(r"\]\(([\w/]+\.md)\)", r"](_sources/\1.txt)", text)
+        (Path(app.outdir) / "llms.txt").write_text(sources, encoding="utf-8")
+
+
 def setup(app: Any) -> None:
-    """Connect what a page is changed by, after the theme has made its sidebar."""
+    """Connect what a page is changed by, after the theme has made its sidebar, and what ends a build."""
     app.connect("html-page-context", collapse, priority=800)
+    app.connect("build-finished", _write_index_for_agents)

@@ -19,7 +19,10 @@ from probe.core.config.schema import Settings
 from probe.core.older_paths import OLDER_PATHS
 
 ROOT = Path(__file__).parents[1]
-GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [
+    *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "docs/llms.txt")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
 PATH = re.compile(r"`((?:tests|probe|docs|examples|benchmarks|resources)/[\w./-]+)(?:::(\w+))?`")
 

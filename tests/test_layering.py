@@ -86,6 +86,7 @@ GRAMMAR = re.compile(
 SPELLED_ELSEWHERE = {
     ("probe.core.faults", "manifest.json"): "a sentence for people, in the lowest layer",
     ("probe.core.analysis.diagnosis.export", "first_step"): "a field of an analysis, not of the manifest",
+    ("probe.agents.tools", "first_step"): "a field of an answer, not of the manifest",
 }
 """Modules outside ``probe.core.storage`` that spell some of it, with the reason."""
 

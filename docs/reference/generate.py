@@ -21,7 +21,9 @@ import typer.models  # noqa: E402
 from markup import WIDE, inline, item, joined, markdown  # noqa: E402 - it lies beside this file
 from what_is_found import what_is_found  # noqa: E402
 
-from probe.cli import VERBS  # noqa: E402 - the repository is no package
+from probe.agents import schema as answer_schema  # noqa: E402 - the repository is no package
+from probe.agents.schema import ANSWERS, AnswerPart, CommandAnswer  # noqa: E402
+from probe.cli import VERBS  # noqa: E402
 from probe.cli.config import full_markdown  # noqa: E402
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db  # noqa: E402
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step  # noqa: E402
@@ -214,6 +216,62 @@ def prechecks() -> Iterator[str]:
         yield "".join(map(item, facts))
 
 
+ANSWERS_HEAD = """\
+# Answers in JSON
+
+Every command that answers takes `--json` and prints one object on standard output, with the exit code that it has
+without; warnings stay on standard error. Wrong use prints no object: exit code 2, and the problem on standard error.
+`probe run`, `view`, `serve`, `exporter` and `mcp` have no answer: after `probe run`, ask `probe anomalies --json`.
+
+```console
+$ probe anomalies monitor_output --json
+{
+ "schema_version": 1,
+ "command": "anomalies",
+ "run": "Dec03_21-34-40-rank0-1f0c9a3e",
+ ...
+```
+
+Every answer begins with `schema_version`, 1, which is increased when a reader of the older one would be wrong, and
+`command`. Fields may be added without, so ignore those that you do not know. NaN and the infinities, which JSON lacks,
+are the texts `nan`, `inf` and `-inf` (in `performance`, null). The models are in the package:
+
+```python
+from probe.agents.schema import ANSWERS, json_schema
+
+answer = ANSWERS["anomalies"].model_validate_json('{"schema_version": 1, ...}')  # of pydantic
+schema = json_schema()  # all of it as JSON Schema
+```
+
+Answers of [`probe mcp`](../guides/agents.md) have the same `schema_version`, with `tool` in place of `command`. This
+page is made by `make reference`.
+"""
+
+
+def answers() -> str:
+    """The page of the answers in JSON: commands, then the objects in them."""
+    spelled: dict[type[AnswerPart], list[str]] = {}
+    for command, model in ANSWERS.items():
+        spelled.setdefault(model, []).append(command)
+    parts = [ANSWERS_HEAD]
+    for model, names in spelled.items():
+        parts += [f"## probe {', '.join(names)}\n", *_object_of_answer(model)]
+    parts.append("## Objects in answers\n")
+    for model in vars(answer_schema).values():
+        if isinstance(model, type) and issubclass(model, AnswerPart) and not issubclass(model, CommandAnswer):
+            parts += [f"### {model.__name__}\n", *_object_of_answer(model)] if model is not AnswerPart else []
+    return joined(parts)
+
+
+def _object_of_answer(model: type[AnswerPart]) -> Iterator[str]:
+    """The docstring and the fields of an object, those of its bases first."""
+    yield f"{inspect.getdoc(model)}\n"
+    bases = [base for base in reversed(model.__mro__) if issubclass(base, AnswerPart) and base is not CommandAnswer]
+    fields = [field for base in bases for field in _fields(base) if field[0] != "model_config"]
+    named = ((name.rstrip("_"), kind.partition(" = ")[0], text) for name, kind, text in fields)
+    yield "".join(item(f"`{name}` (`{kind}`){': ' * bool(text)}{text}") for name, kind, text in named)
+
+
 def commands() -> str:
     """The page of the command line."""
     parts = [COMMANDS_HEAD]
@@ -380,6 +438,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python.md": python,
     "checks.md": checks,
     "dialects.md": dialects,
+    "answers.md": answers,
     "../guides/what_is_found.md": what_is_found,
 }
 """The text of each page, by its file beside this one."""

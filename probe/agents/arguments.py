@@ -32,7 +32,7 @@ class PagedArguments(ToolArguments):
 
 
 class RunsArguments(PagedArguments):
-    """Runs that are listed, the one that changed last first."""
+    """Part of the list of runs, the one that changed last first."""
 
     text: Words = ""
     """Text in the name or the path of a run, upper or lower case."""

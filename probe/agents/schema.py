@@ -173,7 +173,7 @@ class IncidentAnswer(AnswerPart):
     by_rule: dict[str, int]
 
 
-class NumberFinding(AnswerPart):
+class NumberAnswer(AnswerPart):
     """Finding of a rule about a number of the run."""
 
     rank: int
@@ -213,7 +213,7 @@ class AnomaliesAnswer(FilesAnswer):
     others: list[IncidentAnswer]
     kept: list[RowFinding]
     """First findings of each incident."""
-    run_numbers: list[NumberFinding]
+    run_numbers: list[NumberAnswer]
     notes: list[str]
 
 

@@ -13,7 +13,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.cli.json_answer import AsJson, print_answer
-from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
+from probe.core.config.errors import ConfigError, UnreadableConfigError
 from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
