@@ -12,7 +12,8 @@ from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, in_this_process, progress_text
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.places import RunPlace, usual_place
-from probe.core.messages import complain, plural
+from probe.core.language import message, translated
+from probe.core.messages import complain
 
 
 def report(
@@ -56,8 +57,11 @@ def report(
         diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)
         written = write_report(directory, out, diagnosis, status.update, problems, pieces)
     typer.echo(printable_lines(written.diagnosis.paragraph))
-    ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
-    typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))
+    text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
+    if written.ranks == 1:
+        text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
+    line = message(text, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
+    typer.echo(printable(translated(line)))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)
