@@ -22,12 +22,11 @@ SUDDEN = 10
 def verdict(found: Comparison) -> str:
     """One sentence or two: whether the runs are the same, and the first difference."""
     if found.beyond:
-        parts = "".join(
-            f" They part in {_module(jump)}: {jump_text(jump)}."
-            for jump in found.jumps[:1]
-            if jump.step <= found.first[0].step
-        )
-        return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}{parts}"
+        first = f"First difference: {sentence(found.first[0])}. {_growth(found)}"
+        jump = next((jump for jump in found.jumps[:1] if jump.step <= found.first[0].step), None)
+        if jump is not None:
+            return f"The runs part in {_module(jump)}: {jump_text(jump)}. Look there. {first}"
+        return f"The runs differ. {first}"
     left_out = ", as far as they could be read" if found.skipped else ""
     if not found.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
@@ -112,8 +111,6 @@ def about(found: Comparison) -> Iterator[str]:
     if found.by_framework:
         are = plural(found.by_framework, "parameter is", "parameters are")
         yield f"{found.by_framework} {are} named as in the other framework (gamma for weight, ...)"
-    for jump in found.jumps[:1]:
-        yield f"first module in which they part: {_module(jump)}: {jump_text(jump)}"
     if found.precision:
         yield f"dtypes of most names differ, so that they are not compared: {', '.join(found.precision)}"
     for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
@@ -133,6 +130,7 @@ def show(found: Comparison, page: Path | None) -> None:
     from rich.table import Table
 
     console = Console()
+    console.print(printable(verdict(found)), markup=False, highlight=False, soft_wrap=True)
     if found.first:
         title = f"the first {len(found.first)} of {found.beyond} rows that differ (7.1: step 7, micro step 1)"
         ranks = ["rank"] if len(found.ranks) > 1 else []
@@ -145,7 +143,6 @@ def show(found: Comparison, page: Path | None) -> None:
         console.print(table)
     for line in (*about(found), *found.problems):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    console.print(printable(verdict(found)), markup=False, highlight=False, soft_wrap=True)
     if page:
         console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 
