@@ -78,8 +78,11 @@ def _texts(node: ast.expr) -> Iterator[str]:
         yield from (one, *(several or [f"{one}s"]))
 
 
-COMPARED = ("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step")
-"""Kinds of findings between ranks, and what else a verdict may say."""
+COMPARED = (
+    *("loss", "job", "rank", "host", "step", "critical", "warning", "info", "resolved"),
+    *("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step"),
+)
+"""Labels of alerts, kinds of findings between ranks, and what else a verdict may say."""
 
 
 def words() -> Iterator[str]:

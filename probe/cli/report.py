@@ -14,7 +14,8 @@ from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace, usual_place
 from probe.core.analysis.pieces import reading_cost
-from probe.core.messages import complain, plural
+from probe.core.language import message, translated
+from probe.core.messages import complain
 
 
 def report(
@@ -66,9 +67,12 @@ def report(
         fields = {"path": written.path, "bytes": written.size, "ranks": written.ranks, "rows": written.rows}
         print_answer("report", {**fields, "text": written.diagnosis.paragraph, **problem_fields(written.problems)})
     else:
+        text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
+        if written.ranks == 1:
+            text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
+        line = message(text, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
         typer.echo(printable_lines(written.diagnosis.paragraph))
-        ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
-        typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))
+        typer.echo(printable(translated(line)))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 from probe.core.checks import CHECKS, CheckFinding
+from probe.core.naming import row_name
+from probe.core.records import Finding
 from probe.core.rules import RULES
+from probe.core.rules.evaluate import clause, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding
-from probe.core.verdict import Grade, JudgedFinding
+from probe.core.verdict import NON_FINITE, Grade, JudgedFinding
 
 
 def of_check(finding: CheckFinding) -> JudgedFinding:
@@ -44,4 +47,19 @@ def of_number(finding: RunFinding) -> JudgedFinding:
         text=finding.message,
         evidence=numbers,
         located=math.isfinite(finding.value),  # else it shows here, and began in a layer
+    )
+
+
+def of_row(finding: Finding) -> JudgedFinding:
+    """Return a finding of a rule about a row in the form of the verdict, as far as the row alone shows it."""
+    kind = word(finding.rule, finding.op, finding.value)
+    return JudgedFinding(
+        grade="critical" if kind in NON_FINITE else "warning",
+        kind=kind,
+        where=(row_name(finding.key),),
+        step=finding.step,
+        since=finding.step,
+        text=clause(finding),
+        evidence={finding.op: finding.value},
+        signal=finding.signal,
     )

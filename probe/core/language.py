@@ -126,7 +126,7 @@ def _unpacked_value(value: object) -> object:
     return float(value["number"]) if isinstance(value, Mapping) and "number" in value else unpacked(value)
 
 
-_PLAIN_TEMPLATE = re.compile(r"([^{}]|\{\w+(:(,|[.]\d[efg%]?))?\})*")
+_PLAIN_TEMPLATE = re.compile(r"([^{}]|\{\w+(:(,|([.]\d)?[defg%]))?\})*")
 """Template of a file: no attribute of a value is reached, and no width is asked for."""
 
 

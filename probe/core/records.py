@@ -153,6 +153,8 @@ class Alert(NamedTuple):
     forget what is not."""
     repeated: bool = False
     """True if an earlier process has sent the alert, and its matter goes on: only those receivers get it again."""
+    language: str = ""
+    """Language of title and text, such as ``zh_cn``; empty for English."""
 
 
 class Finding(NamedTuple):

@@ -45,6 +45,8 @@ class JudgedFinding(NamedTuple):
     """Last recorded step before ``since``; None if every step was looked at."""
     onset: Onset | None = None
     """Answer of the search for its cause in the steps before; None if none was made."""
+    signal: str = ""
+    """Signal of the row that it is about, which is the first of ``where``; empty if it is about none."""
 
     @property
     def is_non_finite(self) -> bool:
@@ -154,6 +156,13 @@ class Verdict(NamedTuple):
     notes: int
     onset: Onset | None = None
     """Answer of the search for the cause in the steps before; None if none was made."""
+    signal: str = ""
+    """Signal of the row that is named; empty if none is."""
+
+    def cell(self) -> dict[str, object]:
+        """Return the place that a page opens: the cell of the row that is named, else the step."""
+        row = {"signal": self.signal, "op": next(iter(self.evidence), ""), "row": self.where[0]} if self.signal else {}
+        return {**row, **({} if self.since is None else {"step": self.since})}
 
     def line(self) -> Message:
         """Return the verdict as one clause."""
@@ -223,22 +232,23 @@ class Verdict(NamedTuple):
     def _looked_at(self) -> Message:
         if not self.looked.at:
             return message("nothing was looked at")
-        return joined("", [message("nothing found in {what}", what=_listed(self.looked.at)), _notes(", ", self.notes)])
+        nothing = message("nothing found in {what}", what=_listed(self.looked.at))
+        return joined(", ", [nothing, *([_notes(self.notes)] if self.notes else [])])
 
     def _others(self) -> Message:
         one = "{number} more finding" if self.more == 1 else "{number} more findings"
-        more = [message(one, number=self.more)] if self.more else []
-        return joined("", [*more, _notes(" and " if more else "", self.notes)])
+        parts = [message(one, number=self.more)] if self.more else []
+        parts += [_notes(self.notes)] if self.notes else []
+        return message("{first} and {second}", first=parts[0], second=parts[1]) if len(parts) > 1 else parts[0]
+
+
+def _notes(number: int) -> Message:
+    return message("{number} note" if number == 1 else "{number} notes", number=number)
 
 
 def on_ranks(ranks: Sequence[int]) -> Message:
     """Return ranks as a phrase."""
     return message("rank {ranks}" if len(ranks) == 1 else "ranks {ranks}", ranks=ranks_text(ranks))
-
-
-def _notes(before: str, number: int) -> Message:
-    notes = message("{number} note" if number == 1 else "{number} notes", number=number)
-    return joined("", [before, notes]) if number else message("")
 
 
 def verdict_of(
@@ -287,6 +297,7 @@ def verdict_of(
         more=len(grave) + len(warnings) - 1,
         notes=notes,
         onset=first.onset,
+        signal=first.signal,
     )
 
 

@@ -85,7 +85,11 @@ class VerdictPicture(NamedTuple):
 
 
 def card_lines(
-    verdict: Verdict, picture: VerdictPicture | None, files: str, change: str = "", blocks: bool = True
+    verdict: Verdict,
+    picture: VerdictPicture | None,
+    files: str,
+    change: str = "",
+    blocks: bool = True,
 ) -> list[str]:
     """Return a verdict with its picture, and the command that opens the page at the place that is named.
 
@@ -104,6 +108,8 @@ def card_lines(
         name, _ = picture.rows[picture.named]
         step, _ = picture.first_bad() or (picture.since, 0.0)
         place |= {"signal": picture.signal, "op": picture.column, "row": name, "step": step}
+    else:
+        place |= verdict.cell()
     address = quote(f"{files}#{urlencode(place)}" if place else files)
     return [*lines, message("open: {command}", command=f"probe view {address}")]
 

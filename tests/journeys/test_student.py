@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.journeys.commands import probe, run
 from tests.required import require
 
 require("torch")
 require("duckdb")
 
-ROOT = Path(__file__).parents[2]
 TRAIN = """
 import random, sys, torch
 from torch import nn
@@ -62,20 +59,13 @@ for step in range(bad + 12):
 """
 
 
-def probe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment.pop("MONITOR_OUTPUT_DIR", None)
-    command = [sys.executable, "-m", "probe", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("option", "seed", "bad"), [("", 0, 60), ("", 1, 47), ("", 2, 33), ("--deep", 3, 25), ("--light", 4, 40)]
 )
 def test_the_layer_and_the_step_are_in_the_first_line(tmp_path: Path, option: str, seed: int, bad: int) -> None:
     """By the closing lines of the run, and by `probe anomalies` alone: kind, place and step as planted."""
     (tmp_path / "train.py").write_text(TRAIN)
-    done = probe(tmp_path, "run", *filter(None, [option]), "train.py", str(seed), str(bad))
+    done = run(tmp_path, seed, bad, options=[*filter(None, [option])])
     assert done.returncode == 0, done.stderr
     (head,) = [line for line in done.stderr.splitlines() if line.startswith("probe: warning: critical: ")]
     assert "blocks.0.n1" in head
@@ -94,7 +84,7 @@ def test_the_layer_and_the_step_are_in_the_first_line(tmp_path: Path, option: st
 def test_a_healthy_run_is_healthy_in_every_command(tmp_path: Path) -> None:
     """Nothing is found, and what was not looked at is named."""
     (tmp_path / "train.py").write_text(TRAIN.replace("if step == bad:", "if False:"))
-    done = probe(tmp_path, "run", "train.py", "0", "30")
+    done = run(tmp_path, 0, 30)
     lines = done.stderr.splitlines()
     assert "warning" not in done.stderr
     assert lines[1].startswith("probe: info: nothing found in ")

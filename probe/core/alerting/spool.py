@@ -199,7 +199,7 @@ def _parsed(fields: Mapping[str, Any]) -> Alert:
     if texts["severity"] not in SEVERITIES:
         raise ValueError("expected a severity")
     alert = Alert(**texts, labels=dict(labels), time=fields["time"], resolved=fields["resolved"])
-    return sound(alert._replace(lasting=fields.get("lasting")))  # type: ignore[arg-type] # checked there
+    return sound(alert._replace(lasting=fields.get("lasting"), language=fields.get("language", "")))  # type: ignore[arg-type] # checked there
 
 
 def without_secrets(alert: Alert) -> Alert:

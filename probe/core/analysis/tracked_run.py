@@ -10,6 +10,7 @@ from pathlib import Path
 
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.evaluate import configured, ops_of, rules_of
+from probe.core.analysis.diagnosis.run_verdict import verdict_about
 from probe.core.naming import RUN
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule
@@ -21,7 +22,7 @@ from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.trackers import Cell, Notice, TrackedRow, Tracker
-from probe.core.trackers.tracked_findings import TrackedFindings, summary_of
+from probe.core.trackers.tracked_findings import TrackedFindings, summary_of, texts_of
 from probe.core.trackers.tracked_series import SignalStep, TrackedSeries, tensors_of
 from probe.core.trackers.tracker_thread import merged
 
@@ -94,8 +95,7 @@ class TrackedRun:
             if (notice := self._findings.run_found(on_rank.finding, on_rank.rank)) is not None:
                 tracker.alert(notice)
         texts: dict[str, Cell] = summary_of(self._series, self._findings)
-        if analysis.diagnosis is not None:
-            texts["probe/first_cause"] = analysis.diagnosis.text
+        texts |= texts_of(verdict_about(analysis))
         if self._findings.number:
             tracker.table(self._findings.table)
         tracker.summary(texts)

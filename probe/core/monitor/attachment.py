@@ -218,8 +218,8 @@ class Attachment:
     def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
         files = while_alive(self._files_of_numbers)  # the thread must not keep the model alive
         numbers = RunNumbers(settings, self._subject.framework, self.faults, files, self.reporting.marks, forwards)
+        numbers.on_findings(self.account.run_found)  # first: alerts have the verdict of the account
         self.reporting.follow(numbers)
-        numbers.on_findings(self.account.run_found)
         numbers.listeners.append(self.account.run_step)  # not listen(), which begins the numbers
         return numbers
 

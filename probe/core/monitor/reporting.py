@@ -27,8 +27,9 @@ from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.sentinel.board import Board
 from probe.core.sentinel.run_account import RunAccount
-from probe.core.sentinel.watch_summary import WatchSummary, report_of
+from probe.core.sentinel.watch_summary import RunReport, WatchSummary, report_of
 from probe.core.storage.run_directory import output_root
+from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
 from probe.core.worker import LAST_SECONDS
 
 WHERE = "reports of the run"
@@ -79,6 +80,7 @@ class Reporting:
         name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
         self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
         """Ways out for metrics of this rank, which its sinks share."""
+        self.metrics.verdict = self._verdict
         with ExitStack() as undo:
             self._feed = self._new_feed(first)
             if self._feed is not None:
@@ -152,8 +154,21 @@ class Reporting:
         elif not summary.steps:
             return
         elif self.account.is_grave or os.environ.get("LOCAL_RANK", str(summary.rank)) == "0":
-            report = report_of([summary])
+            report = report_of([summary], alone=self._launched == 1)
             complain(report.line(), "warning" if report.verdict.kind else "info")
+
+    def _verdict(self) -> Verdict | None:
+        """Return the verdict about the run so far; None if the run is gone."""
+        summary = self._summary(False)
+        return None if summary is None else report_of([summary], alone=self._launched == 1).verdict
+
+    def _report(self, since: int, finding: JudgedFinding) -> RunReport:
+        """Return the report about what was found from a step on; about a finding if that is not among it."""
+        summary = self._summary(False)
+        if summary is None:
+            return RunReport((), verdict_of([finding], Looked()), "", "")
+        findings = tuple(each for each in summary.findings if each.step >= since and each.grade != "note")
+        return report_of([summary._replace(findings=findings or (finding,))], alone=self._launched == 1, relative=False)
 
     def _renew_summary(self, at_once: bool) -> None:
         """Write the summary of a run that goes on, which may be killed."""
@@ -189,7 +204,8 @@ class Reporting:
             return None
         sender = Alerts(self._settings.alert, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
         sender.start()
-        return Alarms(sender, self._job, self._rank, first)
+        language = "" if self._settings.alert.language == "en" else self._settings.alert.language
+        return Alarms(sender, self._job, self._rank, first, self._report, language)
 
     def _new_marks(self) -> Progress | None:
         """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""

@@ -164,12 +164,12 @@ class Writer:
         self._news.extend(findings[:NEWS_KEPT])
         self.found += len(findings)
         self.steps += 1
-        if self.found and self._judged is not None:
-            attempt(self._faults, "alerts", self._judged, snapshot.step, findings)
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for listener in self._listeners.all if self._listeners is not None else ():
             attempt(self._faults, "snapshot listener", listener, snapshot)
+        if self.found and self._judged is not None:  # after the account of the run, whose verdict alerts have
+            attempt(self._faults, "alerts", self._judged, snapshot.step, findings)
         for due in (snapshot,) if self._history is None else self._history.admit(snapshot):
             self._put(due)
 

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,8 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.unread = 0
+        """Number of summaries that could not be read when they were read last."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Board | None:
@@ -96,8 +97,10 @@ class Board:
         """Return the summaries that there are, by run and rank; those that cannot be read are left out."""
         from probe.core.sentinel.watch_summary import WatchSummary
 
-        summaries = []
+        summaries, self.unread = list[WatchSummary](), 0
         for path in self.folder.glob(SUMMARIES):
-            with suppress(OSError, ValueError, TypeError, KeyError):
+            try:
                 summaries.append(WatchSummary.of(json_of(path)))
+            except (OSError, ValueError, TypeError, KeyError):
+                self.unread += 1
         return sorted(summaries, key=lambda summary: (summary.began, summary.rank))

@@ -13,14 +13,14 @@ from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
-from probe.core.judged_findings import of_check, of_number
+from probe.core.judged_findings import of_check, of_number, of_row
 from probe.core.language import Message, message
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.output.sinks.overhead import OVERHEAD
 from probe.core.records import Finding, Snapshot
 from probe.core.rules.causal_order import causal_order
-from probe.core.rules.evaluate import clause, module_of, word
+from probe.core.rules.evaluate import module_of
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RunFinding, RunStep
@@ -261,16 +261,6 @@ def _unjudged(name: str, is_recorded: bool) -> Message:
 
 
 def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:
-    kind = word(finding.rule, finding.op, finding.value)
-    phase = signal_of(finding.signal).phase
-    return JudgedFinding(
-        grade="critical" if kind in NON_FINITE else "warning",
-        kind=kind,
-        where=(row_name(finding.key),),
-        step=finding.step,
-        since=finding.step,
-        text=clause(finding),
-        evidence={finding.op: finding.value},
-        located=kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution,
-        after=after,
-    )
+    judged, phase = of_row(finding), signal_of(finding.signal).phase
+    located = judged.kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution
+    return judged._replace(located=located, after=after)

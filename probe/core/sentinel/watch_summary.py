@@ -181,7 +181,11 @@ class RunReport(NamedTuple):
 
 
 def report_of(
-    summaries: Sequence[WatchSummary], of_ranks: Sequence[JudgedFinding] = (), compared: str = ""
+    summaries: Sequence[WatchSummary],
+    of_ranks: Sequence[JudgedFinding] = (),
+    compared: str = "",
+    alone: bool = True,
+    relative: bool = True,
 ) -> RunReport:
     """Return the report about a run.
 
@@ -189,13 +193,16 @@ def report_of(
         summaries: those of its ranks.
         of_ranks: findings between ranks.
         compared: noun phrase about the comparison of ranks, for what was looked at; empty if there was none.
+        alone: whether the training has no further ranks.
+        relative: whether the folder is named as people in the current one write it.
     """
     ranks = sorted(summaries, key=lambda summary: summary.rank)
     first = ranks[0]
-    alone = len(ranks) == 1 and not of_ranks
+    alone = alone and len(ranks) == 1 and not of_ranks
     findings = united([(-1 if alone else summary.rank, finding) for summary in ranks for finding in summary.findings])
     looked = first.looked._replace(at=(*first.looked.at, *([compared] if compared else ())))
-    files = shown_path(first.directory if alone or not first.directory else str(Path(first.directory).parent))
+    files = first.directory if alone or not first.directory else str(Path(first.directory).parent)
+    files = shown_path(files) if relative else files
     deep = [steps for summary in ranks for steps in summary.deep]
     verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
     change = first.loss.change() if LOSS in verdict.evidence else ""

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from probe.core.language import message
 from probe.core.storage import manifest
 from probe.core.storage.files import json_of, replacing
 from probe.core.storage.location import Location, Place
@@ -58,7 +59,7 @@ def zone_note(path: str) -> str:
     """Return a clause about the time in a directory's name; empty if there is none, or its zone is this machine's."""
     if parsed_name(Path(path).name) is None or datetime.now(ZONE).astimezone().utcoffset() == ZONE.utcoffset(None):
         return ""
-    return f" (its name has the time of {ZONE})"
+    return message(" (its name has the time of {zone})", zone=ZONE)
 
 
 def parsed_stamp(text: str, year: int) -> datetime:

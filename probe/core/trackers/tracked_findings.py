@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from probe.core.judged_findings import of_number, of_row
 from probe.core.naming import row_name
 from probe.core.records import Finding
-from probe.core.rules.evaluate import explain
 from probe.core.trackers import Cell, Notice, TrackedTable
 from probe.core.trackers.tracked_series import TrackedSeries
+from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
 
 COLUMNS = ("step", "rank", "rule", "signal", "layer", "op", "value", "expected", "message")
 TABLE = "probe/findings"
@@ -21,8 +21,6 @@ MOST_NOTICES = 50
 """Most alerts of a run."""
 QUIET_STEPS = 12
 """Sampled steps without a finding after which an incident has ended, as in `probe anomalies`."""
-MOST_LINES = 5
-"""Findings that an alert lists."""
 
 
 class NumberFinding(Protocol):
@@ -49,15 +47,16 @@ class TrackedFindings:
 
     Args:
         rank: rank of the findings about numbers of the run.
+        verdict: function that returns the verdict about the run; missing or None: that about the first finding.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, verdict: Callable[[], Verdict | None] = lambda: None) -> None:
+        self._rank, self._of_run = rank, verdict
         self._rows: list[tuple[Cell, ...]] = []
-        self._notices = 0
         self._in_incident, self._quiet = False, 0
-        self._first: Finding | None = None
-        self._first_of_run = ""
+        self._first: list[JudgedFinding] = []
+        """The first finding, the first NaN or Inf, and the first about numbers of the run."""
+        self._titles: set[str] = set()
         self._lock = threading.Lock()
         self.number = 0
         """Number of all findings."""
@@ -71,9 +70,8 @@ class TrackedFindings:
                 return None
             self._add([row_of(finding) for finding in findings])
             begins, self._in_incident, self._quiet = not self._in_incident, True, 0
-            if self._first is None or (math.isfinite(self._first.value) and not math.isfinite(findings[0].value)):
-                self._first = findings[0]
-            return self._counted(self._notice(step, findings)) if begins else None
+            self._note(of_row(findings[0])._replace(ranks=(findings[0].rank,)))
+        return self._notice(step) if begins else None
 
     def run_found(self, finding: NumberFinding, rank: int | None = None) -> Notice | None:
         """Take a finding about a number of the run; return its alert.
@@ -87,17 +85,16 @@ class TrackedFindings:
             finding_rank = self._rank if rank is None else rank
             cells = finding_rank, finding.rule, "run", finding.name, "value", finding.value, finding.expected
             self._add([(finding.step, *cells, finding.message)])
-            self._first_of_run = self._first_of_run or finding.message
-            title = f"{finding.name} at step {finding.step}: {finding.rule}"
-            return self._counted(Notice(title, finding.message, not math.isfinite(finding.value), finding.step))
+            self._note(of_number(finding)._replace(ranks=() if rank is None else (rank,)))
+        return self._notice(finding.step)
 
     @property
-    def first_cause(self) -> str:
-        """Place and sentence of the first finding about tensors, or of the first NaN or Inf; without one, the first
-        finding about numbers of the run. Empty if there is none."""
+    def verdict(self) -> Verdict:
+        """The verdict about the run so far."""
         with self._lock:
-            first, of_run = self._first, self._first_of_run
-        return f"{place_of(first)}. {explain(first)}" if first is not None else of_run
+            first = [*self._first]
+        verdict = self._of_run()
+        return verdict if verdict is not None and verdict.kind else verdict_of(first, Looked())
 
     @property
     def table(self) -> TrackedTable:
@@ -109,21 +106,21 @@ class TrackedFindings:
         self.number += len(rows)
         self._rows += rows[: MOST_ROWS - len(self._rows)]
 
-    def _notice(self, step: int, findings: Sequence[Finding]) -> Notice:
-        first = findings[0]
-        lines = [explain(first), *(finding.message for finding in findings[:MOST_LINES])]
-        if (more := len(findings) - MOST_LINES) > 0:
-            lines.append(f"and {more} more in this step")
-        return Notice(place_of(first), "\n".join(lines), not math.isfinite(first.value), step)
+    def _note(self, finding: JudgedFinding) -> None:
+        if not self._first or (finding.is_non_finite and not any(each.is_non_finite for each in self._first)):
+            self._first.append(finding)
 
-    def _counted(self, notice: Notice) -> Notice | None:
-        self._notices += 1
-        return notice if self._notices <= MOST_NOTICES else None
-
-
-def place_of(first: Finding) -> str:
-    """Return the place of a first finding, in words."""
-    return f"first bad: {row_name(first.key)} ({first.signal}) on rank {first.rank} at step {first.step}"
+    def _notice(self, step: int) -> Notice | None:
+        """Return the verdict as an alert; None if that was sent before, or nothing but notes was found."""
+        verdict = self.verdict
+        if not verdict.kind:
+            return None
+        title, critical = str(verdict.head()), verdict.grade == "critical"
+        with self._lock:
+            if title in self._titles or len(self._titles) >= MOST_NOTICES:
+                return None
+            self._titles.add(title)
+        return Notice(title, "\n".join(map(str, verdict.lines()[1:])), critical, step)
 
 
 def row_of(finding: Finding) -> tuple[Cell, ...]:
@@ -134,8 +131,21 @@ def row_of(finding: Finding) -> tuple[Cell, ...]:
 
 
 def summary_of(series: TrackedSeries, findings: TrackedFindings) -> dict[str, Cell]:
-    """Return the facts that stand in the summary of a run: the first cause, findings, the worst layer of each signal,
+    """Return the facts that stand in the summary of a run: the verdict, findings, the worst layer of each signal,
     and the number of series for which there was no room."""
-    cause: dict[str, Cell] = {"probe/first_cause": findings.first_cause} if findings.first_cause else {}
+    cause = texts_of(findings.verdict) if findings.number else {}
     worst = {f"probe/{signal}/worst": layer for signal, layer in dict(series.worst).items()}
     return {**cause, "probe/findings_number": findings.number, **worst, "probe/left_out": series.left_out}
+
+
+def texts_of(verdict: Verdict) -> dict[str, Cell]:
+    """Return a verdict as facts of a summary; none if nothing but notes was found."""
+    if not verdict.kind:
+        return {}
+    return {
+        "probe/first_cause": f"{verdict.head()}: {verdict.text}",
+        "probe/verdict/kind": verdict.kind,
+        "probe/verdict/where": ", ".join(verdict.where),
+        "probe/verdict/step": verdict.since,
+        "probe/verdict/ranks": ",".join(map(str, verdict.ranks)),
+    }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probe.core.language import joined
+from probe.core.language import joined, message
 from probe.core.messages import complain, has_blocks
 from probe.core.sentinel.board import SUMMARIES, Board
 
@@ -44,6 +44,7 @@ class Vigil:
         self._folder, self._identity, self._ranks = folder, identity, ranks
         self._comparison: NodeComparison | None = None
         self._failure = ""
+        self._unread = 0
 
     def look(self, last: bool = False) -> None:
         """Compare the ranks; with ``last`` also those that have just begun."""
@@ -82,6 +83,9 @@ class Vigil:
             reported.discard(ranks[0].launch)
         if len(runs) > MOST_RUNS:
             lines.append((f"{len(runs) - MOST_RUNS} more runs of this program were watched", "info"))
+        if self._unread:
+            unread = message("{number} processes left a report that cannot be read", number=self._unread)
+            lines.append((unread, "warning"))
         return [*lines, *([(self._failure, "warning")] if self._failure else [])]
 
     def _of_run(self, ranks: list[WatchSummary], first: bool) -> list[tuple[str, str]]:
@@ -111,7 +115,8 @@ class Vigil:
         """Return the summaries, once all ranks that were started beside this one have ended, or after a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            summaries = Board(self._folder).summaries()
+            board = Board(self._folder)
+            summaries, self._unread = board.summaries(), board.unread
             ended = sum(summary.ended for summary in summaries)
             if ended >= self._ranks or time.monotonic() > deadline or self._ranks == 1:
                 return [summary if summary.ended else self._followed(summary) for summary in summaries]

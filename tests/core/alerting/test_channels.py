@@ -95,7 +95,7 @@ def test_http_gets_json_and_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> N
     (request,) = receiver.requests
     assert request.headers["authorization"] == f"Bearer {SECRET}"
     fields = {**sent._asdict(), "labels": {"job": "pretraining", "step": "3"}}
-    assert fields.pop("repeated") is False  # of the sender alone
+    assert (fields.pop("repeated"), fields.pop("language")) == (False, "")  # of the sender, and of English, alone
     assert request.body == {
         "title": "pretraining: [warning] Spike of spike loss",
         "severity": "warning",

@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from probe.core.language import Message, in_language, message
 from probe.core.messages import plural, shortened, writable
 from probe.core.records import SEVERITIES, Alert
 from probe.core.times import sound_time, utc_text
 
 MOST_TITLE, MOST_TEXT, MOST_LABELS = 200, 4000, 1000
 """Most characters of a title, of the details of one alert, and of its labels."""
+
+
+PLACE = ("rule", "signal", "name")
+"""Labels for machines: people read the place in title and text."""
 
 
 def clipped(text: str, most: int) -> str:
@@ -33,6 +38,7 @@ def sound(alert: Alert) -> Alert:
         resolved=alert.resolved is True,
         lasting=alert.lasting is True,
         repeated=alert.repeated is True,
+        language=writable(alert.language),
     )
 
 
@@ -43,7 +49,8 @@ def highest(alerts: Sequence[Alert]) -> str:
 
 def heading(alert: Alert) -> str:
     """Return the first line of one alert: its severity or ``resolved``, and its title."""
-    return f"[{'resolved' if alert.resolved else alert.severity}] {clipped(_one_line(alert.title), MOST_TITLE)}"
+    state = message("resolved") if alert.resolved else message(alert.severity)
+    return f"[{_in_language_of(alert, state)}] {clipped(_one_line(alert.title), MOST_TITLE)}"
 
 
 def subject(alerts: Sequence[Alert]) -> str:
@@ -53,19 +60,21 @@ def subject(alerts: Sequence[Alert]) -> str:
     if len(alerts) == 1:
         return lead + heading(alerts[0])
     worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
-    return f"{lead}{len(alerts)} alerts: {heading(worst)}"
+    number = _in_language_of(worst, message("{number} alerts", number=len(alerts)))
+    return f"{lead}{number}: {heading(worst)}"
 
 
 def details(alert: Alert) -> str:
     """Return the lines below the heading of one alert: text, labels, time."""
-    labels = ", ".join(f"{name} {value}" for name, value in alert.labels.items())
+    shown = [(name, value) for name, value in alert.labels.items() if name not in PLACE]
+    labels = ", ".join(f"{_in_language_of(alert, message(name))} {value}" for name, value in shown)
     lines = (shortened(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), utc_text(alert.time))
     return "\n".join(filter(None, lines))
 
 
 def paragraphs(alerts: Sequence[Alert]) -> list[str]:
-    """Return one paragraph for each alert."""
-    return [f"{heading(alert)}\n{details(alert)}" for alert in alerts]
+    """Return one paragraph for each alert; of a single one, whose heading is the subject, the details alone."""
+    return [details(alert) if len(alerts) == 1 else f"{heading(alert)}\n{details(alert)}" for alert in alerts]
 
 
 def fitting(parts: Sequence[str], fits: Callable[[list[str]], bool]) -> list[str]:
@@ -92,12 +101,18 @@ def as_json(alert: Alert) -> Mapping[str, Any]:
     """Return an alert as an object of JSON."""
     fields = alert._asdict()
     del fields["repeated"]  # of this process alone
+    if not alert.language:
+        del fields["language"]
     return {
         **fields,
         "title": clipped(alert.title, MOST_TITLE),
         "text": shortened(alert.text, MOST_TEXT),
         "labels": {str(name): clipped(str(value), MOST_LABELS) for name, value in alert.labels.items()},
     }
+
+
+def _in_language_of(alert: Alert, text: Message) -> str:
+    return in_language(text, alert.language) if alert.language else text
 
 
 def _one_line(text: str) -> str:

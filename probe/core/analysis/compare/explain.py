@@ -22,12 +22,11 @@ SUDDEN = 10
 def verdict(comparison: Comparison) -> str:
     """One sentence or two: whether the runs are the same, and the first difference."""
     if comparison.beyond:
-        parts = "".join(
-            f" They part in {_module(jump)}: {jump_text(jump)}."
-            for jump in comparison.jumps[:1]
-            if jump.step <= comparison.first[0].step
-        )
-        return f"The runs differ. First difference: {sentence(comparison.first[0])}. {_growth(comparison)}{parts}"
+        first = f"First difference: {sentence(comparison.first[0])}. {_growth(comparison)}"
+        jump = next((jump for jump in comparison.jumps[:1] if jump.step <= comparison.first[0].step), None)
+        if jump is not None:
+            return f"The runs part in {_module(jump)}: {jump_text(jump)}. Look there. {first}"
+        return f"The runs differ. {first}"
     left_out = ", as far as they could be read" if comparison.skipped else ""
     if not comparison.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
@@ -121,8 +120,6 @@ def about(comparison: Comparison) -> Iterator[str]:
     if comparison.by_framework:
         are = plural(comparison.by_framework, "parameter is", "parameters are")
         yield f"{comparison.by_framework} {are} named as in the other framework (gamma for weight, ...)"
-    for jump in comparison.jumps[:1]:
-        yield f"first module in which they part: {_module(jump)}: {jump_text(jump)}"
     if comparison.precision:
         yield f"dtypes of most names differ, so that they are not compared: {', '.join(comparison.precision)}"
     for kind, only in (
@@ -146,6 +143,7 @@ def show(comparison: Comparison, page: Path | None) -> None:
     from rich.table import Table
 
     console = Console()
+    console.print(printable(verdict(comparison)), markup=False, highlight=False, soft_wrap=True)
     if comparison.first:
         title = f"the first {len(comparison.first)} of {comparison.beyond} rows that differ (7.1: step 7, micro step 1)"
         ranks = ["rank"] if len(comparison.ranks) > 1 else []
@@ -158,7 +156,6 @@ def show(comparison: Comparison, page: Path | None) -> None:
         console.print(table)
     for line in (*about(comparison), *comparison.problems):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    console.print(printable(verdict(comparison)), markup=False, highlight=False, soft_wrap=True)
     if page:
         console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 

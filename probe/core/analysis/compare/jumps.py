@@ -29,6 +29,8 @@ MEASURED = frozenset({"norm", "mean", "std", "min", "max"})
 AT_ONCE = 20_000
 """Rows that are judged at a time."""
 _LAST_STEP = 1 << 62
+BEHIND = 10
+"""Steps around the first jump in which its cause is looked for."""
 MOST = 20
 """Modules that are named."""
 
@@ -93,9 +95,27 @@ def jumps(rows: PieceRows) -> list[Jump]:
     connection.execute("DROP TABLE IF EXISTS paired")
     for steps in _spans(connection, pairing.jump, last):
         query = _JUMPS.format(first=steps[0], last=steps[1], least=pairing.jump, factor=FACTOR, digits=DIGITS)
-        if records := connection.execute(query).fetchall():
-            return first_of(_located(rows, records))
+        if records := connection.execute(f"{query} {_FIRST}").fetchall():
+            return first_of(_located(rows, _causes(connection, pairing.jump, records, last)))
     return []
+
+
+def _causes(connection: Connection, least: float, records: Sequence[tuple[Any, ...]], last: int) -> list[tuple[Any, ...]]:
+    """Return the jumps of the modules in which those of the records may begin, in every step that shows them.
+
+    A formula that differs does so in every step, but the norms of a step may agree by chance: what a wrong forward
+    does to the backward of another module can show before it. So forwards of the steps behind come first, and half as
+    much shows the earliest step of a module that is known to part the runs.
+    """
+    step = records[0][2]
+    until = min(last, step + BEHIND)
+    behind = _JUMPS.format(first=step, last=until, least=least, factor=FACTOR, digits=DIGITS)
+    rows = connection.execute(f"{behind} WHERE signal = '{FORWARD}'").fetchall() or records
+    modules = sorted({(row[0], row[6]) for row in rows})[:MOST]
+    marks = ", ".join("(?, ?)" for _ in modules)
+    every = _JUMPS.format(first=max(0, step - BEHIND), last=until, least=least / 2, factor=FACTOR, digits=DIGITS)
+    chosen = f"{every} WHERE (signal, module) IN ({marks})"
+    return connection.execute(chosen, [name for module in modules for name in module]).fetchall()
 
 
 def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:
@@ -196,5 +216,5 @@ jumps AS (
     WHERE NOT is_scalar AND isfinite(before) AND isfinite(after)
         AND after >= {{least}} AND after >= {{factor}} * greatest(before, {{digits}}))
 SELECT signal, rank, step, micro_step, call, stage, module, before, after, own FROM jumps
-WHERE (step, micro_step, signal) = (SELECT min((step, micro_step, signal)) FROM jumps)
 """  # noqa: S608 - our own words
+_FIRST = "WHERE (step, micro_step, signal) = (SELECT min((step, micro_step, signal)) FROM jumps)"

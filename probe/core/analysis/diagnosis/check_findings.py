@@ -11,11 +11,11 @@ from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
 from probe.core.checks.check import CheckFinding
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.hindsight.onset import LATE, rarer
-from probe.core.language import message
+from probe.core.language import joined, message
 from probe.core.storage.batches import Readable
 from probe.core.storage.check_lines import CHECKS, of_directory, read_check_lines
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import ranks_text
+from probe.core.verdict import on_ranks
 
 MOST_SOUGHT = 3
 """Steps of a run from which is looked back because of what the checks have found."""
@@ -32,10 +32,17 @@ class RankCheckFinding(NamedTuple):
     @property
     def text(self) -> str:
         """Line for people."""
-        finding, ranks = self.finding, self.ranks
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
-        onset = f"; {finding.onset.text()}" if finding.onset is not None and finding.onset.looked else ""
-        return f"{finding.grade}: {finding.check}, {who}, step {finding.since}: {finding.text}{onset}"
+        finding = self.finding
+        onset = [finding.onset.text()] if finding.onset is not None and finding.onset.looked else []
+        head = message(
+            "{grade}: {kind}, {ranks}, step {step}: {text}",
+            grade=message(finding.grade),
+            kind=message(finding.check),
+            ranks=on_ranks(self.ranks),
+            step=finding.since,
+            text=finding.text,
+        )
+        return joined("; ", [head, *onset])
 
     @property
     def is_critical(self) -> bool:
@@ -124,5 +131,5 @@ def check_texts(findings: Sequence[RankCheckFinding]) -> list[str]:
     return (
         []
         if not findings
-        else [message("Checks of the loop at every step:"), *(f"  {on_ranks.text}" for on_ranks in findings)]
+        else [message("Checks of the loop at every step:"), *(joined("", ["  ", on_ranks.text]) for on_ranks in findings)]
     )

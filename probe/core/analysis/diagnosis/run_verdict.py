@@ -86,6 +86,7 @@ def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFind
         remedy=message(NEXT.get(diagnosis.kind) or NEXT[first.phase]),
         after=clean,
         onset=diagnosis.onset,
+        signal=first.finding.signal,
     )
 
 

@@ -164,9 +164,8 @@ def card(analysis: Analysis) -> Diagnosis:
     """Diagnosis of an analysis: the main incident first, then the others in order of time."""
     diagnoses = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
     pairs = [pair for diagnosis in diagnoses for pair in diagnosis.incident.findings]
-    checks = map(printable, check_texts(analysis.of_checks))
-    shown = [*summary(analysis), *checks, *(printable(translated(diagnosis.text)) for diagnosis in diagnoses)]
-    text = "\n".join(map(translated, shown))
+    shown = [*summary(analysis), *check_texts(analysis.of_checks), *(diagnosis.text for diagnosis in diagnoses)]
+    text = "\n".join(printable(translated(line)) for line in shown)
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
     is_placed = analysis.diagnosis is None or analysis.diagnosis.spoilt is None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from probe.core.door import attempt
 from probe.core.faults import Faults
@@ -18,6 +18,9 @@ from probe.core.output.metrics.catalogue import Series
 from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader, Values, sweep
 from probe.core.process_identity import process_state
 from probe.core.worker import Worker
+
+if TYPE_CHECKING:
+    from probe.core.verdict import Verdict
 
 WHERE = "metrics"
 """Place under which failures are counted."""
@@ -164,6 +167,8 @@ class MetricsHub:
         self._outlets: dict[str, HubOutlet] = {}
         self.receivers: list[Callable[[Sequence[Any]], None]] = []
         """Functions that get the findings about numbers of the run."""
+        self.verdict: Callable[[], Verdict | None] = lambda: None
+        """Function that returns the verdict about the run so far."""
         self.client_began: Callable[[], None] = lambda: None
         """Function that is called when a client has begun, which may end by itself at the exit of the process."""
         self._lock = threading.Lock()

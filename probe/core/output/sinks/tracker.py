@@ -26,6 +26,7 @@ from probe.core.trackers.tracked_findings import NumberFinding, TrackedFindings,
 from probe.core.trackers.tracked_series import MOST_FULL, MOST_SERIES, TrackedSeries
 from probe.core.trackers.tracker_budget import TrackerBudget
 from probe.core.trackers.tracker_thread import BEGIN_SECONDS, Item, TrackerThread
+from probe.core.verdict import Verdict
 
 
 class TrackerSettings(Section):
@@ -64,6 +65,7 @@ class TrackerOutlet:
         root: folder with the directories of all ranks.
         began: called when the tracker has begun.
         patience: see :class:`TrackerThread`.
+        verdict: returns the verdict about the run so far.
     """
 
     def __init__(
@@ -76,12 +78,13 @@ class TrackerOutlet:
         root: Path | None = None,
         began: Callable[[], None] = lambda: None,
         patience: float = BEGIN_SECONDS,
+        verdict: Callable[[], Verdict | None] = lambda: None,
     ) -> None:
         self._name, self._files, self._project = name, root, settings.project
         self._root = root if settings.report else None
         self._folder: TemporaryDirectory[str] | None = None
         self._series = TrackedSeries(settings.series, settings.layers)
-        self._findings = TrackedFindings(rank)
+        self._findings = TrackedFindings(rank, verdict)
         self._texts: dict[str, Cell] = {}
         self._shown = 0
         """Number of findings when the table was queued last."""
@@ -180,7 +183,15 @@ class TrackerSink:
         facts: Mapping[str, Cell] = {"job": name.job, "ranks": name.ranks, "host": name.host, "run": self._context.run}
         target = TrackerTarget(settings.project or name.job, self._context.run, facts)
         outlet = TrackerOutlet(
-            self._name, target, settings, name.rank, hub.faults, self._context.root, hub.began, hub.patience
+            self._name,
+            target,
+            settings,
+            name.rank,
+            hub.faults,
+            self._context.root,
+            hub.began,
+            hub.patience,
+            hub.verdict,
         )
         hub.receivers.append(outlet.run_found)
         return outlet
