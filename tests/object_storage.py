@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.required import require, require_program
-from tests.resources.monitoring_process import free_port, wait_for
+from tests.waiting import free_port, wait_for
 
 KEY, SECRET = "probe-reader", "a/secret+that%is never=shown"
 BUCKET = "runs"
@@ -114,7 +114,9 @@ def _running(command: list[str], log: Path, url: str) -> Iterator[ObjectServer]:
     server = ObjectServer(url)
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
-            wait_for(lambda: _answers(server, process, log), f"no answer from {command[0]}: {log.read_text()[-2000:]}")
+            wait_for(
+                lambda: _answers(server, process, log), about=f"no answer from {command[0]}: {log.read_text()[-2000:]}"
+            )
             yield server
         finally:
             process.kill()  # asked to end, SeaweedFS (4.48) takes 25 s

@@ -10,18 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from tests.core.alerting.receivers import (
-    Choosy,
-    Receiver,
-    alert,
-    alerts_to,
-    black_hole,
-    free_port,
-    raw_server,
-    serving,
-    text_of,
-)
+from tests.core.alerting.receivers import Choosy, Receiver, alert, alerts_to, black_hole, raw_server, serving, text_of
 from tests.required import require
+from tests.waiting import free_port
 
 require("httpx")
 

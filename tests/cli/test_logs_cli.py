@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from typer.testing import CliRunner
 
 import probe
 from probe.cli import app
+from tests.waiting import wait_for
 
 ROOT = Path(probe.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "probe", "logs", "parse"]
@@ -141,14 +140,6 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     )
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """Growth, rotation, truncation and a new file; the end is clean, with the incomplete last line and a summary."""
@@ -166,17 +157,17 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
         return [json.loads(line)["metrics"].get("loss") for line in output.read_text().splitlines()]
 
     try:
-        until(lambda: output.exists() and losses() == [1])
+        wait_for(lambda: output.exists() and losses() == [1])
         with log.open("a") as more:
             more.write("loss: 2\n")
-        until(lambda: losses() == [1, 2])
+        wait_for(lambda: losses() == [1, 2])
         log.rename(log.parent / "rank0.log.1")
         log.write_text("loss: 3\n")
-        until(lambda: losses() == [1, 2, 3])
+        wait_for(lambda: losses() == [1, 2, 3])
         log.write_text("loss: 4\n")
-        until(lambda: losses() == [1, 2, 3, 4])
+        wait_for(lambda: losses() == [1, 2, 3, 4])
         other.write_text("loss: 5\nCUDA out of mem")
-        until(lambda: losses()[4:] == [5])
+        wait_for(lambda: losses()[4:] == [5])
         with other.open("a") as more:
             more.write("ory")
         process.send_signal(number)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests import user_scripts
-from tests.core.alerting.receivers import free_port
 from tests.pytorch.run_scripts import OWN
 from tests.pytorch.runs import table
 from tests.quick_python import quick_python
 from tests.required import require
+from tests.waiting import free_port
 
 require("torch")
 

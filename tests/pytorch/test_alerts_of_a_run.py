@@ -17,8 +17,9 @@ from tests.required import require
 require("torch")
 require("httpx")
 
-from tests.core.alerting.receivers import Receiver, serving, wait_for  # noqa: E402
+from tests.core.alerting.receivers import Receiver, serving  # noqa: E402
 from tests.user_scripts import TORCH, Running, running  # noqa: E402
+from tests.waiting import wait_for  # noqa: E402
 
 SCRIPT = """
 import json, os, sys, time
@@ -56,7 +57,7 @@ class Job:
 
     def wait(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
         """Wait for as many alerts of a kind."""
-        wait_for(lambda: len(self.alerts(kind)) >= number, 120)
+        wait_for(lambda: len(self.alerts(kind)) >= number)
         return self.alerts(kind)
 
     def ended(self) -> int:

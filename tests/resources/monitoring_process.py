@@ -7,30 +7,18 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import socket
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from tests.http_requests import exchange
 from tests.required import require_program
+from tests.waiting import PATIENCE, free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, ALERTMANAGER = ROOT / "resources" / "prometheus", ROOT / "resources" / "alertmanager"
-PATIENCE = 180.0
-"""Seconds after which something that must happen counts as missing."""
-Found = TypeVar("Found")
-
-
-def wait_for(find: Callable[[], Found], about: str = "it does not happen") -> Found:
-    """The first true value of ``find()``."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := find()):
-        assert time.monotonic() < deadline, about
-        time.sleep(0.02)  # between two looks
-    return found
 
 
 class Server(NamedTuple):
@@ -42,14 +30,9 @@ class Server(NamedTuple):
 
     def request(self, method: str, path: str, content: object = None) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        body = None if content is None else json.dumps(content)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+        body = None if content is None else json.dumps(content).encode()
+        status, _, answer = exchange(f"http://127.0.0.1:{self.port}", method, path, body)
+        return status, answer
 
     def get(self, path: str) -> Any:
         status, content = self.request("GET", path)
@@ -118,20 +101,12 @@ class Receiver:
         self._server.server_close()
 
 
-def free_port() -> int:
-    """A port that the system has just assigned."""
-    with socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
 @contextmanager
 def prometheus(configuration: Path, folder: Path) -> Iterator[Server]:
     """Prometheus with a configuration and its data in ``folder``."""
     options = [f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}", "--web.enable-lifecycle"]
     options += ["--storage.tsdb.retention.time=30d", "--storage.tsdb.retention.size=50GB"]
-    with _running(require_program("prometheus"), options, folder / "prometheus.log") as server:
+    with running(require_program("prometheus"), options, folder / "prometheus.log") as server:
         yield server
 
 
@@ -139,7 +114,7 @@ def prometheus(configuration: Path, folder: Path) -> Iterator[Server]:
 def alertmanager(configuration: Path, folder: Path) -> Iterator[Server]:
     """Alertmanager with a configuration and its data in ``folder``."""
     options = [f"--config.file={configuration}", f"--storage.path={folder / 'data'}", "--cluster.listen-address="]
-    with _running(require_program("prometheus-alertmanager"), options, folder / "alertmanager.log") as server:
+    with running(require_program("prometheus-alertmanager"), options, folder / "alertmanager.log") as server:
         yield server
 
 
@@ -147,12 +122,12 @@ def alertmanager(configuration: Path, folder: Path) -> Iterator[Server]:
 def node_exporter(folder: Path) -> Iterator[Server]:
     """Node exporter of this machine."""
     program = require_program("prometheus-node-exporter", "node_exporter")
-    with _running(program, [], folder / "node_exporter.log", "/") as server:
+    with running(program, [], folder / "node_exporter.log", "/") as server:
         yield server
 
 
 @contextmanager
-def _running(program: str, options: Sequence[str], log: Path, ready: str = "/-/ready") -> Iterator[Server]:
+def running(program: str, options: Sequence[str], log: Path, ready: str = "/-/ready") -> Iterator[Server]:
     port = free_port()
     command = [program, *options, f"--web.listen-address=127.0.0.1:{port}"]
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:

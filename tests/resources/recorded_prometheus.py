@@ -6,44 +6,34 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
-from socket import socket
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import yaml
 
 from tests.required import require_program
+from tests.resources.monitoring_process import Server, running
 from tests.resources.recording import Recording
 
-PATIENCE = 180.0
-"""Seconds after which something that must happen counts as missing."""
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
 
 class PrometheusServer(NamedTuple):
     """Running Prometheus."""
 
-    port: int
-    process: int
+    server: Server
 
     def processor_seconds(self) -> float:
         """Time of all processors that it has used so far."""
-        fields = Path(f"/proc/{self.process}/stat").read_text("utf-8").rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.server.process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def get(self, path: str, **fields: Any) -> Any:
         """Data of an answer of the API."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        try:
-            connection.request("GET", f"/api/v1/{path}?{urlencode(fields, doseq=True)}")
-            answer = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+        answer = json.loads(self.server.request("GET", f"/api/v1/{path}?{urlencode(fields, doseq=True)}")[1])
         assert answer["status"] == "success", (fields, answer)
         return answer["data"]
 
@@ -81,15 +71,9 @@ def prometheus_with(
     data = storage or stored(recording, folder)
     configuration, log = folder / "prometheus.yml", folder / "prometheus.log"
     configuration.write_text(yaml.safe_dump({"scrape_configs": list(scraped)}), "utf-8")
-    port = _free_port()
-    command = [program, f"--config.file={configuration}", f"--storage.tsdb.path={data}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=100y"]
-    with log.open("w") as errors, subprocess.Popen(command, stdout=errors, stderr=errors) as process:
-        try:
-            _wait_until_ready(port, process, log)
-            yield PrometheusServer(port, process.pid)
-        finally:
-            process.kill()
+    options = [f"--config.file={configuration}", f"--storage.tsdb.path={data}", "--storage.tsdb.retention.time=100y"]
+    with running(program, options, log) as server:
+        yield PrometheusServer(server)
 
 
 def stored(recording: Recording, folder: Path) -> Path:
@@ -110,27 +94,3 @@ def filled(text: str, chosen: Mapping[str, str]) -> str:
         KeyError: if there is one that is not in ``chosen``.
     """
     return VARIABLE.sub(lambda found: chosen[found[1] or found[2]], text)
-
-
-def _free_port() -> int:
-    with socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        assert process.poll() is None, log.read_text("utf-8")
-        assert time.monotonic() < deadline, log.read_text("utf-8")
-        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        try:
-            connection.request("GET", "/-/ready")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.02)  # between two looks

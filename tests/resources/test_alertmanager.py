@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.required import require, require_program
-from tests.resources.monitoring_process import ALERTMANAGER, Receiver, Server, alertmanager, free_port, wait_for
+from tests.resources.monitoring_process import ALERTMANAGER, Receiver, Server, alertmanager
+from tests.waiting import free_port, wait_for
 
 FILE = ALERTMANAGER / "alertmanager.yml"
 CONFIGURATION: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))

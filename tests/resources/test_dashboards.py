@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -29,10 +28,12 @@ from probe.services.exporter.readings.catalogue import READINGS
 from probe.services.server.board import RunBoard
 from probe.services.server.metrics import exposition
 from probe.services.server.store import HeartbeatStore
+from tests.http_requests import exchange
 from tests.required import require, require_program
-from tests.resources.recorded_prometheus import PATIENCE, PrometheusServer, filled, prometheus_with
+from tests.resources.recorded_prometheus import PrometheusServer, filled, prometheus_with
 from tests.resources.recording import BEGIN, JOB, RECORDED, Recording
 from tests.resources.shown_dashboard import GRAFANA, ShownDashboard, named
+from tests.waiting import PATIENCE
 
 encoder = require("grafana_foundation_sdk.cog.encoder")
 dashboards = require("grafana_foundation_sdk.models.dashboard")
@@ -296,9 +297,8 @@ def node_exporter_metrics() -> set[str]:
         try:
             found = (re.search(r"127\.0\.0\.1:([1-9]\d*)", line) for line in process.stderr)
             port = next(int(each[1]) for each in found if each)
-            connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-            connection.request("GET", "/metrics")
-            return set(re.findall(r"# TYPE (\w+)", connection.getresponse().read().decode()))
+            page = exchange(f"http://127.0.0.1:{port}", "GET", "/metrics")[2].decode()
+            return set(re.findall(r"# TYPE (\w+)", page))
         finally:
             process.kill()
 

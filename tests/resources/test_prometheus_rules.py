@@ -22,9 +22,9 @@ from tests.resources.monitoring_process import (
     alertmanager,
     node_exporter,
     prometheus,
-    wait_for,
 )
 from tests.resources.rule_cases import contents, judged, names_in, promtool
+from tests.waiting import wait_for
 
 GUIDE = (ROOT / "docs" / "guides" / "prometheus.md").read_text("utf-8")
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))

@@ -20,7 +20,7 @@ import pytest
 
 from tests.required import require, require_program
 from tests.resources.bulk_receiver import PASSWORD, USER, BulkReceiver, WholeAnswer
-from tests.services.server_process import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 RSYSLOGD = require_program("rsyslogd", "/usr/sbin/rsyslogd")
 trustme = require("trustme")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from tests.forks import Forked
+from tests.http_requests import exchange
 from tests.required import require
-from tests.services.server_process import PATIENCE, listening
+from tests.services.server_process import listening
+from tests.waiting import PATIENCE
 
 parser = require("prometheus_client.parser")
 MODULES = ("probe.cli.exporter", "probe.services.exporter.app", "uvicorn.protocols.http.h11_impl", "psutil")
@@ -60,13 +60,8 @@ class Exported(NamedTuple):
 
     def request(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """Status, type and text of an answer."""
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=PATIENCE)
-        try:
-            connection.request("GET", path, headers={"Accept": TEXT, **(headers or {})})
-            answer = connection.getresponse()
-            return answer.status, answer.headers["Content-Type"], answer.read().decode()
-        finally:
-            connection.close()
+        status, fields, answer = exchange(self.address, "GET", path, headers={"Accept": TEXT, **(headers or {})})
+        return status, fields["Content-Type"], answer.decode()
 
     def scrape(self) -> Scrape:
         status, _, text = self.request()

@@ -7,26 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from probe.core.run_state.progress_file import ProgressReader
 from probe.core.run_state.watcher_process import watcher_pid
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 FAST = {"floor_seconds": 1.0, "startup_seconds": 4.0, "poll_seconds": 0.1, "linger_seconds": 0.5, "grace_seconds": 0.5}
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for a value that is true, with a deadline."""
-    end = time.monotonic() + SECONDS
-    while not (value := true()):
-        assert time.monotonic() < end, f"nothing came of {true}"
-        time.sleep(0.01)
-    return value
 
 
 class Node:
@@ -68,20 +59,20 @@ class Node:
 
     def alert(self, kind: str, number: int = 1) -> dict[str, Any]:
         """The alert of a kind at a position, from 1, once it is there."""
-        return until(lambda: len(self.alerts(kind)) >= number and self.alerts(kind)[number - 1])
+        return wait_for(lambda: len(self.alerts(kind)) >= number and self.alerts(kind)[number - 1])
 
     def reader(self, rank: int) -> ProgressReader:
-        return ProgressReader(until(lambda: list(self.folder.glob(f"rank{rank}-*.progress")))[0])
+        return ProgressReader(wait_for(lambda: list(self.folder.glob(f"rank{rank}-*.progress")))[0])
 
     def trained(self, rank: int, steps: int = 5) -> None:
         """Wait until a rank has made some steps."""
         reader = self.reader(rank)
-        until(lambda: reader.row().step >= steps)
+        wait_for(lambda: reader.row().step >= steps)
 
     @property
     def watcher(self) -> int:
         """Process id of the watcher, once it lives."""
-        return until(lambda: max(0, watcher_pid(self.folder)))
+        return wait_for(lambda: max(0, watcher_pid(self.folder)))
 
     def close(self) -> None:
         for rank in self.ranks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
 import ssl
@@ -10,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from tests.forks import Forked
-from tests.services.server_process import PATIENCE, listening, wait_for
+from tests.http_requests import bearer, exchange
+from tests.services.server_process import listening
+from tests.waiting import PATIENCE, wait_for
 
 LAST = ("ignored", "refused", "done", "failed", "interrupted")
 HOST = "node1"
@@ -35,19 +35,9 @@ class Remediating(NamedTuple):
         self, method: str, path: str, content: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        place = urlsplit(self.address).netloc
-        if self.tls is None:
-            connection = http.client.HTTPConnection(place, timeout=PATIENCE)
-        else:
-            connection = http.client.HTTPSConnection(place, timeout=PATIENCE, context=self.tls)
-        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        sent |= {"Content-Type": "application/json"} if content is not None else {}
-        try:
-            connection.request(method, path, content, sent | (headers or {}))
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+        sent = bearer(self.token) | (headers or {})
+        status, _, answer = exchange(self.address, method, path, content, sent, self.tls)
+        return status, answer
 
     def get(self, path: str) -> Any:
         status, content = self.request("GET", path)

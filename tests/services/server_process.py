@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import os
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import probe
 from tests.forks import Forked, ForkServer
+from tests.http_requests import bearer, exchange
+from tests.waiting import PATIENCE
 
 ROOT = Path(probe.__file__).parents[1]
-PATIENCE = 120.0
-"""Seconds after which something that must happen counts as missing."""
 MODULES = ("probe.cli.serve", "probe.services.server.service", "uvicorn.protocols.http.h11_impl")
-Found = TypeVar("Found")
 
 
 class Served(NamedTuple):
@@ -38,15 +34,8 @@ class Served(NamedTuple):
         self, method: str, path: str, content: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=PATIENCE)
-        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        sent |= {"Content-Type": "application/json"} if content is not None else {}
-        try:
-            connection.request(method, path, content, sent | (headers or {}))
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+        status, _, answer = exchange(self.address, method, path, content, bearer(self.token) | (headers or {}))
+        return status, answer
 
     def get(self, path: str) -> Any:
         status, content = self.request("GET", path)
@@ -121,16 +110,6 @@ def serving(database: Path, *options: str, token: str | None = None) -> Iterator
     arguments += [*options] if "--port" in options else ["--port", "0", *options]
     with listening(arguments, MODULES, errors, environment) as (process, address):
         yield Served(process, address, token, errors)
-
-
-def wait_for(find: Callable[[], Found], process: subprocess.Popen[str] | Forked | None = None) -> Found:
-    """The first true value of ``find()``."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := find()):
-        assert time.monotonic() < deadline, "it does not happen"
-        assert process is None or process.poll() is None, "the process has ended"
-        time.sleep(0.02)  # between two looks
-    return found
 
 
 def batch(

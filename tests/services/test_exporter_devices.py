@@ -23,7 +23,7 @@ from probe.services.exporter.readings.host import HostReader, disks
 from tests.required import require, require_program
 from tests.services.exporter_process import Exported, exporting
 from tests.services.metrics_rank import rank
-from tests.services.server_process import wait_for
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

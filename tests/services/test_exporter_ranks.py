@@ -25,7 +25,7 @@ from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
 from tests.required import require, require_program
 from tests.services.exporter_process import OPENMETRICS, Exported, exporting, parsed
 from tests.services.metrics_rank import header, rank, written
-from tests.services.server_process import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 require("starlette")
 require("uvicorn")

@@ -16,7 +16,8 @@ require("starlette")
 require("httpx")
 
 from tests.forks import Forked  # noqa: E402
-from tests.services.server_process import PATIENCE, fork_server, serving, wait_for  # noqa: E402
+from tests.services.server_process import fork_server, serving  # noqa: E402
+from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("torch", "torch.distributed", "probe.pytorch")

@@ -27,8 +27,8 @@ from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
 from probe.services.performance.sources import TrainingSource, _devices
 from tests.required import require
 from tests.services.metrics_rank import written
-from tests.services.server_process import wait_for
 from tests.services.test_exporter_devices import library
+from tests.waiting import wait_for
 
 psutil = require("psutil")
 

@@ -34,7 +34,8 @@ from tests.services.remediation_process import (
     program,
     remediating,
 )
-from tests.services.server_process import ROOT, wait_for
+from tests.services.server_process import ROOT
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

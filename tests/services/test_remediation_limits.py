@@ -18,7 +18,7 @@ import pytest
 from probe.services.remediation.child_process import identity_of, kill_left_over
 from tests.required import require, require_program
 from tests.services.remediation_process import Remediating, alert, configured, lines_of, program, remediating
-from tests.services.server_process import wait_for
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.required import require
-from tests.services.server_process import serving, wait_for
+from tests.services.server_process import serving
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

@@ -11,7 +11,8 @@ import pytest
 from probe.core.naming import STEP_SECONDS
 from tests.core.analysis.browsing import browser, errors, requested, wait_until
 from tests.required import require
-from tests.services.server_process import Served, batch, serving, wait_for
+from tests.services.server_process import Served, batch, serving
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.browser
 

@@ -17,7 +17,8 @@ from probe.core.run_state.rules import RunFinding, RunStep
 from probe.services.server.board import MOST_RANKS, RunBoard
 from probe.services.server.judge import RunJudge, ranges
 from tests.required import require
-from tests.services.server_process import batch, serving, wait_for
+from tests.services.server_process import batch, serving
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

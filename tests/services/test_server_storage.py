@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.required import require
-from tests.services.server_process import Served, batch, serving, wait_for
+from tests.services.server_process import Served, batch, serving
+from tests.waiting import wait_for
 
 require("starlette")
 require("uvicorn")

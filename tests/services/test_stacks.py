@@ -13,7 +13,8 @@ import pytest
 from probe.services.watcher.processes import RankProcess
 from probe.services.watcher.program import OLD_SECONDS, sweep
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
-from tests.services.node import Node, until
+from tests.services.node import Node
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_stacks_by_the_signal(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     subjects = [subject(node, rank) for rank in (0, 1)]
     bare = subjects[1].header._replace(signal=subjects[1].header.signal - 1)
     monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
-    held = until(lambda: (read := read_stacks(subjects)) and "hold_lock" in functions(read[0]) and read)
+    held = wait_for(lambda: (read := read_stacks(subjects)) and "hold_lock" in functions(read[0]) and read)
     assert [stacks.source for stacks in held] == ["faulthandler"] * 2
     assert "load_batch" in functions(held[1])
     (refused,) = read_stacks([subjects[1]._replace(header=bare)])

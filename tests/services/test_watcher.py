@@ -15,7 +15,8 @@ import pytest
 
 from probe.core.run_state.watcher_process import LOG, SETTINGS, watcher_pid
 from tests.required import require
-from tests.services.node import Node, until
+from tests.services.node import Node
+from tests.waiting import wait_for
 
 require("numpy")
 STEPS = ["steps", "still"]
@@ -64,14 +65,14 @@ def test_a_standstill_its_end_and_another_one(node: Node) -> None:
     assert node.alert("resolved")["key"] == first["key"]
     reader = node.reader(0)
     step = reader.row().step
-    until(lambda: reader.row().step > step + 5)
+    wait_for(lambda: reader.row().step > step + 5)
     node.signal("still again")
     second = node.alert("hang", 2)
     assert second["key"] != first["key"]
     killed = node.watcher
     os.kill(killed, signal.SIGKILL)
-    assert until(lambda: node.watcher not in (0, killed) and node.watcher) != killed
-    until(lambda: "closed" not in (node.folder / LOG).read_text() and watcher_pid(node.folder))
+    assert wait_for(lambda: node.watcher not in (0, killed) and node.watcher) != killed
+    wait_for(lambda: "closed" not in (node.folder / LOG).read_text() and watcher_pid(node.folder))
     node.signal("go again")
     assert node.alert("resolved", 2)["key"] == second["key"]
     node.signal("end")
@@ -80,7 +81,7 @@ def test_a_standstill_its_end_and_another_one(node: Node) -> None:
     sent = [(alert["kind"], alert.get("repeated")) for alert in node.alerts()]
     assert [kind for kind, repeated in sent if not repeated] == ["hang", "resolved"] * 2 + ["closed"]
     assert [kind for kind, repeated in sent if repeated] == ["hang"]  # for receivers that forget what is not sent again
-    until(lambda: not node.folder.exists())
+    wait_for(lambda: not node.folder.exists())
 
 
 def test_a_stopped_rank_and_one_that_holds_the_lock(node: Node) -> None:
@@ -141,24 +142,24 @@ def test_no_alarm_while_it_saves_evaluates_or_waits(node: Node) -> None:
     for rank in range(3):
         node.trained(rank)
     reader = node.reader(2)
-    until(lambda: reader.row().until)
+    wait_for(lambda: reader.row().until)
     end = time.monotonic() + 1.5
-    until(lambda: time.monotonic() > end)
+    wait_for(lambda: time.monotonic() > end)
     node.signal("saved")
     reader = node.reader(0)
     step = reader.row().step
-    until(lambda: reader.row().step > step + 5)
+    wait_for(lambda: reader.row().step > step + 5)
     node.signal("promised")
     promised = node.reader(2)
-    until(lambda: not promised.row().until)
+    wait_for(lambda: not promised.row().until)
     node.signal("evaluated")
     end = time.monotonic() + 1.5
-    until(lambda: time.monotonic() > end)
+    wait_for(lambda: time.monotonic() > end)
     node.signal("done")
     step = reader.row().step
-    until(lambda: reader.row().step > step + 5)
+    wait_for(lambda: reader.row().step > step + 5)
     step = reader.row().step
-    until(lambda: reader.row().step > step + 50)
+    wait_for(lambda: reader.row().step > step + 50)
     assert node.alerts() == []
     node.signal("exit")
     left = node.alert("gone")
@@ -195,14 +196,14 @@ def test_the_first_rank_is_killed_and_the_watcher_stays(node: Node) -> None:
     watcher = node.watcher
     assert (node.folder / SETTINGS).stat().st_mode & 0o777 == 0o600
     assert "toy" not in Path(f"/proc/{watcher}/cmdline").read_text()
-    until(lambda: "begins" in (node.folder / LOG).read_text())
+    wait_for(lambda: "begins" in (node.folder / LOG).read_text())
     for pid in (frozen := [rank.pid for rank in node.ranks] + [watcher]):
         os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + 1.5
-    until(lambda: time.monotonic() > end)
+    wait_for(lambda: time.monotonic() > end)
     os.kill(frozen.pop(), signal.SIGCONT)
     end = time.monotonic() + 0.5
-    until(lambda: time.monotonic() > end)
+    wait_for(lambda: time.monotonic() > end)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
     os.killpg(node.ranks[0].pid, signal.SIGKILL)
@@ -225,7 +226,7 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
         shell = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         node.start([STEPS, ["allocate"]], before=["sh", "-c", shell, "sh"])
         node.trained(0)
-        until(lambda: node.watcher and "begins" in (node.folder / LOG).read_text())
+        wait_for(lambda: node.watcher and "begins" in (node.folder / LOG).read_text())
         node.trained(0, node.reader(0).row().step + 5)  # the watch has looked at the rank by then
         node.signal("still")
         lost = node.alert("gone")
@@ -233,7 +234,7 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
         node.alert("closed")
     finally:
         node.close()
-        until(lambda: removed(group))
+        wait_for(lambda: removed(group))
 
 
 @pytest.mark.parametrize("renews", [True, False])
@@ -241,14 +242,14 @@ def test_a_standstill_is_found_after_the_folder_was_removed(node: Node, renews: 
     """As login managers remove what a user has in shared memory: the ranks make their files again, and one watcher
     watches them; where they cannot, the watcher goes on with the files that it has open."""
     node.start([*([] if renews else [["leave_files"]]), ["steps", "still"], ["load_batch", "go"]])
-    before = until(lambda: node.watcher)
-    until(lambda: "begins" in (node.folder / LOG).read_text())
+    before = wait_for(lambda: node.watcher)
+    wait_for(lambda: "begins" in (node.folder / LOG).read_text())
     node.trained(0, node.reader(0).row().step + 50)  # the watcher has looked meanwhile
     shutil.rmtree(node.folder)
     if renews:
-        until(lambda: node.watcher not in (0, before))
-        until(lambda: node.reader(0).row().step > 40)
-        until(lambda: not Path(f"/proc/{before}").exists())
+        wait_for(lambda: node.watcher not in (0, before))
+        wait_for(lambda: node.reader(0).row().step > 40)
+        wait_for(lambda: not Path(f"/proc/{before}").exists())
     node.signal("still")
     alert = node.alert("hang")
     assert "(toy_rank.py:" in alert["title"]  # in ``load_batch``, or in what it calls at that moment

@@ -15,8 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from tests.http_requests import exchange
 from tests.required import require
-from tests.services.server_process import PATIENCE, listening
+from tests.services.server_process import listening
+from tests.waiting import PATIENCE
 
 require("starlette")
 require("uvicorn")
@@ -82,12 +84,7 @@ def connected(address: str, data: bytes) -> socket.socket:
 
 
 def status(address: str, path: str) -> int:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return exchange(address, "GET", path)[0]
 
 
 def received(connection: socket.socket) -> int:
@@ -220,14 +217,7 @@ class Service(NamedTuple):
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """Status, headers and content of the answer; a body that is no ``bytes`` is sent in chunks."""
-        connection = http.client.HTTPConnection(urlsplit(self.base).netloc, timeout=PATIENCE)
-        sent = {**self.credentials, **({} if body is None else {"Content-Type": "application/json"}), **headers}
-        try:
-            connection.request(method, path, body, sent, encode_chunked=not isinstance(body, bytes | None))
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
-        finally:
-            connection.close()
+        return exchange(self.base, method, path, body, {**self.credentials, **headers})
 
     def status(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}) -> int:
         """Status of the answer."""

@@ -17,7 +17,8 @@ from probe.view.findings import health_of
 from probe.view.run_list import RunList
 from tests.required import require
 from tests.view.view_data import SIGNAL, WrittenRank
-from tests.view.view_process import ViewServer, viewing, wait_for
+from tests.view.view_process import ViewServer, viewing
+from tests.waiting import wait_for
 
 require("duckdb")
 

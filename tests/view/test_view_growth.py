@@ -15,7 +15,8 @@ import numpy as np
 
 from tests.required import require
 from tests.view.view_data import SIGNAL, WrittenRank, expected_cells, random_values
-from tests.view.view_process import ViewServer, viewing, wait_for
+from tests.view.view_process import ViewServer, viewing
+from tests.waiting import wait_for
 
 require("duckdb")
 httpx = require("httpx")

@@ -15,7 +15,8 @@ from tests.core.storage.run_files import cells_of, write_run
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 from tests.view.view_data import SIGNAL, Numbers, WrittenRank, expected_cells, random_values
-from tests.view.view_process import ViewServer, viewing, wait_for
+from tests.view.view_process import ViewServer, viewing
+from tests.waiting import wait_for
 
 require("duckdb")
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from tests.forks import Forked
 from tests.required import require
-from tests.services.server_process import PATIENCE, listening, wait_for
+from tests.services.server_process import listening
+from tests.waiting import PATIENCE, wait_for
 
 MODULES = ("probe.cli.view", "probe.view.app", "probe.view.serving", "uvicorn.protocols.http.h11_impl", "duckdb")
 

@@ -21,6 +21,7 @@ from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from tests.required import require
+from tests.waiting import wait_for
 
 uvicorn = require("uvicorn")
 Answer = tuple[int, dict[str, str], bytes]
@@ -144,20 +145,6 @@ def dripping(start: bytes) -> Callable[[socket.socket], None]:
             pass
 
     return drip
-
-
-def wait_for(true: Callable[[], object], seconds: float = 120.0) -> None:
-    """Wait until ``true()``."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def alert(key: str = "spike loss", severity: Any = "warning", text: str = "loss 9 at step 3", **labels: str) -> Alert:

@@ -27,14 +27,13 @@ from tests.core.alerting.receivers import (
     alert,
     alerts_to,
     black_hole,
-    free_port,
     raw_server,
     serving,
     text_of,
-    wait_for,
 )
 from tests.interrupts import interrupt
 from tests.required import require
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,8 +17,9 @@ from probe.core.alerting.channels.exchange import NotReceived
 from probe.core.alerting.channels.feishu import MessageRate
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
-from tests.core.alerting.receivers import Receiver, alert, alerts_to, free_port, serving, signed, text_of, wait_for
+from tests.core.alerting.receivers import Receiver, alert, alerts_to, serving, signed, text_of
 from tests.required import require, require_program
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 SECRET = "s3cr3t/of+the=bot"

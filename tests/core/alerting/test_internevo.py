@@ -31,10 +31,10 @@ from probe.core.alert import (
 from probe.core.internevo.losses import LossRatio
 from probe.core.launch import RESTARTS, VARIABLES, WORLDS
 from probe.core.monitor_manager import MonitorManager, MonitorTracker, initialize_monitor_manager
-from tests.core.alerting.receivers import Receiver, black_hole, free_port, raw_server, serving, text_of, wait_for
+from tests.core.alerting.receivers import Receiver, black_hole, raw_server, serving, text_of
 from tests.required import require
 from tests.services.server_process import serving as serving_heartbeats
-from tests.services.server_process import wait_for as wait_for_server
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 ROOT = Path(__file__).parents[3]
@@ -138,7 +138,7 @@ def test_lines_of_internevo_run_with_the_import_changed(receiver: Receiver, tmp_
         process = script(LINES, receiver.url(), server.address, PROBE_SERVER_TOKEN="a-token-of-the-server")
         output = process.communicate(timeout=120)
         assert process.returncode == 0, output
-        stored = wait_for_server(lambda: len(found := server.stored("pretraining")) >= 8 and found)
+        stored = wait_for(lambda: len(found := server.stored("pretraining")) >= 8 and found)
         page = server.request("GET", "/metrics")[1].decode()
     stages = re.findall(r'^probe_job_stage_seconds\{.*stage="(\w+)"\} (\S+)$', page, re.MULTILINE)
     assert {name: float(value) for name, value in stages} == {"init_model": 1.5, "fwd": 0.1, "bwd": 0.2}

@@ -24,13 +24,12 @@ from tests.core.alerting.receivers import (
     black_hole,
     context_of,
     dripping,
-    free_port,
     raw_server,
     serving,
-    wait_for,
 )
 from tests.core.alerting.test_channels import channel
 from tests.required import require
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 HEAD = b"HTTP/1.1 200 OK\r\n"

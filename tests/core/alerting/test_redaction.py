@@ -19,8 +19,9 @@ from probe.core.alerting.redaction import LOGGERS, describe_error, install, reda
 from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.messages import lines
-from tests.core.alerting.receivers import Receiver, alert, alerts_to, free_port, serving, wait_for
+from tests.core.alerting.receivers import Receiver, alert, alerts_to, serving
 from tests.required import require
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 SECRETS = {

@@ -15,18 +15,9 @@ from probe.core.alerting.channels import alertmanager
 from probe.core.messages import shortened
 from probe.core.records import Alert
 from probe.core.times import utc_text
-from tests.core.alerting.receivers import (
-    ACCEPTED,
-    Answer,
-    Choosy,
-    Receiver,
-    alert,
-    alerts_to,
-    serving,
-    text_of,
-    wait_for,
-)
+from tests.core.alerting.receivers import ACCEPTED, Answer, Choosy, Receiver, alert, alerts_to, serving, text_of
 from tests.required import require
+from tests.waiting import wait_for
 
 require("httpx")
 GIVEN_UP = "alerts: refused by the receiver for good"

@@ -19,7 +19,7 @@ from probe.core.storage.problems import Problems
 from tests.core.analysis.causes_data import write_run
 from tests.core.analysis.pieces_data import Marked, OnlyAlone, merged, ranks, table
 from tests.required import require
-from tests.resources.monitoring_process import wait_for
+from tests.waiting import wait_for
 
 require("duckdb")
 
@@ -122,7 +122,7 @@ def test_passes_are_read_by_the_same_processes(root: Path) -> None:
         assert len(first) <= 2
         assert os.getpid() not in first
         os.kill(min(first), signal.SIGKILL)
-        wait_for(lambda: not any(map(is_there, first)), "the others of a killed process do not end")
+        wait_for(lambda: not any(map(is_there, first)), about="the others of a killed process do not end")
         second = set(mapped(engine, process_of, pieces, problems))
     assert problems.kept == []
     assert not any(map(is_there, second))

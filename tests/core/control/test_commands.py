@@ -31,6 +31,7 @@ from probe.core.control.commands import CommandInbox
 from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
 from tests.core.distributed.test_announcements import Kept, exchanged, ranks
+from tests.waiting import wait_for
 
 SECONDS = 120.0
 
@@ -60,13 +61,6 @@ def inbox(
     return CommandInbox(folder_of(file), rank, rank == 0, steps, notices, first, began, Faults())
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def states(file: Path, name: str) -> list[tuple[int, str, int]]:
     """Answers of the ranks to a request: rank, state, step."""
     return [(each.rank, each.state, each.step) for each in acknowledgements(folder_of(file), name)]
@@ -77,9 +71,9 @@ def test_two_commands_in_a_row_both_arrive_in_their_order(file: Path) -> None:
     commands = inbox(file)
     names = [request(file, command_of("reduce_learning_rate", {"factor": factor}), "test") for factor in (0.5, 0.25)]
     got: list[Command] = []
-    until(lambda: got.extend(commands.due(7, ())) or len(got) == 2)
+    wait_for(lambda: got.extend(commands.due(7, ())) or len(got) == 2)
     assert got == [ReduceLearningRate(factor=0.5), ReduceLearningRate(factor=0.25)]
-    until(lambda: states(file, names[1]) == [(0, "accepted", 7)])
+    wait_for(lambda: states(file, names[1]) == [(0, "accepted", 7)])
     with got[0]:
         pass
     with pytest.raises(ArithmeticError), got[1]:
@@ -108,7 +102,7 @@ def test_all_ranks_get_a_command_before_the_same_step(file: Path) -> None:
         time.sleep(0.01)
         return bool(got[0] and got[1])
 
-    until(turn)
+    wait_for(turn)
     assert got[0] == got[1]
     assert len(got[0]) == 1
     for each in ranks:
@@ -120,7 +114,7 @@ def test_nothing_is_announced_before_every_rank_has_begun(file: Path) -> None:
     """A rank that attaches later has its announcements from then on: none may lie there before the first step ends."""
     lead = inbox(file, ahead=2, first=1)
     request(file, ReduceBatchSize(), "test")
-    until(lambda: not lead._thread.found.empty())
+    wait_for(lambda: not lead._thread.found.empty())
     assert lead.due(0, ()) == []
     late = inbox(file, 1, ahead=2, first=1)
     for rank in (lead, late):
@@ -136,7 +130,7 @@ def test_a_command_is_announced_when_the_one_before_was_read_back(file: Path) ->
     commands, got = inbox(file, notices=notices), list[Command]()
     for factor in (0.5, 0.25):
         request(file, ReduceLearningRate(factor=factor), "test")
-    until(lambda: commands._thread.found.qsize() == 2)
+    wait_for(lambda: commands._thread.found.qsize() == 2)
     for step in range(4):
         got += commands.due(step, ())
         exchanged(store, notices)
@@ -149,9 +143,9 @@ def test_a_later_command_comes_in_no_earlier_step(file: Path) -> None:
     steps = iter([5, 0])
     commands = inbox(file, ahead=lambda: next(steps))
     request(file, ReduceBatchSize(), "test")
-    until(lambda: commands.due(0, ()) or commands._pending)
+    wait_for(lambda: commands.due(0, ()) or commands._pending)
     request(file, RollbackCheckpoint(), "test")
-    until(lambda: commands.due(1, ()) or len(commands._pending) == 2)
+    wait_for(lambda: commands.due(1, ()) or len(commands._pending) == 2)
     assert [commands.due(step, ()) for step in range(2, 6)] == [[], [], [], [ReduceBatchSize(), RollbackCheckpoint()]]
     commands.close()
     assert commands._faults.counts == {}
@@ -174,7 +168,7 @@ def test_types_that_the_program_does_not_take_are_refused(file: Path) -> None:
     """The answer lists those that it takes; the program does not see the others."""
     commands = inbox(file)
     name = request(file, EnableGradientAccumulation(steps=4), "test")
-    until(lambda: commands.due(3, (ReduceLearningRate, RollbackCheckpoint)) or states(file, name))
+    wait_for(lambda: commands.due(3, (ReduceLearningRate, RollbackCheckpoint)) or states(file, name))
     commands.close()
     assert states(file, name) == [(0, "refused", 3)]
     text = acknowledgements(folder_of(file), name)[0].text
@@ -185,7 +179,7 @@ def test_requests_from_before_the_run_are_refused(file: Path) -> None:
     """They were meant for another one: a rollback that waits since yesterday rolls nothing back."""
     name = request(file, RollbackCheckpoint(), "test")
     commands = inbox(file, began=time.time() + 1)
-    until(lambda: states(file, name))
+    wait_for(lambda: states(file, name))
     assert commands.due(0, ()) == []
     commands.close()
     assert states(file, name) == [(0, "refused", -1)]
@@ -195,7 +189,7 @@ def test_commands_whose_step_never_comes_are_refused_at_the_end(file: Path) -> N
     """Whoever asked learns that the run has ended."""
     commands = inbox(file, ahead=1000)
     name = request(file, RollbackCheckpoint(), "test")
-    until(lambda: commands.due(5, ()) or commands._pending)
+    wait_for(lambda: commands.due(5, ()) or commands._pending)
     commands.close()
     assert states(file, name) == [(0, "refused", -1)]
     assert "ended" in acknowledgements(folder_of(file), name)[0].text
@@ -217,7 +211,7 @@ def test_a_file_that_is_no_request_is_refused(file: Path, content: str) -> None:
     commands = inbox(file, began=5.0)
     request(file, ReduceBatchSize(), "test")
     got: list[Command] = []
-    until(lambda: got.extend(commands.due(1, ())) or got)
+    wait_for(lambda: got.extend(commands.due(1, ())) or got)
     commands.close()
     assert got == [ReduceBatchSize()]
     assert states(file, "00000000000000000001-abc") in ([(0, "refused", -1)], [(0, "refused", 1)])
@@ -260,7 +254,7 @@ def test_a_forked_child_gets_none(file: Path) -> None:
     """A worker of a data loader neither reads announcements nor answers."""
     commands = inbox(file)
     request(file, RollbackCheckpoint(), "test")
-    until(lambda: not commands._thread.found.empty())
+    wait_for(lambda: not commands._thread.found.empty())
     child = os.fork()
     if child == 0:
         os._exit(len(commands.due(1, ())))

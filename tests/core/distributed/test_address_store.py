@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 from probe.core.distributed.address_store import STRANGERS, Client, Server
 from probe.core.faults import Faults
+from tests.waiting import wait_for
 
 SECRET = b"of the ranks of this test"
 SECONDS = 120.0
@@ -44,22 +43,13 @@ def kept() -> Iterator[Kept]:
         yield made
 
 
-def until(found: Any) -> None:
-    """Waits for what another thread does."""
-    waiting, end = threading.Event(), SECONDS
-    while not found():
-        assert end > 0
-        waiting.wait(0.01)
-        end -= 0.01
-
-
 def test_what_is_first_stays_and_comes_to_all(kept: Kept) -> None:
     """Values reach clients that were there before and those that come later, in one part of the store."""
     one, other = kept.client(), kept.client()
     assert one.get("a") is None
     assert one.claim("a", b"1") == b"1"
     assert other.claim("a", b"2") == b"1"
-    until(lambda: other.get("a"))
+    wait_for(lambda: other.get("a"))
     assert other.get("a") == kept.client().claim("a", b"3") == b"1"
     assert kept.client(where="run 1").claim("a", b"of another run") == b"of another run"
 
@@ -80,7 +70,7 @@ def test_who_does_not_know_the_secret_is_refused(kept: Kept) -> None:
         stranger.sendall(b"SET a 2\r\n" * 100)
         read = b"".join(iter(lambda: received(stranger), b""))
     assert read[32:] in (b"", b"\0"), "its nonce and the refusal are all that a stranger gets"
-    until(lambda: kept.faults.counts == {"broadcast: PermissionError": 2})
+    wait_for(lambda: kept.faults.counts == {"broadcast: PermissionError": 2})
     assert kept.client().claim("a", b"3") == b"1"
 
 
@@ -110,7 +100,7 @@ def test_strangers_keep_no_rank_out(kept: Kept) -> None:
         assert all(len(each.recv(32)) == 32 for each in waiting)
         with pytest.raises(ConnectionResetError):
             kept.client()
-    until(lambda: admitted(kept))
+    wait_for(lambda: admitted(kept))
 
 
 def admitted(kept: Kept) -> bool:

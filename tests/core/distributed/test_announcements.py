@@ -17,7 +17,7 @@ from probe.core.control.config_follower import follow
 from probe.core.distributed.announcements import MOST_AT_ONCE, Broadcast, StoreNotices, of_configuration
 from probe.core.distributed.secret import VARIABLE, Seal
 from probe.core.faults import Faults
-from tests.core.distributed.test_whole_tensors import until
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -249,7 +249,7 @@ def test_a_store_that_breaks_is_told_once_and_nothing_is_raised() -> None:
     one = Broadcast(Breaks, SEAL, 2, faults)
     one.notices("a").give({})
     assert met.wait(60)
-    until(lambda: faults.counts)
+    wait_for(lambda: faults.counts)
     one.notices("a").give({})
     assert one.notices("a").read() is None
     assert faults.counts == {"broadcast: BrokenError": 1}

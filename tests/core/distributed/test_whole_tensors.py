@@ -18,6 +18,7 @@ from probe.core.output.run_output import delivery
 from probe.core.output.write_order import LATE, WAITING, WriteOrder
 from probe.core.records import Batch, Coverage, Snapshot
 from tests.core.distributed.test_global_stats import batch_of
+from tests.waiting import wait_for
 
 SECONDS = 120.0
 
@@ -92,16 +93,6 @@ def other() -> Other:
     return Other()
 
 
-def until(found: Any) -> None:
-    """Waits for what another thread does."""
-    pause = threading.Event()
-    for _ in range(int(SECONDS / 0.001)):
-        if found():
-            return
-        pause.wait(0.001)
-    raise AssertionError("it did not happen")
-
-
 def test_delivery_goes_on_while_a_rank_is_late(other: Other) -> None:
     """Whatever the size of the queue: the latest steps wait, those before them are written without the other rank, and
     all that come after it are whole. Each is written once, in order."""
@@ -113,7 +104,7 @@ def test_delivery_goes_on_while_a_rank_is_late(other: Other) -> None:
     assert writing.written == [(step, "missing") for step in range(early)]
     assert writing.faults.counts == {LATE: early}
     other.awake.set()
-    until(lambda: len(writing.written) == steps)
+    wait_for(lambda: len(writing.written) == steps)
     assert writing.written[early:] == [(step, "whole") for step in range(early, steps)]
     writing.end()
     assert writing.faults.counts == {LATE: early}
@@ -129,7 +120,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(other: Other) -> None:
     assert writing.delivery.flush(SECONDS)
     assert writing.written == []
     other.awake.set()
-    until(lambda: len(writing.written) == 4)
+    wait_for(lambda: len(writing.written) == 4)
     assert writing.written == [(0, "missing"), (1, "none"), (2, "none"), (3, "none")]
     assert writing.faults.counts == {"global statistics: AbsentError": 1}
     writing.end()
@@ -146,7 +137,7 @@ def test_what_waits_for_late_ranks_is_bounded(other: Other, monkeypatch: pytest.
         writing.submit(step)
     assert writing.delivery.flush(SECONDS)
     other.awake.set()
-    until(lambda: len(writing.written) == 60)
+    wait_for(lambda: len(writing.written) == 60)
     assert [step for step, _ in writing.written] == [*range(60)]
     assert writing.faults.counts == {LATE: 60 - WAITING, "global statistics: BufferError": 1}
     assert writing.written[-1] == (59, "none")
@@ -161,7 +152,7 @@ def test_steps_that_are_done_wait_no_longer(other: Other, monkeypatch: pytest.Mo
     other.awake.set()
     for step in range(steps):
         writing.submit(step)
-        until(lambda after=step + 1: len(writing.written) == after)
+        wait_for(lambda after=step + 1: len(writing.written) == after)
     writing.end()
     assert writing.written == [(step, "whole") for step in range(steps)]
     assert writing.faults.counts == {}
@@ -181,7 +172,7 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     assert writing.delivery.flush(SECONDS)
     assert writing.written == []
     other.awake.set()
-    until(lambda: len(writing.written) == 3)
+    wait_for(lambda: len(writing.written) == 3)
     assert writing.written == [(0, "whole"), (-1, "changed"), (1, "whole")]
     writing.end()
 

@@ -31,6 +31,8 @@ require("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
+from tests.waiting import wait_for  # noqa: E402
+
 SECONDS = 120.0
 
 
@@ -55,15 +57,6 @@ def samples(text: str) -> dict[str, tuple[Mapping[str, str], float]]:
         assert family.documentation
         for sample in family.samples:
             found[sample.name + sample.labels.get("layer", "")] = sample.labels, sample.value
-    return found
-
-
-def wait_for(check: Any) -> Any:
-    """What ``check`` returns once it is true."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := check()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
     return found
 
 

@@ -29,7 +29,8 @@ from tests.matrix import numpy_harness
 from tests.matrix.harness import train_step
 from tests.matrix.models import X, tiny_net
 from tests.required import require
-from tests.services.server_process import Served, serving, wait_for
+from tests.services.server_process import Served, serving
+from tests.waiting import wait_for
 
 require("httpx")
 require("starlette")

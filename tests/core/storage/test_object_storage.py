@@ -37,8 +37,8 @@ from tests.core.storage.run_files import write_run
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble
 from tests.object_storage import BUCKET, SECRET, ObjectServer, environment, seaweed, seaweedfs, storage
 from tests.required import require
-from tests.resources.monitoring_process import free_port
 from tests.simulated_run import ParallelSizes, SimulatedRun
+from tests.waiting import free_port
 
 require("duckdb")
 
