@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_details import run_description, signal_description
+from probe.core.analysis.pictures.run_details import RunSteps, run_description, signal_description
 from probe.core.analysis.pictures.run_numbers import number_names
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
@@ -135,8 +135,7 @@ class ViewedRun:
         for signal, (first, last, ops, micro_stepped) in sorted(ends.items(), key=lambda end: _phase(end[0])):
             names = self.names(signal)
             labels = [names.label(names.rows[n]) for n in names.order(names.rows)]
-            steps = {"first_step": first, "last_step": last}
-            yield {**signal_description(signal, ops, labels, micro_stepped), **steps}
+            yield {**signal_description(signal, ops, labels, micro_stepped), **RunSteps(first, last)._asdict()}
 
     def _ends_of(self, rows: Any, signal: str) -> tuple[int | None, int | None, tuple[str, ...], bool]:
         view = rows.view(signal)
