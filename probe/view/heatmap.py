@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import numpy as np
 
 from probe.core.analysis.pictures.cells import CellArrays, Picture, Span, cell_query, fetched, narrowed, picture
 from probe.core.analysis.pictures.survey import SurveyRow
-from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.sql import literal, quoted
 from probe.view.levels import STEPS, Level, LevelStore, row_cells, with_lines
 from probe.view.row_names import row_names

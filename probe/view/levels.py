@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import numpy as np
 from probe.core.analysis.pictures.cells import KINDS, CellArrays, cell_query, fetched
 from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.files import opened
+from probe.core.storage.files import moved, opened
 from probe.core.storage.layout import CSV, PP_STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.sql import quoted
@@ -83,10 +82,7 @@ class Level:
         shape = len(rows), len(blocks)
         if shape != self.cells.shape:
             wide = CellArrays.of(*shape)
-            if self.blocks:
-                columns = np.searchsorted(blocks, self.blocks)
-                lines, at = np.ix_(np.arange(len(self.rows)), columns)
-                wide.merge(lines, at, self.cells)
+            wide.merge(*np.ix_(np.arange(len(self.rows)), np.searchsorted(blocks, self.blocks)), self.cells)
             self.cells = wide
         self.rows, self.blocks = list(rows), blocks.tolist()
         self.cells.merge(found["line"], np.searchsorted(blocks, found["block"]), found)
@@ -101,17 +97,13 @@ class Level:
         for parity in (0, 1):
             part = np.flatnonzero(np.asarray(self.blocks) % 2 == parity)
             lines = np.arange(len(self.rows))
-            there = self.cells.take(lines, part)
-            at = np.ix_(lines, np.searchsorted(blocks, own[part]))
-            cells.merge(at[0], at[1], there)
+            cells.merge(*np.ix_(lines, np.searchsorted(blocks, own[part])), self.cells.take(lines, part))
         self.cells, self.blocks, self.width = cells, blocks.tolist(), 2 * self.width
 
     def copy(self) -> Level:
         """Return a level that can be extended by itself."""
-        lines, columns = map(np.arange, self.cells.shape)
-        return Level(
-            self.signal, self.op, self.width, list(self.rows), list(self.blocks), self.cells.take(lines, columns)
-        )
+        cells = CellArrays({kind: array.copy() for kind, array in self.cells.items()})
+        return Level(self.signal, self.op, self.width, list(self.rows), list(self.blocks), cells)
 
 
 class LevelStore:
@@ -372,12 +364,8 @@ def write_level(path: Path, level: Level) -> None:
     np.savez(packed, about=text, **level.cells)
     data = packed.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with moved(path, durable=False) as temporary:
         temporary.write_bytes(hashlib.sha256(data).digest() + data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_level(path: Path, signal: str, op: str) -> Level:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
+from probe.core.analysis.pictures.run_details import RunSteps, run_description, signal_description
 from probe.core.analysis.pictures.run_numbers import number_names
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP
-from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import located
-from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
 from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
@@ -23,20 +22,6 @@ from probe.view.row_names import RowNames, row_names, stages_of
 from probe.view.run_files import GrowingFiles, RunListing
 from probe.view.run_reader import RunReader
 from probe.view.run_summary import RunSummary, summary_of
-
-
-class ViewedSignal(NamedTuple):
-    """A signal as the page has it."""
-
-    name: str
-    meaning: str
-    phase: int
-    micro_stepped: bool
-    ops: list[str]
-    rows: list[str]
-    """Labels in the order of the model."""
-    first_step: int | None
-    last_step: int | None
 
 
 class ViewedRun:
@@ -133,42 +118,24 @@ class ViewedRun:
             return self._ranks[1]
 
     def _described(self, listing: RunListing) -> dict[str, Any]:
-        directories = listing.run.directories
-        manifest = directories[0].manifest
-        hosts: dict[str, list[int]] = {}
-        groups: dict[str, dict[str, None]] = {}
-        for directory in directories:
-            hosts.setdefault(directory.manifest.host or "", []).append(directory.rank)
-            for name, ranks in directory.manifest.groups.items():
-                groups.setdefault(name, {})[listed(ranks)] = None
         rank = listing.run.ranks[0]
         with self.reader.rows([RUN], ranks=[rank]) as rows:
             numbers = number_names(rows, rank)
         return {
-            "signals": self._signals(listing),
+            "signals": list(self._signals(listing)),
             "numbers": numbers,
             "performance": STEP_SECONDS in numbers,
             "farthest": False,
-            "orders": [order.title for order in self._table().orders()],
-            "rank_list": listed(listing.run.ranks),
-            "missing_ranks": listed(listing.run.missing),
-            "hosts": {name: listed(sorted(set(ranks))) for name, ranks in hosts.items() if name},
-            "groups": {name: list(own) for name, own in groups.items()},
-            "facts": {title: _text(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
+            **run_description(listing.run, self._table()),
         }
 
-    def _signals(self, listing: RunListing) -> list[dict[str, Any]]:
+    def _signals(self, listing: RunListing) -> Iterator[dict[str, Any]]:
         with self.reader.rows(list(listing.files), files=_ends(listing)) as rows:
-            signals = sorted((signal for signal in rows.signals if signal != RUN), key=_phase)
-            ends = {signal: self._ends_of(rows, signal) for signal in signals}
-        found = []
-        for signal in signals:
-            names, (first, last, ops, micro_stepped) = self.names(signal), ends[signal]
-            rows_shown = [names.label(names.rows[n]) for n in names.order(names.rows)]
-            about = signal_of(signal)
-            one = ViewedSignal(signal, about.meaning, about.phase, micro_stepped, list(ops), rows_shown, first, last)
-            found.append(one._asdict())
-        return found
+            ends = {signal: self._ends_of(rows, signal) for signal in rows.signals if signal != RUN}
+        for signal, (first, last, ops, micro_stepped) in sorted(ends.items(), key=lambda end: _phase(end[0])):
+            names = self.names(signal)
+            labels = [names.label(names.rows[n]) for n in names.order(names.rows)]
+            yield {**signal_description(signal, ops, labels, micro_stepped), **RunSteps(first, last)._asdict()}
 
     def _ends_of(self, rows: Any, signal: str) -> tuple[int | None, int | None, tuple[str, ...], bool]:
         view = rows.view(signal)
@@ -201,10 +168,6 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
 
 def _phase(signal: str) -> tuple[int, str]:
     return signal_of(signal).phase, signal
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:

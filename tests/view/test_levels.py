@@ -21,7 +21,16 @@ from probe.view.row_names import row_names
 from probe.view.run_files import GrowingFiles
 from probe.view.run_reader import RunReader
 from tests.required import require
-from tests.view.view_data import SIGNAL, START, Numbers, WrittenRank, arrays_of, assert_cells, expected_cells, random_values
+from tests.view.view_data import (
+    SIGNAL,
+    START,
+    Numbers,
+    WrittenRank,
+    arrays_of,
+    assert_cells,
+    expected_cells,
+    random_values,
+)
 
 require("duckdb")
 

@@ -130,9 +130,17 @@ def expected_cells(written: Numbers, lines: list[Any], steps: list[Any], by_rank
                 cells.minimum[line, column], cells.maximum[line, column] = min(good), max(good)
             cells.least[line, column] = min((abs(value) for value in good if not np.isinf(value)), default=np.nan)
             if own:
-                shown = max(own, key=lambda one: (np.inf if np.isnan(one[2]) else min(abs(one[2]), 1e300), -one[0], -one[1]))
+                shown = max(
+                    own, key=lambda one: (np.inf if np.isnan(one[2]) else min(abs(one[2]), 1e300), -one[0], -one[1])
+                )
                 cells.step[line, column], cells.rank[line, column] = shown[:2]
     return cells
+
+
+def _severity(number: tuple[int, int, float]) -> tuple[bool, float, int, int]:
+    """The larger one is shown of two numbers, each with its step and rank: NaN, then by magnitude, then the first."""
+    step, rank, value = number
+    return bool(np.isnan(value)), 0.0 if np.isnan(value) else abs(value), -step, -rank
 
 
 def arrays_of(cells: CellArrays) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from probe.core.alerting.channels.message import as_json, sound
 from probe.core.alerting.redaction import redact
 from probe.core.records import SEVERITIES, Alert
+from probe.core.storage.files import replace_text
 
 FOLDER = "alerts"
 """Name of the folder in the output directory."""
@@ -164,20 +165,7 @@ def names(folder: Path) -> list[str]:
 def _write(path: Path, entry: SpooledAlert) -> None:
     """Write a file in one move, of mode 0600."""
     text = json.dumps({"alert": as_json(entry.alert), "pending": sorted(entry.pending)})
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            rest = memoryview(text.encode())
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_text(path, text, private=True)
 
 
 def _read(path: Path) -> SpooledAlert:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from probe.core.child_process import python_module
 from probe.core.faults import Faults
 from probe.core.run_state.progress import renew_progress
+from probe.core.storage.files import replace_text
 
 if TYPE_CHECKING:  # the watcher reads this module before it needs the configuration
     from probe.core.config.schema import Settings
@@ -72,11 +73,7 @@ class WatcherSettings:
 
     def write(self, folder: Path) -> None:
         """Write the file of the watcher in one move."""
-        temporary = folder / f".{SETTINGS}.{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        temporary.replace(folder / SETTINGS)
+        replace_text(folder / SETTINGS, json.dumps(asdict(self)), private=True)
 
     @classmethod
     def read(cls, folder: Path) -> WatcherSettings:

@@ -212,9 +212,12 @@ def moved(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
+def replacing(path: Path, private: bool = False) -> Iterator[TextIO]:
     """Open a text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was.
     An error of the file system names ``path``.
+
+    Args:
+        private: True for a file of mode 0600.
 
     Raises:
         OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
@@ -225,6 +228,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
     try:
         with moved(path, durable=False) as temporary:
             hidden = str(temporary)
+            if private:
+                temporary.unlink(missing_ok=True)
+                temporary.touch(0o600, exist_ok=False)
             with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 yield file
     except OSError as error:
@@ -232,9 +238,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
         raise
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, private: bool = False) -> None:
     """Write a text file in one move, as :func:`replacing` does."""
-    with replacing(path) as file:
+    with replacing(path, private) as file:
         file.write(text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.records import Alert
+from probe.core.storage.files import replace_text
 
 FILE = "hangs.json"
 
@@ -65,10 +65,7 @@ class EpisodeFile:
         self._write()
 
     def _write(self) -> None:
-        temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
         active, alert = (record._asdict() if record else None for record in (self.active, self.alert))
         with suppress(OSError):
-            temporary.write_text(
-                json.dumps({"numbers": self._numbers, "active": active, "alert": alert}), encoding="utf-8"
-            )
-            temporary.replace(self._path)
+            text = json.dumps({"numbers": self._numbers, "active": active, "alert": alert})
+            replace_text(self._path, text, private=True)

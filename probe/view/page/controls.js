@@ -1,7 +1,6 @@
 // Controls of the heatmap and of the curve over ranks.
 import { button, choice, element, fill } from "./dom.js";
 import { NO_ZOOM, go } from "./state.js";
-import { STATIC } from "./static.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -39,7 +38,7 @@ export function controls() {
       const orders = /** @type {string[]} */ (run.orders ?? []);
       fill(order.select, orders.map((title) => [title, title]), state.order || "rank");
       order.label.hidden = orders.length < 2 || state.axis !== "ranks";
-      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")], .../** @type {[string, string][]} */ (STATIC ? [["least", t("scale.least")]] : [])], state.scale || "all");
+      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")], ["least", t("scale.least")]], state.scale || "all");
       set(rank.input, state.rank === null ? "" : String(state.rank));
       rank.label.hidden = run.ranks < 2;
       set(only.input, state.only === null ? "" : String(state.only));

@@ -44,7 +44,6 @@ export class One {
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
     this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
-    this.located = new Source(binary, (answer) => this.locate(answer), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
@@ -252,28 +251,8 @@ export class One {
     const i = line * header.steps.length + column;
     const rank = byRank ? header.lines[line] : arrays.rank[i] >= 0 ? arrays.rank[i] : this.state.rank;
     const row = byRank ? this.state.row : String(header.lines[line]);
-    const [first, last] = header.steps[column];
-    const signal = this.signal()?.name ?? "";
-    if (first === last || rank === null || arrays.step) return go({ signal, op: this.op(), row, rank, step: arrays.step?.[i] || first, micro: this.signal()?.micro_stepped ? arrays.micro?.[i] : null });
-    this.place = { signal, row, rank };
-    this.located.clear();
-    this.located.want(address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from: first, to: last, ranks: rank, points: last - first + 1 }));
-  }
-
-  /** @type {{ signal: string, row: string, rank: number } | null} */
-  place = null;
-
-  /**
-   * Choose, of a cell of several steps, the step that its colour is about.
-   * @param {Binary} answer
-   */
-  locate({ header, arrays }) {
-    const size = (/** @type {number} */ n) => (arrays.nan[n] ? Infinity : arrays.inf[n] ? Number.MAX_VALUE : Math.abs(shownOf(arrays, n)));
-    let best = 0;
-    header.steps.forEach((/** @type {number} */ _, /** @type {number} */ n) => {
-      if (Number.isNaN(size(best)) || size(n) > size(best)) best = n;
-    });
-    if (this.place) go({ ...this.place, op: this.op(), step: header.steps[best] ?? null, micro: null });
+    const step = arrays.step[i] || header.steps[column][0]; // 0 in a cell without numbers
+    go({ signal: this.signal()?.name ?? "", op: this.op(), row, rank, step, micro: this.signal()?.micro_stepped ? arrays.micro?.[i] : null });
   }
 
   /** @param {{ signal: string, row: string, op?: string, rank: number, step: number, micro_step?: number | null }} finding */
@@ -312,7 +291,7 @@ export class One {
   }
 
   close() {
-    for (const source of [this.summary, this.cells, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
+    for (const source of [this.summary, this.cells, this.curves, this.card.source, this.findings.source]) source.clear();
     this.numbers.close();
     this.details.close();
   }

@@ -92,9 +92,7 @@ def test_a_cell_holds_what_a_loop_over_all_rows_finds(
             assert (~cells.is_missing()).sum() == len(grouped)
 
 
-def expect_cell(
-    cells: CellArrays, packing: Places, n: int, column: int, found: list[dict[str, str]], op: str
-) -> None:
+def expect_cell(cells: CellArrays, packing: Places, n: int, column: int, found: list[dict[str, str]], op: str) -> None:
     largest = max(weight(row[op]) for row in found)
     places = packing.of(cells)
     where = [

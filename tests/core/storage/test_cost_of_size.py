@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import probe
-from probe.core.analysis.pictures.cells import Span
 from probe.core.analysis.performance.step_table import StepTable
+from probe.core.analysis.pictures.cells import Span
 from probe.core.naming import RUN
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows

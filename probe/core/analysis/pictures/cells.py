@@ -47,8 +47,8 @@ KINDS = {
     "inf": CellKind("<u4", 0, "sum(isinf({x})::INTEGER)"),
     "count": CellKind("<u4", 0, "count({x})"),
 }
-"""Arrays of cells: ``minimum`` and ``maximum`` of all numbers but NaN, ``least`` magnitude of the finite ones; twice the
-``place`` of the number that is shown, and one more if it is negative; counts of NaN, of Inf, and of numbers."""
+"""Arrays of cells: ``minimum`` and ``maximum`` of all numbers but NaN, ``least`` magnitude of the finite ones; twice
+the ``place`` of the number that is shown, and one more if it is negative; counts of NaN, of Inf, and of numbers."""
 
 
 class Places(NamedTuple):

@@ -1,7 +1,7 @@
 """Arrays of an answer as bytes: a JSON header, then little-endian numbers, each aligned to the size of its items.
 
-A server sends them as they are. In a page without one they are compressed text, and their numbers have as many digits as
-are shown: bytes of equal weight stand together, and bits beyond the digits are 0, which compresses better.
+A server sends them as they are. In a page without one they are compressed text, and their numbers have as many digits
+as are shown: bytes of equal weight stand together, and bits beyond the digits are 0, which compresses better.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def shortened(values: Array, digits: int) -> Array:
     """Return numbers of 4 bytes (of 8 if they need them) that have the same first ``digits`` digits, with bits of 0 at
     their ends.
 
-    A number of so many decimal digits is known again by as many binary ones as tell twice as many numbers apart
-    (Goldberg 1991, *What every computer scientist should know about floating-point arithmetic*, theorem 15).
+    Decimal digits survive in as many binary ones as distinguish twice as many numbers (Goldberg 1991, *What every
+    computer scientist should know about floating-point arithmetic*, theorem 15).
     """
     bits = math.ceil(digits * math.log2(10)) + 1
     kind, whole, held = ("<f4", "<u4", 24) if bits <= 24 and _is_short(_sizes(values)) else ("<f8", "<u8", 53)

@@ -77,7 +77,9 @@ def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
     sizes = np.where(np.isfinite(arrays["value"]), np.abs(arrays["value"]), np.nan)
     if np.array_equal(arrays["least"], sizes, equal_nan=True):  # each cell has one number
         del small["least"]
-    return embedded(small, {name: digits for name, digits in (("value", None), ("least", LEAST_DIGITS)) if name in small})
+    return embedded(
+        small, {name: digits for name, digits in (("value", None), ("least", LEAST_DIGITS)) if name in small}
+    )
 
 
 def _rank_arrays(work: CellWork, plan: RankPlan) -> Iterator[tuple[str, Array]]:

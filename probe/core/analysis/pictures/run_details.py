@@ -1,17 +1,50 @@
-"""Manifests of a run as the page shows them: fields, configuration, and the monitor's own cost."""
+"""A run as the page describes it: its ranks and signals, and of the manifests fields, configuration and own cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from probe.core.storage.directories import RankDirectory, RecordedRun, listed
+from probe.core.analysis.pictures.rank_table import RankTable
+from probe.core.naming import signal_of
+from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.layout import ranks_text
 from probe.core.storage.manifest import FACTS
 
 MOST_COSTS = 256
 """Most directories whose cost is listed."""
 DIFFERENT = 8
 """Most different values of ranks that are shown."""
+
+
+class RunSteps(NamedTuple):
+    """First and last step of a run, or of a signal; None without any row."""
+
+    first_step: int | None
+    last_step: int | None
+
+
+def run_description(run: RecordedRun, table: RankTable) -> dict[str, object]:
+    """Return the fields of a run that need no rows: ``facts`` by their titles, orders of its ranks, ranks as text."""
+    manifests = [directory.manifest for directory in run.directories]
+    return {
+        "facts": {title: agreed(manifests, key) for key, title in FACTS.items() if any(m.get(key) for m in manifests)},
+        "orders": [order.title for order in table.orders()],
+        "rank_list": ranks_text(run.ranks),
+        "missing_ranks": ranks_text(run.missing),
+    }
+
+
+def signal_description(name: str, ops: Sequence[str], rows: Sequence[str], micro_stepped: bool) -> dict[str, object]:
+    """Return the fields of a signal.
+
+    Args:
+        rows: labels in the order of the model.
+        micro_stepped: True if rows of a step are distinguished by micro steps.
+    """
+    about = signal_of(name)
+    fields = {"name": name, "meaning": about.meaning, "phase": about.phase, "micro_stepped": micro_stepped}
+    return {**fields, "ops": list(ops), "rows": list(rows)}
 
 
 def run_details(run: RecordedRun) -> dict[str, object]:
@@ -27,7 +60,7 @@ def run_details(run: RecordedRun) -> dict[str, object]:
         "directories": len(run.directories),
         "ended": len(ended),
         "costs": [_cost(directory) for directory in costly[:MOST_COSTS]],
-        "missing": listed(run.missing),
+        "missing": ranks_text(run.missing),
     }
 
 

@@ -45,9 +45,7 @@ class OpCells:
         """Cells that ``rows`` have; a survey has made the table ``stages``, and :func:`list_members` ``members``."""
         names = rows.numbers(self.signal.signal)
         ops = [
-            aggregates(f"v.{quoted(op)}", place, self._kinds, f"op{n}_")
-            for n, op in enumerate(self.ops)
-            if op in names
+            aggregates(f"v.{quoted(op)}", place, self._kinds, f"op{n}_") for n, op in enumerate(self.ops) if op in names
         ]
         query = (
             f"SELECT {', '.join([f'{line} AS line', f'{self.columns.sql()} AS start', *ops])} "  # noqa: S608 - our own words
@@ -106,7 +104,9 @@ class RankCells(OpCells):
     def query(self, rows: Rows) -> Found:
         """Cells that ``rows`` have."""
         fill(rows.connection, "coarse", {"row": "INTEGER", "own": "INTEGER"}, enumerate(self._row_of))
-        return self.found(rows, f"r.own * {len(self._places[0])} + s.rank_line", join="JOIN coarse AS r ON r.row = w.row")
+        return self.found(
+            rows, f"r.own * {len(self._places[0])} + s.rank_line", join="JOIN coarse AS r ON r.row = w.row"
+        )
 
     def add(self, found: Found) -> None:
         """Merge the result of :meth:`query` on a part of the run."""

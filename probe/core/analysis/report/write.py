@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,18 +18,16 @@ from probe.core.analysis.pictures.payload import payload
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
-from probe.core.analysis.pictures.run_details import run_details
+from probe.core.analysis.pictures.run_details import RunSteps, run_description, run_details, signal_description
 from probe.core.analysis.pictures.run_numbers import number_curves, number_names
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
 from probe.core.language import message
 from probe.core.messages import plural
-from probe.core.naming import signal_of
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import MICRO_STEP, STAGE
-from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
@@ -43,13 +41,6 @@ MOST_CURVES = 24
 LAST_STEP = 1 << 40
 RUN = "/api/runs/0"
 """Address of the run on the page."""
-
-
-class RunSteps(NamedTuple):
-    """First and last step of a run."""
-
-    first_step: int
-    last_step: int
 
 
 class Written(NamedTuple):
@@ -148,9 +139,7 @@ def _description(
         **RunSteps(known.first, known.last)._asdict(),
         "ranks": len(run.ranks),
         "read": known.number,
-        "rank_list": listed(run.ranks),
-        "missing_ranks": listed(run.missing),
-        "orders": [order.title for order in table.orders()],
+        **run_description(run, table),
         # Pieces of a run find them in another order.
         "problems": replace(problems, kept=kept).lines(MOST_PROBLEMS),
         "cost": None,
@@ -212,16 +201,8 @@ class _Labels:
 
 def _signals(plan: ReportPlan) -> Iterator[dict[str, object]]:
     for signal in plan.signals:
-        about = signal_of(signal.signal)
-        yield {
-            "name": signal.signal,
-            "meaning": about.meaning,
-            "phase": about.phase,
-            "micro_stepped": signal.micro_stepped,
-            "ops": signal.ops,
-            "rows": signal.labels,
-            "grouped": signal.most_members > 1,
-        }
+        fields = signal_description(signal.signal, signal.ops, signal.labels, signal.micro_stepped)
+        yield {**fields, "grouped": signal.most_members > 1}
 
 
 def _first_bad(found: SignalCells, signal: SignalPlan, run: RecordedRun) -> Iterator[Mark]:
