@@ -10,7 +10,7 @@ from __future__ import annotations
 import gettext
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -58,15 +58,25 @@ def capitalized(text: str) -> Message:
 
 def translated(text: str) -> str:
     """Return a message in the language of the command line, any other text as it is."""
-    if not isinstance(text, Message) or not _active:
+    return _with(text, looked_up) if _active else text
+
+
+def in_language(text: str, language: str) -> str:
+    """Return a message in a language such as ``zh_CN``, whatever that of the command line is."""
+    return _with(text, gettext.translation(DOMAIN, FOLDER, [language], fallback=True).gettext)
+
+
+def _with(text: str, look_up: Callable[[str], str]) -> str:
+    """Return a message with its templates looked up."""
+    if not isinstance(text, Message):
         return text
     values = {
-        name: translated(str(each)) if isinstance(each, str | BaseException) else each
+        name: _with(str(each), look_up) if isinstance(each, str | BaseException) else each
         for name, each in text.values.items()
     }
     if text.separator is not None:
-        return looked_up(text.separator).join(map(str, values.values())).replace("。 ", "。")
-    template = looked_up(text.template)
+        return (look_up(text.separator) if text.separator else "").join(map(str, values.values())).replace("。 ", "。")
+    template = look_up(text.template) if text.template else ""
     return template.format(**values) if values else template
 
 

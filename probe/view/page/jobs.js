@@ -10,11 +10,11 @@ const EVERY = 2000; // milliseconds
 const LONGEST = 10_000;
 
 /**
- * A number with four digits; what is not finite in the colour of a fault.
+ * A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
  * @param {number | string | null | undefined} value
  * @param {string} [unit]
  */
-const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) && `${text(value)}${unit}` });
+const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) ? `${text(value)}${unit}` : "–" });
 
 export class Jobs {
   constructor() {
@@ -94,9 +94,9 @@ export class Jobs {
   /** @param {any[]} jobs */
   drawJobs(jobs) {
     const heads = ["job", "launch", "ranks", "step", "loss", "norm", "seconds", "age", "events"].map((name) => t(`job.${name}`));
-    const made = table(heads, jobs.map((job) => [button(job.job, () => this.choose(job.id), { className: "link", aria: { pressed: job.id === this.chosen } }), job.launch, this.states(job), text(job.step, 12),
+    const made = table(heads, jobs.map((job) => [button(job.job, () => this.choose(job.id), { className: "link", aria: { pressed: job.id === this.chosen } }), job.launch, this.states(job), text(job.step, 12) || "–",
       number(job.loss), number(job.grad_norm), number(job.step_seconds, " s"), t("jobs.ago", { seconds: text(job.age) }), text(job.events)]));
-    this.jobs.replaceChildren(jobs.length ? made : element("p", { className: "quiet", textContent: t("jobs.none") }));
+    this.jobs.replaceChildren(jobs.length ? made : element("div", { className: "quiet" }, t("jobs.none"), element("pre", { textContent: `Heartbeats("${location.origin}", job="pretrain", rank=rank, ...).send("train_metrics", { "step": step, "loss": loss })` })));
   }
 
   /** @param {string} id */
@@ -121,7 +121,7 @@ export class Jobs {
     const kind = (/** @type {(value: number) => boolean} */ is) => losses.map((/** @type {number} */ value, /** @type {number} */ n) => Number(job.curve[n][1] !== null && is(value)));
     this.loss.show(job.curve.map((/** @type {number[]} */ [step]) => [step, step]), [{ label: t("job.loss"), colour: colour("accent"), width: 1.4, low: losses, high: losses, nan: kind(Number.isNaN), inf: kind((value) => Math.abs(value) === Infinity) }], null);
     const heads = ["rank", "state", "phase", "step", "loss", "norm", "seconds", "age", "promise"].map((name) => t(`job.${name}`));
-    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: rank.state }), rank.phase ?? "", text(rank.step, 12), number(rank.loss), number(rank.grad_norm),
+    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: rank.state }), rank.phase ?? "", text(rank.step, 12) || "–", number(rank.loss), number(rank.grad_norm),
       number(rank.step_seconds, " s"), t("jobs.ago", { seconds: text(rank.age) }), rank.promise === "Infinity" ? t("jobs.unpromised") : number(rank.promise, " s")])));
     const rest = detail.processes - detail.worst.length;
     this.rest.textContent = rest ? t("jobs.rest", { count: rest }) : "";

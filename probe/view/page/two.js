@@ -2,13 +2,13 @@
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
-import { button, choice, element, fill, ranksOf, text } from "./dom.js";
+import { button, choice, element, fill, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
-import { aliveness, stepsOf } from "./summary.js";
+import { aliveness } from "./summary.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -41,7 +41,7 @@ export class Two {
     this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
     this.numbers = new Numbers({ ...actions });
-    this.differences = new Differences((step) => go({ step }));
+    this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
     this.runParts = element("div");
     this.element = this.arranged();
@@ -101,7 +101,7 @@ export class Two {
   /** @param {any} answer */
   judge(answer) {
     if (answer.state === "running") {
-      this.verdict.replaceChildren(element("p", { className: "quiet", textContent: t("compare.running") }));
+      this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
       this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
@@ -122,7 +122,12 @@ export class Two {
   /** @param {any} answer */
   sentences(answer) {
     const first = answer.first_difference;
-    const parts = [element("p", { textContent: answer.verdict })];
+    const [jump] = answer.jumps;
+    const parts = [element("p", { className: "headline" }, element("strong", { className: "verdict-text", textContent: answer.verdict }))];
+    if (jump) {
+      const [rank, step, signal, module, before, after] = jump;
+      parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));
+    }
     if (first) {
       if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
       parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
@@ -216,4 +221,12 @@ export class Two {
     else if (from !== null || to !== null) go(NO_ZOOM);
     else visit(addressOf({}));
   }
+}
+
+/**
+ * @param {string} progress such as `3/8`: parts that are done, of how many
+ */
+function progressOf(progress) {
+  const [done, all] = progress.split("/").map(Number);
+  return element("progress", all ? { max: all, value: done } : {});
 }

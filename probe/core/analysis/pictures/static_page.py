@@ -19,12 +19,16 @@ PAGE = Path(__file__).parents[3] / "view" / "page"
 POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:"
 """Permissions of the page in a browser: nothing leaves the machine, and no script runs but the page's own."""
 LANGUAGES = ("en", "zh")
+OF_SERVERS = ("job", "event.", "live.")
+"""Texts of pages that a file has not."""
 FILES_OF_SERVER = re.compile(r"<(title>|link rel=\"stylesheet\"|script src=).*\n")
 """Lines of the page that name what a file has inside, and its title."""
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 IMPORT = re.compile(r'^import \{ (.+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 COMMENT = re.compile(r"/\*\*.*?\*/ ?|^ *//.*?$|^ +", re.DOTALL | re.MULTILINE)
 """Comments, and the indentation of lines: the file is read by a browser."""
+BETWEEN_RULES = re.compile(r"\s*([{};])\s*")
+"""White space around the signs of a style sheet."""
 
 
 def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, object] | None = None) -> str:
@@ -42,7 +46,7 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(scripts=hashes)}">',
         f'<meta name="generator" content="probe {escape(__version__)}">',
         f"<title>{escape(title)}</title>",
-        *(f"<style>\n{_asset(name)}</style>" for name in ("uPlot.min.css", "page.css")),
+        *(f"<style>{_style(name)}</style>" for name in ("uPlot.min.css", "page.css")),
     ]
     answered = packed_text(json.dumps(plain({**answers, **_messages()}), allow_nan=False))
     body = [
@@ -78,8 +82,13 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     texts[name] = f"const ${name} = await (async () => {{{body}return {{ {names} }};\n}})();"
 
 
+def _style(name: str) -> str:
+    return BETWEEN_RULES.sub(r"\1", _asset(name))
+
+
 def _messages() -> dict[str, object]:
-    return {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
+    texts = {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
+    return {name: {key: own[key] for key in own if not key.startswith(OF_SERVERS)} for name, own in texts.items()}
 
 
 def _asset(name: str) -> str:
