@@ -1,6 +1,13 @@
 // Lines of a heatmap in bands: weights apart from biases, and signals under each other in the order of execution.
 
+import { short } from "./dom.js";
+
+const LINE = 18; // CSS pixels of a line, where there is room
+/** CSS pixels of the title of a band. */
+export const BAND = 17;
+
 /** @typedef {import("./api.js").Binary} Binary */
+/** @typedef {{ first: number, end: number, y: number, height: number, title: string }} Segment lines of a band on the screen */
 /** @typedef {{ title: string, first: number, end: number }} Band first and end of its lines */
 
 /**
@@ -78,4 +85,36 @@ export function around(lines, row, most) {
   }
   const first = Math.max(0, Math.min(shown.length - most, Math.max(at, 0) - Math.floor(most / 2)));
   return shown.slice(first, first + most);
+}
+
+/**
+ * Bands of the lines that are shown, under each other.
+ * @param {Band[]} bands
+ * @param {[number, number]} lines first and end
+ * @param {number} y
+ * @param {number} most pixels of all lines
+ * @returns {Segment[]}
+ */
+export function segmentsOf(bands, [first, end], y, most) {
+  const shown = (bands.length ? bands : [{ title: "", first, end }]).map((band) => ({ ...band, first: Math.max(first, band.first), end: Math.min(end, band.end) })).filter((band) => band.first < band.end);
+  if (!shown.length) return [{ title: "", first, end: Math.max(end, first + 1), y, height: 72 }];
+  const line = Math.min(LINE, most / (end - first));
+  return shown.map(({ title, first: from, end: to }) => {
+    const height = Math.max(shown.length > 1 ? LINE : 72, Math.round((to - from) * line));
+    const segment = { title, first: from, end: to, y: y + (title ? BAND : 0), height };
+    y = segment.y + height;
+    return segment;
+  });
+}
+
+/**
+ * The end of a name that has room.
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} name
+ * @param {number} width
+ */
+export function fitted(context, name, width) {
+  let most = name.length;
+  while (most > 4 && context.measureText(short(name, most)).width > width) most -= 1;
+  return short(name, most);
 }

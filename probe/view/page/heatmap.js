@@ -1,14 +1,15 @@
 // A heatmap on a canvas: lines over steps, a cell under the pointer or the keys, a part of it by dragging.
-import { INFINITE, MISSING, NEGATIVE, NOT_A_NUMBER, ZERO, axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
+import { BAND, fitted, segmentsOf } from "./bands.js";
+import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
 import { axisText, element, short, spanText, text } from "./dom.js";
+import { legendOf } from "./legend.js";
 import { paint } from "./paint.js";
-import { between, colour, scale, whenColoured } from "./palette.js";
+import { colour, whenColoured } from "./palette.js";
 import { drawCurve } from "./sparkline.js";
 import { t } from "./words.js";
 
-const LINE = 18; // CSS pixels of a line, where there is room
 const [AXIS, RIGHT, MOST_LABEL] = [22, 10, 250];
-const [BAND, CURVE, ARROW] = [17, 46, 16]; // pixels of the title of a band, of the curve above, and of an arrow
+const [CURVE, ARROW] = [46, 16]; // pixels of the curve above, and of an arrow
 const DRAGGED = 5; // pixels from which on a press is a drag
 const [MOST_MARKS, MARK_SPACE] = [500, 9]; // circles of findings, and pixels to the next one
 const FONT = "11.5px system-ui, sans-serif";
@@ -17,7 +18,6 @@ const BOLD = `600 ${FONT}`;
 /** @typedef {{ line: number, column: number }} Place */
 /** @typedef {{ label: string, points: [number, number][] }} Curve steps and values above the cells */
 /** @typedef {{ scale: string, lines?: [number, number] | null, bands?: import("./bands.js").Band[], curve?: Curve | null, arrow?: string }} Look colours: `all`, `least`, else by history; first and end of the lines to show; text at the chosen cell */
-/** @typedef {{ first: number, end: number, y: number, height: number, title: string }} Segment lines of a band on the screen */
 /**
  * @typedef {object} Actions
  * @property {(place: Place) => void} choose
@@ -53,7 +53,7 @@ export class Heatmap {
     /** @type {{ x: number, y: number, x1: number, y1: number } | null} */
     this.drag = null;
     this.box = { x: 0, y: 0, width: 0, height: 0, ratio: 1 };
-    /** @type {Segment[]} */
+    /** @type {import("./bands.js").Segment[]} */
     this.segments = [];
     /** @type {Look} */
     this.look = { scale: "" };
@@ -88,7 +88,7 @@ export class Heatmap {
     this.lines = lines && lines[0] < count && lines[0] < lines[1] ? [lines[0], Math.min(lines[1], count)] : [0, count];
     if (this.cursor && (this.cursor.line >= count || this.cursor.column >= this.cells.columns)) this.cursor = null;
     this.draw();
-    this.drawLegend();
+    this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
   /** @param {Place | null} place */
@@ -174,7 +174,7 @@ export class Heatmap {
 
   /**
    * @param {CanvasRenderingContext2D} context
-   * @param {Segment} segment
+   * @param {import("./bands.js").Segment} segment
    */
   drawLines(context, { first, end, y, height, title }) {
     const { x, width } = this.box;
@@ -309,31 +309,6 @@ export class Heatmap {
       context.strokeStyle = colour(ink);
       context.strokeRect(x - 1, y - 1, w + 2, h + 2);
     }
-  }
-
-  drawLegend() {
-    const { cells } = this;
-    if (!cells) return;
-    const own = scale();
-    const ramp = (/** @type {string[]} */ colours, /** @type {boolean} */ reversed) => {
-      const strip = element("canvas", { width: 90, height: 10 });
-      const context = /** @type {CanvasRenderingContext2D} */ (strip.getContext("2d"));
-      for (let n = 0; n < 90; n++) {
-        context.fillStyle = between(colours, (reversed ? 89 - n : n) / 89);
-        context.fillRect(n, 0, 1, 10);
-      }
-      return strip;
-    };
-    const end = (/** @type {number} */ power, sign = "") => `${sign}${cells.relative ? "×" : ""}${text(10 ** power, 2)}`;
-    const parts = [];
-    if (cells.kinds.has(NEGATIVE)) parts.push(end(cells.relative ? cells.low : cells.high, cells.relative ? "" : "−"), ramp(own.negative, true));
-    if (!cells.relative) parts.push(end(cells.low));
-    parts.push(ramp(own.positive, false), end(cells.high));
-    const swatch = (/** @type {string} */ name, /** @type {number} */ kind) =>
-      cells.kinds.has(kind) ? element("span", { className: `swatch ${name}`, textContent: t(`legend.${name}`) }) : null;
-    this.legend.replaceChildren(...[element("span", { className: "ramp" }, ...parts), swatch("nan", NOT_A_NUMBER), swatch("inf", INFINITE), swatch("zero", ZERO),
-      swatch("missing", MISSING), this.data?.header.findings?.length ? element("span", { className: "swatch finding", textContent: t("legend.finding") }) : null]
-      .filter((part) => part !== null));
   }
 
   // Pointer
@@ -477,36 +452,4 @@ export class Heatmap {
     const steps = this.data?.header.steps[column] ?? [0, 0];
     return t(steps[0] === steps[1] ? "step.one" : "step.several", { steps: spanText(steps) });
   }
-}
-
-/**
- * Bands of the lines that are shown, under each other.
- * @param {import("./bands.js").Band[]} bands
- * @param {[number, number]} lines first and end
- * @param {number} y
- * @param {number} most pixels of all lines
- * @returns {Segment[]}
- */
-function segmentsOf(bands, [first, end], y, most) {
-  const shown = (bands.length ? bands : [{ title: "", first, end }]).map((band) => ({ ...band, first: Math.max(first, band.first), end: Math.min(end, band.end) })).filter((band) => band.first < band.end);
-  if (!shown.length) return [{ title: "", first, end: Math.max(end, first + 1), y, height: 72 }];
-  const line = Math.min(LINE, most / (end - first));
-  return shown.map(({ title, first: from, end: to }) => {
-    const height = Math.max(shown.length > 1 ? LINE : 72, Math.round((to - from) * line));
-    const segment = { title, first: from, end: to, y: y + (title ? BAND : 0), height };
-    y = segment.y + height;
-    return segment;
-  });
-}
-
-/**
- * The end of a name that has room.
- * @param {CanvasRenderingContext2D} context
- * @param {string} name
- * @param {number} width
- */
-function fitted(context, name, width) {
-  let most = name.length;
-  while (most > 4 && context.measureText(short(name, most)).width > width) most -= 1;
-  return short(name, most);
 }

@@ -4,7 +4,7 @@ import { table } from "./details.js";
 import { json } from "./api.js";
 import { button, element, parsed, text } from "./dom.js";
 import { colour } from "./palette.js";
-import { t } from "./words.js";
+import { spoken, t } from "./words.js";
 
 const EVERY = 2000; // milliseconds
 const LONGEST = 10_000;
@@ -81,7 +81,7 @@ export class Jobs {
 
   async show() {
     const { jobs, more, ranks } = await this.get("v1/board");
-    this.status.textContent = t("jobs.count", { jobs: jobs.length + more, processes: ranks, more });
+    this.status.textContent = t("jobs.count", { jobs: jobs.length + more, processes: ranks }) + (more ? ` ${t("jobs.more", { more })}` : "");
     this.drawJobs(jobs);
     const chosen = jobs.find((/** @type {any} */ job) => job.id === this.chosen) ?? jobs[0];
     this.detail.hidden = !chosen;
@@ -107,7 +107,7 @@ export class Jobs {
 
   /** @param {any} job */
   states(job) {
-    const parts = Object.entries(job.states).map(([name, count]) => element("span", { className: name, textContent: `${count} ${name}${name === "silent" ? ` (${job.silent})` : ""} ` }));
+    const parts = Object.entries(job.states).map(([name, count]) => element("span", { className: name, textContent: `${count} ${t(`state.${name}`)}${name === "silent" ? ` (${job.silent})` : ""} ` }));
     return element("span", {}, ...parts, t("jobs.of", { world: job.world }));
   }
 
@@ -121,7 +121,7 @@ export class Jobs {
     const kind = (/** @type {(value: number) => boolean} */ is) => losses.map((/** @type {number} */ value, /** @type {number} */ n) => Number(job.curve[n][1] !== null && is(value)));
     this.loss.show(job.curve.map((/** @type {number[]} */ [step]) => [step, step]), [{ label: t("job.loss"), colour: colour("accent"), width: 1.4, low: losses, high: losses, nan: kind(Number.isNaN), inf: kind((value) => Math.abs(value) === Infinity) }], null);
     const heads = ["rank", "state", "phase", "step", "loss", "norm", "seconds", "age", "promise"].map((name) => t(`job.${name}`));
-    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: rank.state }), rank.phase ?? "", text(rank.step, 12) || "–", number(rank.loss), number(rank.grad_norm),
+    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: t(`state.${rank.state}`) }), rank.phase ?? "", text(rank.step, 12) || "–", number(rank.loss), number(rank.grad_norm),
       number(rank.step_seconds, " s"), t("jobs.ago", { seconds: text(rank.age) }), rank.promise === "Infinity" ? t("jobs.unpromised") : number(rank.promise, " s")])));
     const rest = detail.processes - detail.worst.length;
     this.rest.textContent = rest ? t("jobs.rest", { count: rest }) : "";
@@ -131,6 +131,6 @@ export class Jobs {
   event(event) {
     const values = Object.entries(event.values).map(([name, value]) => `${name}: ${value}`).join("\n");
     const moment = new Date(event.time * 1000);
-    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(), event.job, event.rank, event.kind, element("span", { className: "lines", textContent: values })];
+    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, event.kind, element("span", { className: "lines", textContent: values })];
   }
 }

@@ -182,6 +182,8 @@ export class One {
     const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
     if (url === this.cells.url && this.source && !this.cells.flight) this.redraw(this.source);
     this.cells.want(url);
+    this.heatmap.element.classList.toggle("waiting", !this.source);
+    if (!this.source) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
   }
 
   /** @param {string} signal */
@@ -210,7 +212,9 @@ export class One {
     const { axis, row, step, scale } = this.state;
     const byRank = axis === "ranks" && row;
     const { answer: shown, bands } = byRank ? { answer, bands: [] } : weightsAndBiases(answer, [t("band.weights"), t("band.biases")]);
+    if (!this.source) this.heatmap.readout.textContent = "";
     this.source = answer;
+    this.heatmap.element.classList.remove("waiting");
     this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.loss.length ? { label: t("loss"), points: this.loss } : null });
     this.frame();
     if (!byRank) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
@@ -230,6 +234,7 @@ export class One {
   /** @param {Error} problem */
   failCells(problem) {
     this.problem.textContent = problem.message;
+    this.heatmap.element.classList.remove("waiting");
   }
 
   /** @type {Binary | null} */

@@ -2,7 +2,7 @@
 import { element, parsed } from "./dom.js";
 import { colour, scale } from "./palette.js";
 
-const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 3]; // pixels; marks of what is not finite lie above `TOP`
+const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 4]; // pixels; marks of what is not finite lie above `TOP`
 
 /**
  * Draw values, those that are not finite as marks at the upper edge; return the smallest and the largest finite one.

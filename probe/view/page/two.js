@@ -9,6 +9,7 @@ import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
 import { aliveness } from "./summary.js";
+import { fact, headline } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -121,20 +122,20 @@ export class Two {
 
   /** @param {any} answer */
   sentences(answer) {
-    const first = answer.first_difference;
-    const [jump] = answer.jumps;
-    const parts = [element("p", { className: "headline" }, element("strong", { className: "verdict-text", textContent: answer.verdict }))];
-    if (jump) {
-      const [rank, step, signal, module, before, after] = jump;
+    const { first_difference: first, jumps, agrees, same, verdict, about = [], problems = [] } = answer;
+    const word = agrees ? t(same ? "compare.same" : "compare.within") : first ? t("compare.differ") : "";
+    const place = first ? [element("code", { className: "place", textContent: first.row }), fact(t("at.step", { step: first.step })), fact(`${t("rank")} ${first.rank}`)] : [];
+    const parts = [headline(word, ...place)];
+    if (jumps.length) {
+      const [rank, step, signal, module, before, after] = jumps[0];
       parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));
     }
     if (first) {
-      if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
       parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
-        this.runs[0]?.signals.length ? button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" }) : null));
+        STATIC ? null : button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
     }
-    for (const sentence of [...(answer.about ?? []), ...(answer.problems ?? [])]) parts.push(element("p", { className: "quiet", textContent: sentence }));
-    return parts;
+    const sentences = [verdict, ...(!first || verdict.includes(first.sentence) ? [] : [first.sentence]), ...about, ...problems];
+    return [...parts, ...sentences.map((sentence) => element("p", { className: "quiet", textContent: sentence }))];
   }
 
   /** @param {any} first */

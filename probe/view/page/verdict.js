@@ -54,8 +54,8 @@ export function placeOf(run) {
 
 const card = (/** @type {string} */ look, /** @type {string} */ id, /** @type {(Node | null)[]} */ ...parts) => element("section", { className: `cause ${look}`, id }, ...parts);
 const line = (/** @type {string} */ content, look = "quiet") => element("p", { className: look, textContent: content });
-const title = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
-const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
+export const headline = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
+export const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
 const showing = (/** @type {Place | null} */ place, /** @type {(place: Place) => void} */ show) => (place ? button(t("cause.show"), () => show(place), { id: "show-cause" }) : null);
 
 /**
@@ -69,9 +69,10 @@ function found(run, verdict, place, show) {
   const limits = [certainty === "place unknown" ? t("verdict.unplaced") : "", after === null ? "" : t("verdict.after", { step: after })].filter(Boolean);
   const named = where.slice(0, 3).join(", ") + (where.length > 3 ? ", …" : "");
   return [
-    title(kind, named ? element("code", { className: "place", textContent: named }) : null, fact(t("at.step", { step: since })), ranks.length ? fact(`${t("rank")} ${ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ")}`) : null, showing(place, show)),
+    headline(kind, named ? element("code", { className: "place", textContent: named }) : null, fact(t("at.step", { step: since })), ranks.length ? fact(`${t("rank")} ${ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ")}`) : null, showing(place, show)),
     strip(run),
     ...limits.map((limit) => line(limit, "limit")),
+    next.length ? line(t("verdict.next"), "") : null,
     element("ul", { className: "next" }, ...next.map((/** @type {string} */ step) => element("li", { textContent: step })), command(run)),
     element("details", {}, element("summary", { textContent: t("verdict.why") }), line(why, "lines"), ...before.map((/** @type {string} */ one) => line(t("verdict.before", { text: one }))),
       onset?.where ? line(t("verdict.onset", { row: onset.where, signal: onset.signal, step: onset.step })) : null,
@@ -103,7 +104,7 @@ function strip({ focus, loss = [], verdict }) {
  */
 function preliminary({ cause, analysis }, place, show) {
   const { kind, row, step, rank } = cause;
-  return [title(kind, row ? element("code", { className: "place", textContent: row }) : null, place ? fact(t("at.step", { step })) : null, place ? fact(`${t("rank")} ${rank}`) : null, showing(place, show)),
+  return [headline(kind, row ? element("code", { className: "place", textContent: row }) : null, place ? fact(t("at.step", { step })) : null, place ? fact(`${t("rank")} ${rank}`) : null, showing(place, show)),
     analysis === "running" ? line(t("analysis.running")) : null,
     element("details", {}, element("summary", { textContent: t("verdict.why") }), line(cause.text ?? cause.sentence, "lines"))];
 }
@@ -113,7 +114,7 @@ function healthy(run) {
   const { loss = [], verdict, cost, summary } = run;
   const ends = loss.length > 1 ? [loss[0], loss[loss.length - 1]].map(([, value]) => text(value)).join(" → ") : "";
   const looked = verdict ? own(verdict).looked.at.join(", ") : "";
-  return [title(t("badge.healthy")), factList([[t("runs.steps"), stepsOf(run)], [t("loss"), ends], [t("verdict.holds"), looked], [t("runs.cost"), costText(cost)]]),
+  return [headline(t("badge.healthy")), factList([[t("runs.steps"), stepsOf(run)], [t("loss"), ends], [t("verdict.holds"), looked], [t("runs.cost"), costText(cost)]]),
     looked || !summary ? null : line(summary, "lines")];
 }
 
@@ -121,10 +122,10 @@ function healthy(run) {
 function without(run) {
   const running = run.health === "running";
   const [name] = { running: ["analysis.running"], unexplained: ["cause.unexplained"], incomplete: ["cause.incomplete"] }[/** @type {string} */ (run.health)] ?? ["cause.unknown"];
-  return [title(t(running ? "badge.running" : "badge.incomplete")), line(t(name, { count: run.recorded_findings ?? 0 }), ""),
+  return [headline(t(running ? "badge.running" : "badge.incomplete")), line(t(name, { count: run.recorded_findings ?? 0 }), ""),
     running ? element("progress") : null, running && run.progress ? line(run.progress) : null, run.summary ? line(run.summary, "lines") : null, running ? null : element("ul", { className: "next" }, command(run))];
 }
 
 /** @param {any} run */
-const failed = (run) => element("section", { className: "cause bad", id: "analysis-failed", aria: { role: "alert" } }, title(t("analysis.failed.short")), line(t("analysis.failed"), ""),
+const failed = (run) => element("section", { className: "cause bad", id: "analysis-failed", aria: { role: "alert" } }, headline(t("analysis.failed.short")), line(t("analysis.failed"), ""),
   element("p", {}, element("code", { textContent: run.analysis_error })), element("ul", { className: "next" }, command(run)));

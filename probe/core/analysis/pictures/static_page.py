@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[3] / "view" / "page"
 POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:"
 """Permissions of the page in a browser: nothing leaves the machine, and no script runs but the page's own."""
 LANGUAGES = ("en", "zh")
-OF_SERVERS = ("job", "event.", "live.")
-"""Texts of pages that a file has not."""
+OF_SERVERS = ("jobs", "runs", "live")
+"""Modules of pages that a file has not."""
 FILES_OF_SERVER = re.compile(r"<(title>|link rel=\"stylesheet\"|script src=).*\n")
 """Lines of the page that name what a file has inside, and its title."""
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
@@ -65,7 +65,7 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
 
 
 def bundle(name: str) -> str:
-    """A module and all that it imports as one module, each in a scope of its own."""
+    """A module and all that it imports as one module, each in a scope of its own; without those of a server."""
     texts: dict[str, str] = {}
     _collect(name, texts)
     return "\n".join(texts.values())
@@ -75,7 +75,9 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     """Put the texts of a module, after those that it imports, into ``texts``."""
     source = COMMENT.sub("", _asset(f"{name}.js"))
     for _, imported in IMPORT.findall(source):
-        if imported not in texts:
+        if imported in OF_SERVERS:
+            texts[imported] = f"const ${imported} = {{}};"
+        elif imported not in texts:
             _collect(imported, texts)
     names = ", ".join(EXPORT.findall(source))
     body = re.sub(r"^export ", "", IMPORT.sub(r"const { \1 } = $\2;", source), flags=re.MULTILINE)
@@ -87,8 +89,7 @@ def _style(name: str) -> str:
 
 
 def _messages() -> dict[str, object]:
-    texts = {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
-    return {name: {key: own[key] for key in own if not key.startswith(OF_SERVERS)} for name, own in texts.items()}
+    return {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
 
 
 def _asset(name: str) -> str:

@@ -23,7 +23,7 @@ from probe.core.analysis.pictures.run_details import run_details
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
-from probe.core.language import message
+from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.naming import signal_of
 from probe.core.storage.directories import RecordedRun, last_run
@@ -116,6 +116,7 @@ def write_report(
         f"{RUN}/details": run_details(run),
         f"{RUN}/performance": speed.data,
         f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
+        "/api/language": "zh" if is_active() else "",
         "/api/command": f"probe view {shlex.quote(str(root.resolve()))}",
     }
     with replacing(out) as file:
