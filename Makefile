@@ -4,7 +4,7 @@
 # make check   lint, format, types and the documentation
 # make docs    the documentation as a site, in build/docs; LANGUAGE=zh_CN: in Chinese, in build/docs-zh_CN
 # make messages    the catalogues of the Chinese edition anew; lists what lacks Chinese
-# make pictures    its pictures anew, in a browser
+# make pictures    its pictures anew, in a browser, and in build/pictures those of the pages in both languages and sizes
 # make reference   its pages that are made of the code
 # make dashboards   those of Grafana anew
 # make stack   Prometheus, Alertmanager, exporter, remediation and a training on this machine   (ARGS=)

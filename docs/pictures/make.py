@@ -1,7 +1,8 @@
 """Makes the pictures of the documentation: ``make pictures``.
 
 Those of the tutorials come out of their scripts. ``report.png`` is what a browser shows of the report of a
-demonstration whose fault is known.
+demonstration whose fault is known. Pages of ``probe view`` and ``probe serve``, in both languages and sizes, go to
+``build/pictures``, to be looked at; a test holds their layout.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,11 +20,13 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.core.analysis.browsing import browser, open_page  # noqa: E402 - the repository is no package
+from tests.view.page_pictures import LANGUAGES, READY, SIZES, shown  # noqa: E402
 
 WANDB = sorted(map(str, Path(sys.prefix, "versions").glob("wandb-*")))
 """Folder of W&B in the environment that ``make venv`` makes."""
-SIZE = 1360, 1500
-"""Pixels: the first cause and the heatmap below it."""
+SIZE = 1360, 1000
+"""Pixels: the verdict and the rows around its place."""
+PAGES = ROOT / "build" / "pictures"
 
 WITHOUT_FOLDER = """for (const line of document.querySelectorAll("p")) {
     line.textContent.includes(arguments[0]) && (line.textContent = line.textContent.replaceAll(arguments[0], ""));
@@ -42,6 +46,16 @@ def main() -> None:
         for picture in root.glob("*/*.svg"):
             shutil.copy(picture, HERE)
         report(root)
+        pages(root)
+
+
+def pages(root: Path) -> None:
+    """Writes the pages of a server into ``build/pictures``; ``root`` is a folder for the runs that they show."""
+    PAGES.mkdir(parents=True, exist_ok=True)
+    with shown(root / "runs") as opened:
+        for name, language, size in product(READY, LANGUAGES, SIZES):
+            opened.open(name, SIZES[size], language)
+            opened.driver.save_screenshot(str(PAGES / f"{name}_{language}_{size}.png"))
 
 
 def report(root: Path) -> None:

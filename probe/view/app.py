@@ -133,6 +133,8 @@ class ViewEndpoints:
             answer = analysis.answer
             findings = answer["number"] + len(answer["run_numbers"]) or findings
             cause = short_text(answer["diagnosis"]) if answer["diagnosis"] else None
+            fields |= {"verdict": answer["verdict"], "loss": answer["loss"]}
+            fields["health"] = health_of(analysis.state, answer, findings or 0, summary.findings)
         return {
             **fields,
             "known": True,
@@ -178,6 +180,7 @@ class ViewEndpoints:
         recorded = None if run.summary is None else run.summary.findings
         fields["health"] = health_of(analysis.state, analysis.answer, fields["finding_total"], recorded)
         fields |= {"analysis": analysis.state, "analysis_error": analysis.error, "recorded_findings": recorded}
+        fields["progress"] = self._runs.tasks.progress(viewed.key)
         fields["analysis_command"] = f"probe anomalies {shlex.quote(run.place)}"
         fields["problems"] = list(dict.fromkeys([*viewed.reader.problems(), *fields["problems"]]))
         return page_data(fields)
@@ -265,7 +268,9 @@ class ViewEndpoints:
         found = self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), tuple(versions))
         if found.state == "failed":
             return {"state": "failed", "error": found.error}
-        return {"state": "running"} if found.answer is None else {"state": "done", **found.answer}
+        if found.answer is None:
+            return {"state": "running", "progress": self._runs.tasks.progress(("compare", *sides))}
+        return {"state": "done", **found.answer}
 
     async def events(self, request: Request) -> Response:
         """Return the stream of changes."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from probe.core.alerting.redaction import describe_error
 from probe.core.child_process import python_module
@@ -81,6 +81,8 @@ class BackgroundTasks:
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._output: tuple[Hashable, BinaryIO] | None = None
+        """Key of the task that runs, and what its process writes to standard error."""
         self._ended = False
         self._faults = Faults("the view goes on")
         self._worker = Worker("probe-view-tasks", WHERE, self._faults, look=self._look)
@@ -89,6 +91,19 @@ class BackgroundTasks:
         """Return the result of a task; None if it was not asked for."""
         with self._lock:
             return self._results.get(key)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no task waits or runs."""
+        with self._lock:
+            return not self._waiting and self._output is None
+
+    def progress(self, key: Hashable) -> str:
+        """Return the last line of a task about its progress; empty if it does not run, or has written none."""
+        with self._lock:
+            if self._output is None or self._output[0] != key:
+                return ""
+            return _last_line(self._output[1])
 
     def ask(self, key: Hashable, arguments: Sequence[str], version: Hashable) -> TaskResult:
         """Begin a task unless it was done for ``version`` of the files, is under way, or ended a moment ago.
@@ -143,7 +158,7 @@ class BackgroundTasks:
             arguments, version = self._waiting.pop(key)
             result = self._results.setdefault(key, TaskResult("running"))
         began = time.monotonic()
-        answer, error, again = self._tried(arguments)
+        answer, error, again = self._tried(key, arguments)
         with self._lock:
             result.state = "failed" if error else "done"
             result.answer = result.answer if error else answer
@@ -154,15 +169,15 @@ class BackgroundTasks:
             attempt(self._faults, WHERE, self._changed, key)
         return 0.0
 
-    def _tried(self, arguments: Sequence[str]) -> tuple[Any, str, bool]:
+    def _tried(self, key: Hashable, arguments: Sequence[str]) -> tuple[Any, str, bool]:
         """Run a task; return what it printed or its error, and whether it is worth another attempt as it is."""
         try:
-            return *self._answer(arguments), False
+            return *self._answer(key, arguments), False
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
             _log.warning("a task of the page could not be run", exc_info=True)
             return None, message("it could not be run: {reason}", reason=describe_error(error)), True
 
-    def _answer(self, arguments: Sequence[str]) -> tuple[Any, str]:
+    def _answer(self, key: Hashable, arguments: Sequence[str]) -> tuple[Any, str]:
         """Run a task in a process; return what that printed, or its error.
 
         Raises:
@@ -174,20 +189,25 @@ class BackgroundTasks:
                 if self._ended:
                     return None, "ended"
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=wrong)  # noqa: S603 - our own
-                self._process = process
+                self._process, self._output = process, (key, wrong)
             try:
                 code = process.wait()
             finally:
                 with self._lock:
-                    self._process = None
+                    self._process = self._output = None
             out.seek(0)
             data = out.read(MOST_JSON + 1)
             if code == 0 and len(data) <= MOST_JSON:
                 with suppress(ValueError):
                     return json.loads(data), ""
-            wrong.seek(max(0, wrong.seek(0, os.SEEK_END) - MOST_ERROR))
-            text = wrong.read().decode("utf-8", "replace").strip()
-            return None, (text.splitlines() or [_end_of(code)])[-1]
+            return None, (_last_line(wrong) if code else "") or _end_of(code)
+
+
+def _last_line(file: BinaryIO) -> str:
+    """Return the last line of a file that a process may be writing; it moves no position in it."""
+    size = os.fstat(file.fileno()).st_size
+    text = os.pread(file.fileno(), MOST_ERROR, max(0, size - MOST_ERROR)).decode("utf-8", "replace").strip()
+    return (text.splitlines() or [""])[-1]
 
 
 def _end_of(code: int) -> str:
@@ -227,18 +247,29 @@ def _yield_processor() -> None:
 def _analysed(place: str, directory: str) -> dict[str, Any]:
     from probe.core.analysis.diagnosis.analyse import analyse
     from probe.core.analysis.diagnosis.export import as_json
+    from probe.core.analysis.report.page_verdict import page_verdict
     from probe.core.storage.duckdb_reader import connect
     from probe.core.storage.location import located
 
-    return as_json(analyse(located(place), connection=connect(MEMORY, threads=1), directory=directory))
+    connection = connect(MEMORY, threads=1)
+    analysis = analyse(located(place), progress=_report, connection=connection, directory=directory)
+    return {**as_json(analysis), **page_verdict(analysis)}
+
+
+def _report(progress: str) -> None:
+    """Write a line that the page shows while the task runs."""
+    print(progress, file=sys.stderr, flush=True)  # noqa: T201 - its parent reads it
 
 
 def _compared(one: str, one_directory: str, other: str, other_directory: str) -> dict[str, Any]:
     from probe.core.analysis.compare.compare import compare
     from probe.core.analysis.compare.page import answer
+    from probe.core.analysis.engines import engine_of
     from probe.core.storage.location import located
 
-    return answer(compare(located(one), located(other), directories=(one_directory, other_directory)))
+    with engine_of("local", 1, lambda done: _report(f"{done.done}/{done.total}")) as engine:
+        directories = one_directory, other_directory
+        return answer(compare(located(one), located(other), engine=engine, directories=directories))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from probe.core.analysis.report.findings import Mark, dumped, sentence
+from probe.core.analysis.report.findings import Mark, dumped, kind, sentence
 from probe.core.storage.anomaly_json import FILE, rank_folders
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
@@ -50,6 +50,9 @@ class RunDiagnosis(NamedTuple):
     """Fields ``kind, sentence, text, row, signal, op, rank, step, ranks``; None if nothing was found."""
     text: str | None
     """Sentence about the first cause."""
+    page: Mapping[str, Any] = {}
+    """Fields ``verdict, focus, loss`` of :func:`probe.core.analysis.report.page_verdict.page_verdict`; empty before an
+    analysis."""
 
 
 class DumpedFindings:
@@ -74,8 +77,12 @@ class DumpedFindings:
 
 
 def of_dump(marks: Iterable[Mark], number: int, label: Label, stage: Stage) -> RunDiagnosis:
-    """Return the diagnosis of dumped findings: the earliest is the first cause, as long as nothing was judged."""
-    kept = list(marks)
+    """Return the diagnosis of dumped findings, the earliest of each tensor: the earliest of all is the first cause, as
+    long as nothing was judged."""
+    first = dict[tuple[Any, ...], Mark]()
+    for mark in marks:
+        first.setdefault((mark.rank, mark.signal, mark.vpp_stage, mark.name), mark)
+    kept = [*first.values()]
     findings = [
         FoundFinding(
             mark.rule,
@@ -96,7 +103,7 @@ def of_dump(marks: Iterable[Mark], number: int, label: Label, stage: Stage) -> R
     if not findings:
         return RunDiagnosis([], number, None, None)
     text = sentence(kept[0])
-    return RunDiagnosis(findings, number, _cause("", text, findings[0], (findings[0].rank,)), text)
+    return RunDiagnosis(findings, number, _cause(kind(kept[0]), text, findings[0], (findings[0].rank,)), text)
 
 
 def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
@@ -104,13 +111,15 @@ def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
     findings = [_finding(each, label) for each in answer["kept"]]
     findings += [_run_finding(each) for each in answer["run_numbers"]]
     number = answer["number"] + len(answer["run_numbers"])
-    main = answer["diagnosis"]
+    main, focus = answer["diagnosis"], answer["focus"]
+    placed = focus and {**focus, "row": label(focus["signal"], focus[PP_STAGE], 0, focus["name"])}
+    page = {"verdict": answer["verdict"], "focus": placed, "loss": answer["loss"]}
     if main is None:
-        return RunDiagnosis(findings, number, None, None)
+        return RunDiagnosis(findings, number, None, None, page)
     first = _finding(main["first"], label)
     text = short_text(main)
     cause = _cause(main["kind"], text, first, main["ranks"])
-    return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text)
+    return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text, page)
 
 
 def health_of(state: str, answer: Mapping[str, Any] | None, findings: int, recorded: int | None) -> str:
@@ -146,9 +155,9 @@ def short_text(diagnosis: Mapping[str, Any]) -> str:
     )
 
 
-def _cause(kind: str, text: str, first: FoundFinding, ranks: Iterable[int]) -> Mapping[str, Any]:
+def _cause(name: str, text: str, first: FoundFinding, ranks: Iterable[int]) -> Mapping[str, Any]:
     fields = {name: getattr(first, name) for name in ("row", "signal", "op", "rank", "step")}
-    return {"kind": kind, "sentence": text, "text": text, **fields, "ranks": listed(list(ranks))}
+    return {"kind": name, "sentence": text, "text": text, **fields, "ranks": listed(list(ranks))}
 
 
 def _finding(entry: Mapping[str, Any], label: Label) -> FoundFinding:

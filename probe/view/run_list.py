@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from probe.view.findings import DumpedFindings
 from probe.view.run_files import GrowingFiles, RunGone
 from probe.view.run_reader import LEAST_SECONDS, REMOTE_SECONDS
 from probe.view.run_summary import RunSummary, summary_of, unread_summary
-from probe.view.viewed_run import ViewedRun
+from probe.view.viewed_run import ViewedRun, analysed
 
 _log = logging.getLogger("probe.view")
 
@@ -60,6 +61,8 @@ class ListedRun:
     read: float = 0.0
     """Time of the last summary, on the monotonic clock."""
     dumped: DumpedFindings = field(default_factory=DumpedFindings)
+    analysed: bool = False
+    """True once its analysis has begun for the list."""
 
     def update(self, summary: RunSummary) -> RunSummary | None:
         """Take a summary that was read just now; return the one before."""
@@ -292,11 +295,24 @@ class RunList:
                 new |= run.summary is None
                 self.read(run)
                 self._ended.wait(PAUSE_SECONDS)
+        self._analyse_next()
         if (now := time.monotonic()) >= self._search_time:
             self._search_time = now + SEARCH_SECONDS
             self._search()
             self._search_time = time.monotonic() + max(SEARCH_SECONDS, SHARE * (time.monotonic() - now))
         return 1.0 if new else max(1.0, SHARE * (time.monotonic() - began))
+
+    def _analyse_next(self) -> None:
+        """Begin the analysis of the run that has changed last of those that were never analysed, if no task waits."""
+        waiting = [run for run in self.runs if run.summary is not None and run.summary.changed and not run.analysed]
+        if not waiting or not self.tasks.is_idle:
+            return
+        run = max(waiting, key=lambda run: run.summary.changed if run.summary else 0.0)
+        run.analysed = True
+        key = ("analysis", run.place, run.directory)
+        if self.tasks.result(key) is None:
+            with suppress(OSError, ValueError, RunGone):  # its page names it
+                analysed(self.tasks, key, self._files_of(run).look())
 
     def _rank_folders(self, folder: Place, depth: int = 0) -> Iterator[Place]:
         """Yield the folders in which ranks have written: ``folder``, or those in it."""

@@ -28,6 +28,8 @@ class RunSummary(NamedTuple):
     """Facts about a run."""
 
     alive: bool
+    ended: bool
+    """True if its manifests have an end."""
     first_step: int
     last_step: int
     ranks: int
@@ -53,6 +55,7 @@ def summary_of(listing: RunListing, root: Place, found: DumpedFindings) -> RunSu
     last, cost = _ends(listing)
     return RunSummary(
         alive=is_alive(listing),
+        ended=listing.ended,
         first_step=min(directory.first_step for directory in directories),
         last_step=last,
         ranks=len(listing.run.ranks),
@@ -66,7 +69,7 @@ def summary_of(listing: RunListing, root: Place, found: DumpedFindings) -> RunSu
 
 def unread_summary(problem: str) -> RunSummary:
     """Return the summary of a run of which nothing could be read."""
-    return RunSummary(False, 0, -1, 0, None, None, None, [problem], 0.0)
+    return RunSummary(False, False, 0, -1, 0, None, None, None, [problem], 0.0)
 
 
 def is_alive(listing: RunListing) -> bool:

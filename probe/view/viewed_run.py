@@ -73,8 +73,7 @@ class ViewedRun:
 
     def analysis(self) -> TaskResult:
         """Return the analysis of the run; it is begun, or begun again, if the files have changed since."""
-        listing = self.reader.listing()
-        return self._tasks.ask(self.key, analysis_arguments(self.place, self.directory), version_of(listing))
+        return analysed(self._tasks, self.key, self.reader.listing())
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -124,6 +123,7 @@ class ViewedRun:
         return {
             "signals": list(self._signals(listing)),
             "numbers": numbers,
+            "files": len(listing.stamps),
             "performance": STEP_SECONDS in numbers,
             "farthest": False,
             **run_description(listing.run, self._table()),
@@ -143,6 +143,11 @@ class ViewedRun:
             f"SELECT min(step), max(step), max({MICRO_STEP}) FROM {view}"  # noqa: S608 - our own words
         ).fetchone()
         return first, last, rows.numbers(signal), bool(micro)
+
+
+def analysed(tasks: BackgroundTasks, key: tuple[str, str, str], listing: RunListing) -> TaskResult:
+    """Return the analysis of the run of a key; it is begun, or begun again, if the files have changed since."""
+    return tasks.ask(key, analysis_arguments(*key[1:]), version_of(listing))
 
 
 def version_of(listing: RunListing) -> str:
@@ -176,4 +181,5 @@ def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:
         "finding_list": [each._asdict() for each in diagnosis.findings[:MOST_SHOWN]],
         "finding_total": max(diagnosis.total, len(diagnosis.findings)),
         "cause": diagnosis.cause,
+        **diagnosis.page,
     }

@@ -129,7 +129,7 @@ def test_a_finding_leads_to_its_row_in_three_clicks(page: Written) -> None:
 
 def test_cells_and_their_colours_are_those_of_numpy(page: Written) -> None:
     """Under the pointer stand the extremes over ranks; larger is darker; NaN and Inf have colours of their own."""
-    page.show(f"?run=0&{CELL}")
+    page.show(f"?run=0&{CELL}&scale=all")
     scanned = page.driver.execute_script(SCAN, True)
     values = np.array([[[value(0, s, r, row) for r in range(RANKS)] for s in range(STEPS)] for row in range(len(ROWS))])
     shades, seen = [], set()
@@ -163,7 +163,7 @@ def test_a_cell_is_reached_and_left_by_keys(page: Written) -> None:
     keys = require("selenium.webdriver.common.keys").Keys
     page.show(f"?run=0&{CELL}")
     heatmap = page.driver.find_element("id", "heatmap")
-    heatmap.send_keys(keys.ARROW_DOWN, keys.ARROW_DOWN, keys.ARROW_RIGHT, keys.SHIFT + keys.ARROW_RIGHT)
+    heatmap.send_keys(*[keys.ARROW_DOWN] * 4, keys.ARROW_RIGHT, keys.SHIFT + keys.ARROW_RIGHT)  # biases lie below
     assert page.text("#readout").startswith("<b>fc1</b>.bias, step 11 · ")
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.driver.execute_script(f"return document.activeElement.id + {outline}") == "heatmapsolid"

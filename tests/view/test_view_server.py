@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from probe.core.analysis.report.findings import Mark
 from probe.core.storage.packed.pack import pack
+from probe.view.findings import of_dump
 from tests.core.storage.run_files import cells_of, write_run
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
@@ -165,6 +167,36 @@ def test_findings_come_from_an_analysis_in_the_background(served: ServedRuns) ->
     listed = served.server.get("/api/runs", filter="faulty")["runs"][0]
     assert listed["findings"] == about["finding_total"]
     assert listed["first_cause"] == cause["sentence"]
+    verdict, focus = about["verdict"], about["focus"]
+    assert (verdict["kind"], verdict["since"], listed["verdict"]) == (expected.kind, expected.step, verdict)
+    assert (focus["step"], focus["rank"], focus["row"].startswith(expected.place)) == (
+        expected.step,
+        cause["rank"],
+        True,
+    )
+    assert [step for step, _ in focus["values"]] == [expected.step - 2, expected.step - 1, expected.step]
+    assert verdict["zh"]["text"] != verdict["text"]
+
+
+def test_runs_are_analysed_before_anybody_opens_them(tmp_path: Path) -> None:
+    """The list has the verdict and the loss of a run whose page nobody has asked for."""
+    rank = WrittenRank(tmp_path / "run", 0, world=1)
+    for step in range(6):
+        rank.write(step, [1.0, 2.0, float("nan") if step == 4 else 3.0], {"loss": 6.0 - step})
+    rank.end()
+    with viewing(tmp_path / "server", tmp_path / "run") as server:
+        [run] = wait_for(lambda: [one for one in server.get("/api/runs")["runs"] if one["analysis"] == "done"])
+    assert (run["verdict"]["kind"], run["verdict"]["where"], run["verdict"]["since"]) == ("NaN", ["c"], 4)
+    assert run["loss"] == [[step, 6.0 - step] for step in range(6)]
+
+
+def test_dumped_findings_are_one_a_tensor() -> None:
+    """Of several numbers of a tensor that are wrong the first is listed; the number of all stays."""
+    marks = [Mark("AnomalyNan", SIGNAL, name, op, float("nan"), 3, 0) for name in ("a", "b") for op in ("norm", "max")]
+    found = of_dump(marks, 4, lambda _, __, ___, name: name, lambda _: 0)
+    assert [(each.row, each.op) for each in found.findings] == [("a", "norm"), ("b", "norm")]
+    assert found.cause is not None
+    assert (found.total, found.cause["kind"]) == (4, "NaN")
 
 
 def test_two_runs_are_compared(served: ServedRuns, tmp_path: Path) -> None:

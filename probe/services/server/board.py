@@ -51,8 +51,9 @@ class Point(NamedTuple):
 
     step: float
     loss: float
-    grad_norm: float
-    step_seconds: float
+    grad_norm: float | None
+    step_seconds: float | None
+    """None where it was not sent."""
 
 
 @dataclass
@@ -195,9 +196,7 @@ class RunBoard:
         if job.leader != key:
             return False
         numbers = rank.numbers
-        job.curve.append(
-            Point(rank.step, numbers[LOSS], numbers.get(GRAD_NORM, math.nan), numbers.get(STEP_SECONDS, math.nan))
-        )
+        job.curve.append(Point(rank.step, numbers[LOSS], numbers.get(GRAD_NORM), numbers.get(STEP_SECONDS)))
         return True
 
     def restore(self, origin: Origin, message: HeartbeatMessage, late: bool, now: float) -> None:

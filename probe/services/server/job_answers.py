@@ -40,14 +40,18 @@ def _job(job: JobView, now: float) -> dict[str, Any]:
         "states": {state: number for state in ORDER if (number := len(job.of(state)))},
         "silent": ranges([rank.origin.rank for rank in job.of("silent")]),
         "age": round(now - job.received, 1),
-        "step": number_text(last.step) if last else None,
+        "step": number_text(last.step) if last and not math.isnan(last.step) else None,
         "behind": number_text(max(steps) - min(steps)) if steps else None,
         "loss": number_text(last.loss) if last else None,
-        "grad_norm": number_text(last.grad_norm) if last else None,
-        "step_seconds": number_text(last.step_seconds) if last else None,
+        "grad_norm": _sent(last.grad_norm) if last else None,
+        "step_seconds": _sent(last.step_seconds) if last else None,
         "events": job.events,
         "curve": [[number_text(point.step), number_text(point.loss)] for point in job.curve],
     }
+
+
+def _sent(number: float | None) -> float | str | None:
+    return None if number is None else number_text(number)
 
 
 def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def _rank(rank: RankSummary, now: float) -> dict[str, Any]:
         "state": rank.state,
         "age": round(now - rank.received, 1),
         "promise": number_text(rank.promise),
-        "step": number_text(rank.step),
+        "step": None if math.isnan(rank.step) else number_text(rank.step),
         "phase": rank.phase,
         **numbers,
     }

@@ -47,7 +47,8 @@ def _lines(store: HeartbeatStore, board: RunBoard, counts: Counter[tuple[str, st
     ranks = [({**_names(job), "state": state}, len(job.of(state))) for job in jobs for state in STATES]
     yield from _family("probe_job_ranks", "gauge", "Processes of a job by state.", ranks)
     for place, (name, help_text) in enumerate(JOB_GAUGES.items()):
-        samples = [(_names(job), job.curve[-1][place]) for job in jobs if job.curve]
+        points = [(_names(job), job.curve[-1][place]) for job in jobs if job.curve]
+        samples = [(names, value) for names, value in points if value is not None]
         yield from _family(f"probe_job_{name}", "gauge", help_text, samples)
     stages = [({**_names(job), "stage": stage}, value) for job in jobs for stage, value in sorted(job.stages.items())]
     yield from _family("probe_job_stage_seconds", "gauge", "Seconds of a stage of start-up or of a step.", stages)

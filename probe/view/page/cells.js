@@ -9,7 +9,9 @@ export const POSITIVE = 4;
 export const SHADES = 126;
 export const NEGATIVE = POSITIVE + SHADES;
 
-const DECADES = 2; // colours of a row against its own median reach from a hundredth to a hundredfold
+const DECADES = 2; // colours of a row against its own history reach from a hundredth to a hundredfold
+
+const [JUMP, FOLLOWED, CREPT] = [0.7, 0.25, 0.02]; // decades of a jump; shares of a change that the usual size takes over
 
 /**
  * @typedef {object} Cells
@@ -19,7 +21,7 @@ const DECADES = 2; // colours of a row against its own median reach from a hundr
  * @property {Float32Array} severity the larger one is shown where several share a pixel
  * @property {number} low logarithm (base 10) of the smallest magnitude
  * @property {number} high of the largest
- * @property {boolean} relative against the median of each line
+ * @property {boolean} relative against the history of each line
  * @property {Set<number>} kinds which of the special levels there are; NEGATIVE too
  */
 
@@ -35,11 +37,11 @@ export function shownOf(arrays, i) {
 
 /**
  * @param {import("./api.js").Binary} binary
- * @param {string} scale `row`: against the median of each line; `least`: the smallest magnitude, where the answer has it
+ * @param {string} scale `all`: magnitude; `least`: the smallest magnitude, where the answer has it; else against each line's own history
  * @returns {Cells}
  */
 export function cellsOf({ header, arrays: all }, scale) {
-  const relative = scale === "row";
+  const relative = scale !== "all" && scale !== "least";
   const arrays = scale === "least" && all.least ? leastOf(all) : all;
   const [lines, columns] = [header.lines.length, header.steps.length];
   const level = new Uint8Array(lines * columns);
@@ -53,7 +55,7 @@ export function cellsOf({ header, arrays: all }, scale) {
     severity[i] = [-Infinity, -1e9, 2e9, 1e9][level[i]] ?? 0;
     if (level[i] >= POSITIVE) sizes[i] = Math.log10(Math.abs(shownOf(arrays, i)));
   }
-  if (relative) againstMedians(level, sizes, lines, columns, kinds);
+  if (relative) againstHistory(level, sizes, lines, columns, kinds);
   const [low, high] = relative ? [-DECADES, DECADES] : rangeOf(sizes);
   shade(level, severity, sizes, low, high, relative);
   return { lines, columns, level, severity, low, high, relative, kinds };
@@ -94,23 +96,23 @@ function rangeOf(sizes) {
 }
 
 /**
- * Make sizes differences from the median of their line, and the sign the side of it.
+ * Make sizes differences from what their line had shown before, and the sign the side of it. What is usual follows a slow
+ * change, and hardly a jump, so that a fault that lasts does not become its own measure.
  * @param {Uint8Array} level
  * @param {Float32Array} sizes
  * @param {number} lines
  * @param {number} columns
  * @param {Set<number>} kinds
  */
-function againstMedians(level, sizes, lines, columns, kinds) {
+function againstHistory(level, sizes, lines, columns, kinds) {
   kinds.add(NEGATIVE);
   for (let line = 0; line < lines; line++) {
-    const own = sizes.subarray(line * columns, (line + 1) * columns);
-    const sorted = own.filter((size) => !Number.isNaN(size)).sort();
-    const median = sorted[Math.floor(sorted.length / 2)] ?? 0;
-    for (let column = 0; column < columns; column++) {
-      const i = line * columns + column;
+    let usual = NaN;
+    for (let i = line * columns; i < (line + 1) * columns; i++) {
       if (level[i] < POSITIVE) continue;
-      sizes[i] -= median;
+      if (Number.isNaN(usual)) usual = sizes[i];
+      sizes[i] -= usual;
+      usual += sizes[i] * (Math.abs(sizes[i]) < JUMP ? FOLLOWED : CREPT);
       level[i] = sizes[i] < 0 ? NEGATIVE : POSITIVE;
     }
   }
@@ -128,7 +130,7 @@ function againstMedians(level, sizes, lines, columns, kinds) {
 function shade(level, severity, sizes, low, high, relative) {
   for (let i = 0; i < level.length; i++) {
     if (level[i] < POSITIVE) continue;
-    const place = relative ? Math.abs(sizes[i]) / high : (sizes[i] - low) / (high - low);
+    const place = relative ? (Math.abs(sizes[i]) / high) ** 1.5 : (sizes[i] - low) / (high - low);
     severity[i] = relative ? Math.abs(sizes[i]) : sizes[i];
     level[i] += Math.round(Math.min(1, Math.max(0, place)) * (SHADES - 1));
   }
@@ -158,3 +160,42 @@ export function worstOf(cells, [firstLine, endLine], [firstColumn, endColumn]) {
  * @returns {[number, number]}
  */
 export const share = (n, places, count) => [Math.floor((n * count) / places), Math.max(Math.floor(((n + 1) * count) / places), Math.floor((n * count) / places) + 1)];
+
+/**
+ * @typedef {object} Axis columns true to their steps: what was not recorded is a gap
+ * @property {(step: number) => number} at pixels from the left
+ * @property {(column: number) => [number, number]} ends pixels where a column begins and ends
+ * @property {Int32Array} first for each pixel the first column in it; where there is none, `end` is no larger
+ * @property {Int32Array} end
+ * @property {number} step usual distance of columns in steps
+ */
+
+/**
+ * @param {number[][]} spans first and last step of each column
+ * @param {number} width pixels
+ * @returns {Axis}
+ */
+export function axisOf(spans, width) {
+  const between = spans.slice(1).map(([first], n) => first - spans[n][0]).sort((a, b) => a - b);
+  const step = between[Math.floor(between.length / 2)] ?? 1;
+  const start = spans[0]?.[0] ?? 0;
+  const last = spans.at(-1) ?? [0, 0];
+  const scale = width / Math.max(last[1] + 1 - start, last[0] + step - start, 1);
+  const at = (/** @type {number} */ own) => (own - start) * scale;
+  const ends = (/** @type {number} */ column) => {
+    const [from, to] = spans[column];
+    const next = spans[column + 1]?.[0] ?? Infinity;
+    return /** @type {[number, number]} */ ([at(from), at(Math.max(to + 1, Math.min(next, from + step)))]);
+  };
+  const first = new Int32Array(Math.max(0, Math.floor(width)));
+  const end = new Int32Array(first.length);
+  spans.forEach((_, column) => {
+    const [left, right] = ends(column);
+    const from = Math.min(Math.floor(left + 1e-6), first.length - 1);
+    for (let x = from; x < Math.max(from + 1, Math.floor(right + 1e-6)) && x < first.length; x++) {
+      if (end[x] <= first[x]) first[x] = column;
+      end[x] = column + 1;
+    }
+  });
+  return { at, ends, first, end, step };
+}

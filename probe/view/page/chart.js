@@ -1,5 +1,5 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { element, short, spanText, text } from "./dom.js";
+import { axisText, element, short, spanText, text } from "./dom.js";
 import { colour, scale, whenColoured } from "./palette.js";
 import { t } from "./words.js";
 
@@ -117,8 +117,9 @@ export class Chart {
   options(logarithmic) {
     const decades = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => (splits.length > 24 ? splits.map((split) => (Math.log10(split) % 1 ? null : split)) : splits);
     const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, ...(logarithmic ? { filter: decades } : {}) }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
-    const values = (/** @type {uPlot} */ _, /** @type {(number | null)[]} */ splits) => splits.map((split) => (split === null ? "" : text(split, 3)));
-    const across = (/** @type {uPlot} */ plot, /** @type {(number | null)[]} */ splits) => (this.names ? splits.map((split) => short(this.names?.[split ?? -1] ?? "", 14)) : values(plot, splits));
+    const shown = (/** @type {(number | null)[]} */ splits, /** @type {number} */ distance) => splits.map((split) => (split === null ? "" : axisText(split, distance)));
+    const values = (/** @type {uPlot} */ _, /** @type {(number | null)[]} */ splits) => shown(splits, logarithmic ? 0 : Math.abs(Number(splits[1]) - Number(splits[0])));
+    const across = (/** @type {uPlot} */ _, /** @type {(number | null)[]} */ splits) => (this.names ? splits.map((split) => short(this.names?.[split ?? -1] ?? "", 14)) : shown(splits, 1));
     const banded = this.banded();
     const series = this.lines.flatMap((line) => {
       const own = { label: line.label, stroke: line.colour, width: line.width, dash: line.dash };

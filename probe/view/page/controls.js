@@ -5,14 +5,15 @@ import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
 
-export function controls() {
+/** @param {(changes: Partial<State>) => void} choose */
+export function controls(choose) {
   const signal = choice(t("signal"), "signal", (value) => go({ signal: value, row: "", step: null, micro: null, lines: "" }));
   const op = choice(t("op"), "op", (value) => go({ op: value }));
-  const axis = choice(t("axis"), "axis", (value) => go({ axis: value === "rows" ? "" : value, lines: "" }));
+  const axis = choice(t("axis"), "axis", (value) => choose({ axis: value === "rows" ? "" : value, lines: "" }));
   const order = choice(t("order"), "order", (value) => go({ order: value === "rank" ? "" : value, lines: "" }));
-  const scale = choice(t("scale"), "scale", (value) => go({ scale: value === "all" ? "" : value }, { replace: true }));
+  const scale = choice(t("scale"), "scale", (value) => go({ scale: value === "row" ? "" : value }, { replace: true }));
   const only = field(t("only"), "only", (value) => go({ only: /^\d+$/.test(value) ? Number(value) : null }));
-  const rank = field(t("rank"), "rank", (value) => go({ rank: /^\d+$/.test(value) ? Number(value) : null, micro: null }));
+  const rank = field(t("rank"), "rank", (value) => choose({ rank: /^\d+$/.test(value) ? Number(value) : null, micro: null }));
   const row = field(t("find"), "find", (value) => value && go({ row: value }));
   const names = element("datalist", { id: "row-names" });
   row.input.setAttribute("list", "row-names");
@@ -31,14 +32,16 @@ export function controls() {
      * @param {State} state
      */
     show(run, own, chosen, state) {
-      fill(signal.select, run.signals.map((/** @type {any} */ one) => [one.name, one.meaning ? `${one.name}: ${one.meaning}` : one.name]), own?.name ?? "");
+      fill(signal.select, run.signals.map((/** @type {any} */ one) => [one.name, `${one.name}: ${meaning(one)}`]), own?.name ?? "");
       fill(op.select, (own?.ops ?? []).map((/** @type {string} */ name) => [name, name]), chosen);
       fill(axis.select, [["rows", t("axis.rows")], ["ranks", t("axis.ranks")]], state.axis || "rows");
       axis.select.options[1].disabled = !state.row;
       const orders = /** @type {string[]} */ (run.orders ?? []);
       fill(order.select, orders.map((title) => [title, title]), state.order || "rank");
       order.label.hidden = orders.length < 2 || state.axis !== "ranks";
-      fill(scale.select, [["all", t("scale.all")], ["row", t("scale.row")], ["least", t("scale.least")]], state.scale || "all");
+      fill(scale.select, [["row", t("scale.row")], ["all", t("scale.all")], ["least", t("scale.least")]], state.scale || "row");
+      axis.label.hidden = run.ranks < 2;
+      op.label.hidden = (own?.ops ?? []).length < 2;
       set(rank.input, state.rank === null ? "" : String(state.rank));
       rank.label.hidden = run.ranks < 2;
       set(only.input, state.only === null ? "" : String(state.only));
@@ -56,10 +59,13 @@ export function controls() {
      * @param {number | null} rank
      */
     chips(shown, rank) {
-      chips.replaceChildren(...shown.map((own, n) => button(String(own), () => go({ rank: own }), { className: `chip line-${n}`, aria: { pressed: own === rank, label: `${t("rank")} ${own}` } })));
+      chips.replaceChildren(...shown.map((own, n) => button(String(own), () => choose({ rank: own }), { className: `chip line-${n}`, aria: { pressed: own === rank, label: `${t("rank")} ${own}` } })));
     },
   };
 }
+
+/** @param {{ name: string, meaning: string }} signal */
+const meaning = ({ name, meaning: english }) => (t(`signal.${name}`) === `signal.${name}` ? english : t(`signal.${name}`));
 
 /**
  * A labelled field for a text.

@@ -14,7 +14,7 @@ import { t } from "./words.js";
  * @param {(string | number | Node)[][]} rows
  */
 export const table = (header, rows) => element("div", { className: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col", textContent: name })))),
-  element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, typeof cell === "number" ? String(cell) : cell)))))));
+  element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, n) => element("td", { data: { label: header[n] } }, typeof cell === "number" ? String(cell) : cell)))))));
 
 export class Details {
   /**

@@ -7,13 +7,14 @@ import { colour, lineColour } from "./palette.js";
 import { t } from "./words.js";
 
 export class Differences {
-  /** @param {(step: number) => void} choose */
+  /** @param {(place: { step: number, signal?: string, row?: string }) => void} choose */
   constructor(choose) {
-    this.growth = new Chart(t("difference.growth"), 260, { pick: (_, point) => choose(this.growth.spans[point][0]) });
+    this.growth = new Chart(t("difference.growth"), 260, { pick: (_, point) => choose({ step: this.growth.spans[point][0] }) });
     this.signal = choice(t("signal"), "layers-signal", () => this.drawLayers());
-    this.layers = new Heatmap({ choose: ({ column }) => choose(this.own.steps[column]), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) });
+    this.layers = new Heatmap({ choose: ({ line, column }) => choose({ step: this.own.steps[column], signal: this.signal.select.value, row: this.own.names[line] }), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) });
+    this.legend = element("div", { className: "chips" });
     this.tables = element("div");
-    this.element = element("section", { className: "card", id: "differences", hidden: true }, element("h2", { textContent: t("difference.growth") }), this.growth.element,
+    this.element = element("section", { className: "card", id: "differences", hidden: true }, element("h2", { textContent: t("difference.growth") }), this.legend, this.growth.element,
       element("div", { className: "heading" }, element("h2", { textContent: t("difference.layers") }), this.signal.label), this.layers.element, this.tables);
   }
 
@@ -47,6 +48,7 @@ export class Differences {
       const values = steps.map((step) => at.get(step) || NaN); // no logarithm of zero
       return { label: one.signal, colour: lineColour(n), width: 1.4, low: values, high: values, nan: none, inf: values.map((value) => Number(value === Infinity)) };
     });
+    this.legend.replaceChildren(...lines.map((/** @type {any} */ { label }, /** @type {number} */ n) => element("span", { className: `chip line-${n % 8}`, textContent: label })));
     const bound = steps.map(() => tolerance);
     this.growth.show(steps.map((step) => [step, step]), [...lines, { label: t("difference.tolerance"), colour: colour("bad"), width: 1, dash: [4, 4], low: bound, high: bound, nan: none, inf: none }], null);
   }
@@ -58,7 +60,7 @@ export class Differences {
     const values = Float64Array.from(own.differences.flat(), (value) => parsed(value) ?? NaN);
     const ends = own.steps.map((/** @type {number} */ step, /** @type {number} */ n) => [step, (own.steps[n + 1] ?? step + 1) - 1]);
     const counts = Uint32Array.from(values, (value) => Number(value === Infinity));
-    this.layers.show({ header: { lines: own.names, steps: ends, findings: [] }, arrays: { minimum: values, maximum: values, nan: new Uint32Array(values.length), inf: counts } }, "all", null);
+    this.layers.show({ header: { lines: own.names, steps: ends, findings: [] }, arrays: { minimum: values, maximum: values, nan: new Uint32Array(values.length), inf: counts } }, { scale: "all" });
   }
 
   /** @param {{ line: number, column: number }} place */

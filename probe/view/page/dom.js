@@ -63,7 +63,7 @@ export function factList(facts) {
     if (value === null || value === undefined || value === "") continue;
     const place = element("dd", id ? { id } : {});
     place.append(typeof value === "number" ? String(value) : value);
-    list.append(element("dt", { textContent: name }), place);
+    list.append(element("div", {}, element("dt", { textContent: name }), place));
   }
   return list;
 }
@@ -98,6 +98,16 @@ export function text(value, digits = 4) {
     return `${Number(mantissa)}e${exponent.replace("+", "")}`;
   }
   return String(Number(number.toPrecision(digits)));
+}
+
+/**
+ * A number on an axis: with the digits that tell it from others at this distance.
+ * @param {number} value
+ * @param {number} distance
+ */
+export function axisText(value, distance) {
+  const digits = value && distance > 0 ? Math.floor(Math.log10(Math.abs(value))) - Math.floor(Math.log10(distance)) + 1 : 3;
+  return text(value, Math.min(12, Math.max(3, digits)));
 }
 
 /**
@@ -138,3 +148,9 @@ export function ranksOf(spans, most = 4096) {
   }
   return found;
 }
+
+/** @param {any} run */
+export const stepsOf = (run) => (run.last_step === null || run.last_step === undefined || run.last_step < 0 ? "" : spanText([run.first_step ?? 0, run.last_step]));
+
+/** @param {number | null | undefined} cost share of a step */
+export const costText = (cost) => (cost === null || cost === undefined ? "" : `${text(cost * 100, 2)} %`);

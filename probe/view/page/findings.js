@@ -1,8 +1,6 @@
 // Findings of a run as a list: one click or Enter leads to the cell and its row.
 import { Source, address, json } from "./api.js";
-import { Chart } from "./chart.js";
 import { button, element, fill, choice, parsed, text } from "./dom.js";
-import { lineColour } from "./palette.js";
 import { go } from "./state.js";
 import { t } from "./words.js";
 
@@ -20,14 +18,14 @@ export class Findings {
     this.findings = [];
     this.rule = choice(t("finding.rule"), "rule", (rule) => go({ rule }, { replace: true }));
     this.total = element("span", { className: "count", id: "finding-total" });
-    this.timeline = new Chart(t("findings.timeline"), 90, { pick: (line, point) => this.pick(line, point) });
     this.state = element("p", { className: "quiet", aria: { live: "polite" } });
     this.rows = element("tbody", { on: { keydown: (/** @type {KeyboardEvent} */ event) => this.key(event) } });
     this.more = button(t("more"), () => this.enlarge(), { hidden: true });
     const head = element("tr", {}, ...["step", "row", "value"].map((name) => element("th", { scope: "col", className: name === "value" ? "number" : "", textContent: t(`finding.${name}`) })));
+    this.scroll = element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), this.rows), this.more);
     this.element = element("section", { className: "card findings", id: "findings" },
-      element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label), this.timeline.element,
-      element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), this.rows), this.more), this.state);
+      element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label),
+      this.scroll, this.state);
     this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => this.fail(problem));
   }
 
@@ -50,7 +48,7 @@ export class Findings {
     const rules = [...new Set([...run.finding_list.map((/** @type {Finding} */ one) => one.rule), ...(state.rule ? [state.rule] : [])])].sort();
     fill(this.rule.select, [["", t("all")], ...rules.map((rule) => /** @type {[string, string]} */ ([rule, rule]))], state.rule);
     this.rule.label.hidden = rules.length < 2;
-    this.state.textContent = { running: t("analysis.running"), failed: t("analysis.failed") }[/** @type {string} */ (run.analysis)] ?? "";
+    this.state.textContent = "";
     if (!state.rule && this.limit <= PAGE) {
       this.source.clear();
       this.draw(run.finding_list.slice(0, PAGE), run.finding_total);
@@ -77,47 +75,33 @@ export class Findings {
    * @param {number} total
    */
   draw(findings, total) {
-    this.drawTimeline();
     const focused = this.rows.contains(document.activeElement);
     Object.assign(this, { findings, all: total });
     this.total.textContent = String(total);
     this.more.hidden = findings.length >= total || this.limit >= MOST;
-    if (!findings.length && !this.state.textContent && this.run?.health !== "unexplained") this.state.textContent = t("findings.none");
+    this.element.hidden = !findings.length && !this.shown?.rule; // the verdict has the reason
     const chosen = findings.findIndex((finding) => this.isShown(finding));
     const current = Math.max(0, chosen);
     this.rows.replaceChildren(...findings.map((finding, n) => this.line(finding, n, n === chosen, n === current)));
-    if (chosen >= 0) this.rows.children[chosen].scrollIntoView?.({ block: "nearest" });
+    if (chosen >= 0) this.reveal(/** @type {HTMLElement} */ (this.rows.children[chosen]));
     if (focused) this.focus(current);
   }
 
-  /** Findings of each rule at each step, as many as are listed. */
-  drawTimeline() {
-    const steps = [...new Set(this.findings.map(({ step }) => step))].sort((a, b) => a - b);
-    this.kinds = [...new Set(this.findings.map(({ rule, kind }) => rule || kind || ""))];
-    const none = steps.map(() => 0);
-    const lines = this.kinds.map((kind, n) => {
-      const counts = steps.map((step) => this.findings.filter((one) => one.step === step && (one.rule || one.kind || "") === kind).length || NaN);
-      return { label: kind, colour: lineColour(n), width: 1, low: counts, high: counts, nan: none, inf: none };
-    });
-    this.timeline.show(steps.map((step) => [step, step]), lines, this.shown?.step ?? null);
-  }
-
-  /** @type {string[]} */
-  kinds = [];
-
   /**
-   * @param {number} line
-   * @param {number} point
+   * Scroll the list, not the page, until a row is in it.
+   * @param {HTMLElement} row
    */
-  pick(line, point) {
-    const found = this.findings.find((one) => one.step === this.timeline.spans[point][0] && (one.rule || one.kind || "") === this.kinds[line]);
-    if (found) this.choose(found);
+  reveal(row) {
+    const { scroll } = this;
+    const [top, head] = [row.offsetTop, 26];
+    if (top < scroll.scrollTop + head) scroll.scrollTop = top - head;
+    else if (top + row.offsetHeight > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + row.offsetHeight - scroll.clientHeight;
   }
 
   /** @param {Finding} finding */
   isShown(finding) {
     const state = this.shown;
-    return Boolean(state) && finding.row === state?.row && finding.op === (state?.op || finding.op) && finding.step === state?.step && finding.rank === state?.rank && finding.signal === (state?.signal || finding.signal);
+    return Boolean(state) && finding.row === state?.row && finding.step === state?.step && finding.rank === state?.rank && finding.signal === (state?.signal || finding.signal);
   }
 
   /**

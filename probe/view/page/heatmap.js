@@ -1,17 +1,23 @@
 // A heatmap on a canvas: lines over steps, a cell under the pointer or the keys, a part of it by dragging.
-import { INFINITE, MISSING, NEGATIVE, NOT_A_NUMBER, ZERO, cellsOf, share, worstOf } from "./cells.js";
-import { element, short, spanText, text } from "./dom.js";
+import { BAND, fitted, segmentsOf } from "./bands.js";
+import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
+import { axisText, element, short, spanText, text } from "./dom.js";
+import { legendOf } from "./legend.js";
 import { paint } from "./paint.js";
-import { between, colour, scale, whenColoured } from "./palette.js";
+import { colour, whenColoured } from "./palette.js";
+import { drawCurve } from "./sparkline.js";
 import { t } from "./words.js";
 
-const LINE = 18; // CSS pixels of a line, where there is room
 const [AXIS, RIGHT, MOST_LABEL] = [22, 10, 250];
+const [CURVE, ARROW] = [46, 16]; // pixels of the curve above, and of an arrow
 const DRAGGED = 5; // pixels from which on a press is a drag
 const [MOST_MARKS, MARK_SPACE] = [500, 9]; // circles of findings, and pixels to the next one
 const FONT = "11.5px system-ui, sans-serif";
+const BOLD = `600 ${FONT}`;
 
 /** @typedef {{ line: number, column: number }} Place */
+/** @typedef {{ label: string, points: [number, number][] }} Curve steps and values above the cells */
+/** @typedef {{ scale: string, lines?: [number, number] | null, bands?: import("./bands.js").Band[], curve?: Curve | null, arrow?: string }} Look colours: `all`, `least`, else by history; first and end of the lines to show; text at the chosen cell */
 /**
  * @typedef {object} Actions
  * @property {(place: Place) => void} choose
@@ -22,13 +28,16 @@ const FONT = "11.5px system-ui, sans-serif";
  */
 
 export class Heatmap {
-  /** @param {Actions} actions */
-  constructor(actions) {
+  /**
+   * @param {Actions} actions
+   * @param {string} [id]
+   */
+  constructor(actions, id = "heatmap") {
     this.actions = actions;
     this.base = element("canvas");
     this.over = element("canvas", { className: "over" });
-    this.plot = element("div", { className: "heatmap", tabIndex: 0, id: "heatmap", aria: { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" } }, this.base, this.over);
-    this.readout = element("output", { className: "readout", id: "readout", aria: { live: "polite" } });
+    this.plot = element("div", { className: "heatmap", tabIndex: 0, id, aria: { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" } }, this.base, this.over);
+    this.readout = element("output", { className: "readout", id: id === "heatmap" ? "readout" : `${id}-readout`, aria: { live: "polite" } });
     this.legend = element("div", { className: "legend" });
     this.element = element("figure", {}, this.plot, element("figcaption", {}, this.readout, this.legend));
     /** @type {import("./api.js").Binary | null} */
@@ -44,6 +53,11 @@ export class Heatmap {
     /** @type {{ x: number, y: number, x1: number, y1: number } | null} */
     this.drag = null;
     this.box = { x: 0, y: 0, width: 0, height: 0, ratio: 1 };
+    /** @type {import("./bands.js").Segment[]} */
+    this.segments = [];
+    /** @type {Look} */
+    this.look = { scale: "" };
+    this.axis = axisOf([], 0);
     this.listen();
   }
 
@@ -63,17 +77,18 @@ export class Heatmap {
 
   /**
    * @param {import("./api.js").Binary} data
-   * @param {string} scale colours: `all`, `row` or `least`
-   * @param {[number, number] | null} lines first and end of those to show
+   * @param {Look} look
    */
-  show(data, scale, lines) {
+  show(data, look) {
     this.data = data;
-    this.cells = cellsOf(data, scale);
+    this.look = look;
+    this.cells = cellsOf(data, look.scale);
+    const { lines } = look;
     const count = this.cells.lines;
     this.lines = lines && lines[0] < count && lines[0] < lines[1] ? [lines[0], Math.min(lines[1], count)] : [0, count];
     if (this.cursor && (this.cursor.line >= count || this.cursor.column >= this.cells.columns)) this.cursor = null;
     this.draw();
-    this.drawLegend();
+    this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
   /** @param {Place | null} place */
@@ -89,21 +104,28 @@ export class Heatmap {
 
   layout() {
     const context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
-    context.font = FONT;
     const [first, end] = this.lines;
-    const most = Math.min(MOST_LABEL, this.plot.clientWidth * 0.3);
+    const { curve, arrow = "", bands = [] } = this.look;
+    context.font = arrow ? BOLD : FONT;
+    const wide = this.plot.clientWidth;
     let left = 20;
     for (let n = first; n < Math.min(end, first + 400); n++) left = Math.max(left, context.measureText(short(this.label(n), 40)).width);
-    const x = Math.min(most, left) + 10;
-    const highest = Math.min(620, Math.max(300, innerHeight * 0.5));
-    const height = Math.round(Math.min(highest, Math.max(72, (end - first) * LINE)));
-    this.box = { x, y: 2, width: Math.max(10, this.plot.clientWidth - x - RIGHT), height, ratio: devicePixelRatio };
+    const x = Math.min(MOST_LABEL, wide * 0.34, left) + 10;
+    context.font = BOLD;
+    const right = arrow ? context.measureText(arrow).width + ARROW + 10 : RIGHT;
+    const y = 2 + (curve ? CURVE + 8 : 0);
+    this.segments = segmentsOf(bands, this.lines, y, Math.min(620, Math.max(300, innerHeight * 0.7)));
+    const last = this.segments[this.segments.length - 1];
+    const height = last.y + last.height - y;
+    this.box = { x, y, width: Math.max(10, wide - x - right), height, ratio: devicePixelRatio };
+    this.axis = axisOf(this.data?.header.steps ?? [], this.box.width);
+    const all = y + height + AXIS;
     for (const canvas of [this.base, this.over]) {
-      canvas.width = Math.round(this.plot.clientWidth * devicePixelRatio);
-      canvas.height = Math.round((height + AXIS + 2) * devicePixelRatio);
-      canvas.style.height = `${height + AXIS + 2}px`;
+      canvas.width = Math.round(wide * devicePixelRatio);
+      canvas.height = Math.round(all * devicePixelRatio);
+      canvas.style.height = `${all}px`;
     }
-    this.plot.style.height = `${height + AXIS + 2}px`;
+    this.plot.style.height = `${all}px`;
   }
 
   /**
@@ -112,10 +134,10 @@ export class Heatmap {
    * @param {number} column
    */
   rectangle(line, column) {
-    const { x, y, width, height } = this.box;
-    const [count, columns] = [this.lines[1] - this.lines[0], this.cells?.columns ?? 1];
-    const [w, h] = [width / columns, height / count];
-    return { x: x + column * w, y: y + (line - this.lines[0]) * h, width: w, height: h };
+    const own = this.segments.find(({ first, end }) => first <= line && line < end) ?? this.segments[0];
+    const [left, right] = this.axis.ends(column);
+    const height = own.height / (own.end - own.first);
+    return { x: this.box.x + left, y: own.y + (line - own.first) * height, width: right - left, height };
   }
 
   /**
@@ -124,14 +146,14 @@ export class Heatmap {
    * @returns {Place | null}
    */
   placeAt({ offsetX, offsetY }) {
-    const { cells, box } = this;
-    if (!cells?.columns || offsetX < box.x || offsetX >= box.x + box.width || offsetY < box.y || offsetY >= box.y + box.height) return null;
-    const count = this.lines[1] - this.lines[0];
-    const [across, down] = [Math.min(cells.columns, Math.floor(box.width)), Math.min(count, Math.floor(box.height))];
-    const row = Math.floor(((offsetY - box.y) / box.height) * down);
-    const [a, b] = share(row, down, count);
-    const place = Math.floor(((offsetX - box.x) / box.width) * across);
-    const worst = worstOf(cells, [this.lines[0] + a, this.lines[0] + b], share(place, across, cells.columns));
+    const { cells, axis } = this;
+    const own = this.segments.find(({ y, height }) => offsetY >= y && offsetY < y + height);
+    const x = Math.floor(offsetX - this.box.x);
+    if (!own || !cells || x < 0 || !(axis.end[x] > axis.first[x])) return null;
+    const count = own.end - own.first;
+    const down = Math.max(1, Math.min(count, Math.floor(own.height)));
+    const [a, b] = share(Math.floor(((offsetY - own.y) / own.height) * down), down, count);
+    const worst = worstOf(cells, [own.first + a, own.first + b], [axis.first[x], axis.end[x]]);
     return { line: Math.floor(worst / cells.columns), column: worst % cells.columns };
   }
 
@@ -141,54 +163,74 @@ export class Heatmap {
     if (!this.cells || !this.data || !this.plot.clientWidth) return;
     this.layout();
     const context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
-    paint(context, this.cells, this.lines, this.box);
+    for (const { first, end, y, height } of this.segments) paint(context, this.cells, [first, end], this.axis, { ...this.box, y, height });
     context.setTransform(this.box.ratio, 0, 0, this.box.ratio, 0, 0);
-    this.drawAxes(context);
+    this.segments.forEach((segment) => this.drawLines(context, segment));
+    this.drawTicks(context);
+    if (this.look.curve) this.drawCurve(context, this.look.curve);
     this.drawMarks(context);
     this.drawOver();
   }
 
-  /** @param {CanvasRenderingContext2D} context */
-  drawAxes(context) {
-    const { x, y, width, height } = this.box;
-    const [first, end] = this.lines;
-    context.font = FONT;
-    context.fillStyle = colour("quiet");
-    context.textBaseline = "middle";
-    context.textAlign = "right";
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {import("./bands.js").Segment} segment
+   */
+  drawLines(context, { first, end, y, height, title }) {
+    const { x, width } = this.box;
+    Object.assign(context, { font: FONT, fillStyle: colour("quiet"), textBaseline: "middle", textAlign: "right", strokeStyle: colour("line") });
     const every = Math.max(1, Math.ceil(((end - first) * 13) / height));
     for (let n = first + Math.floor(every / 2); n < end; n += every) {
       const place = this.rectangle(n, 0);
-      context.fillText(short(this.label(n), 40), x - 7, place.y + place.height / 2, x - 8);
+      const marked = this.look.arrow && n === this.chosen?.line;
+      context.font = marked ? BOLD : FONT;
+      context.fillStyle = colour(marked ? "text" : "quiet");
+      context.fillText(fitted(context, this.label(n), x - 9), x - 7, place.y + place.height / 2);
     }
-    context.strokeStyle = colour("line");
     context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-    context.textAlign = "center";
-    context.textBaseline = "top";
-    for (const [column, step] of this.ticks()) {
-      const place = this.rectangle(first, column);
-      const middle = place.x + (place.width > 14 ? place.width / 2 : 0);
+    Object.assign(context, { font: BOLD, fillStyle: colour("text"), textAlign: "left" });
+    const [long, brief] = [title, title.replace(/ \(.*/, "")];
+    if (title) context.fillText(context.measureText(long).width > width ? brief : long, x, y - BAND / 2);
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  drawTicks(context) {
+    const { x, y, width, height } = this.box;
+    Object.assign(context, { font: FONT, fillStyle: colour("quiet"), textBaseline: "top", textAlign: "center" });
+    for (const step of this.ticks()) {
+      const [left, right] = [this.axis.at(step), this.axis.at(step + 1)];
+      const middle = x + (right - left > 14 ? (left + right) / 2 : left);
       context.fillRect(Math.round(middle), y + height + 1, 1, 4);
       context.fillText(String(step), Math.min(middle, x + width - 8), y + height + 7);
     }
   }
 
-  /** Columns with a round step in them, about one for each 90 pixels. */
+  /** Round steps, about one for each 60 pixels. */
   ticks() {
     /** @type {[number, number][]} */
     const steps = this.data?.header.steps ?? [];
     if (!steps.length) return [];
-    const span = steps[steps.length - 1][1] - steps[0][0] + 1;
-    const rough = Math.max(1, span / Math.max(2, this.box.width / 90));
+    const [first, last] = [steps[0][0], steps[steps.length - 1][1]];
+    const rough = Math.max(1, (last - first + 1) / Math.max(2, this.box.width / 60));
     const power = 10 ** Math.floor(Math.log10(rough));
     const every = Math.max(1, power * ([1, 2, 5, 10].find((n) => n * power >= rough) ?? 10));
-    /** @type {[number, number][]} */
     const found = [];
-    steps.forEach(([first, last], column) => {
-      const step = Math.ceil(first / every) * every;
-      if (step <= last && step !== found.at(-1)?.[1]) found.push([column, step]);
-    });
-    return found.length ? found : [/** @type {[number, number]} */ ([0, steps[0][0]])];
+    for (let step = Math.ceil(first / every) * every; step <= last; step += every) found.push(step);
+    return found.length ? found : [first];
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Curve} curve
+   */
+  drawCurve(context, { label, points }) {
+    const { x } = this.box;
+    const [low, high] = drawCurve(context, points, (step) => x + this.axis.at(step + this.axis.step / 2), CURVE);
+    Object.assign(context, { font: FONT, fillStyle: colour("quiet"), textBaseline: "middle", textAlign: "right" });
+    context.fillText(label, x - 7, CURVE / 2 + 4);
+    if (!(high >= low)) return;
+    context.fillText(axisText(high, high - low), x - 7, 8);
+    if (high > low) context.fillText(axisText(low, high - low), x - 7, CURVE);
   }
 
   /** @param {CanvasRenderingContext2D} context */
@@ -218,6 +260,7 @@ export class Heatmap {
     context.clearRect(0, 0, this.over.width, this.over.height);
     if (!this.cells) return;
     if (this.chosen) this.frame(context, this.chosen, 2.5, "text");
+    if (this.chosen && this.look.arrow) this.drawArrow(context, this.chosen, this.look.arrow);
     if (this.cursor) this.frame(context, this.cursor, 1.5, "accent");
     if (!this.drag) return;
     const { x, y, x1, y1 } = this.selection();
@@ -228,6 +271,25 @@ export class Heatmap {
     context.strokeStyle = colour("accent");
     context.lineWidth = 1;
     context.strokeRect(x + 0.5, y + 0.5, x1 - x - 1, y1 - y - 1);
+  }
+
+  /**
+   * An arrow from a text at the right edge to a cell.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Place} place
+   * @param {string} label
+   */
+  drawArrow(context, { line, column }, label) {
+    const place = this.rectangle(line, column);
+    const [from, to, y] = [this.box.x + this.box.width + ARROW, place.x + place.width + 3, place.y + place.height / 2];
+    for (const [width, ink] of /** @type {[number, string][]} */ ([[5, "ground"], [2, "text"]])) {
+      Object.assign(context, { lineWidth: width, strokeStyle: colour(ink) });
+      context.beginPath();
+      for (const [x, dy] of [[from, 0], [to, 0], [to + 6, -5], [to, 0], [to + 6, 5]]) context[x === from ? "moveTo" : "lineTo"](x, y + dy);
+      context.stroke();
+    }
+    Object.assign(context, { font: BOLD, fillStyle: colour("text"), textAlign: "left", textBaseline: "middle" });
+    context.fillText(label, from + 4, y);
   }
 
   /**
@@ -249,36 +311,11 @@ export class Heatmap {
     }
   }
 
-  drawLegend() {
-    const { cells } = this;
-    if (!cells) return;
-    const own = scale();
-    const ramp = (/** @type {string[]} */ colours, /** @type {boolean} */ reversed) => {
-      const strip = element("canvas", { width: 90, height: 10 });
-      const context = /** @type {CanvasRenderingContext2D} */ (strip.getContext("2d"));
-      for (let n = 0; n < 90; n++) {
-        context.fillStyle = between(colours, (reversed ? 89 - n : n) / 89);
-        context.fillRect(n, 0, 1, 10);
-      }
-      return strip;
-    };
-    const end = (/** @type {number} */ power, sign = "") => `${sign}${cells.relative ? "×" : ""}${text(10 ** power, 2)}`;
-    const parts = [];
-    if (cells.kinds.has(NEGATIVE)) parts.push(end(cells.relative ? cells.low : cells.high, cells.relative ? "" : "−"), ramp(own.negative, true));
-    if (!cells.relative) parts.push(end(cells.low));
-    parts.push(ramp(own.positive, false), end(cells.high));
-    const swatch = (/** @type {string} */ name, /** @type {number} */ kind) =>
-      cells.kinds.has(kind) ? element("span", { className: `swatch ${name}`, textContent: t(`legend.${name}`) }) : null;
-    this.legend.replaceChildren(...[element("span", { className: "ramp" }, ...parts), swatch("nan", NOT_A_NUMBER), swatch("inf", INFINITE), swatch("zero", ZERO),
-      swatch("missing", MISSING), this.data?.header.findings?.length ? element("span", { className: "swatch finding", textContent: t("legend.finding") }) : null]
-      .filter((part) => part !== null));
-  }
-
   // Pointer
 
   /** @param {PointerEvent} event */
   press(event) {
-    if (event.button !== 0 || !this.placeAt(event)) return;
+    if (event.button !== 0 || event.offsetX < this.box.x || event.offsetX >= this.box.x + this.box.width) return;
     this.over.setPointerCapture(event.pointerId);
     this.drag = { x: event.offsetX, y: event.offsetY, x1: event.offsetX, y1: event.offsetY };
   }
@@ -310,7 +347,7 @@ export class Heatmap {
     const inside = (/** @type {number} */ value, /** @type {number} */ low, /** @type {number} */ length) => Math.min(low + length, Math.max(low, value));
     const [left, right] = [drag.x, drag.x1].map((value) => inside(value, x, width)).sort((a, b) => a - b);
     const [top, bottom] = [drag.y, drag.y1].map((value) => inside(value, y, height)).sort((a, b) => a - b);
-    const line = height / (this.lines[1] - this.lines[0]);
+    const line = this.rectangle(this.lines[0], 0).height;
     const flat = bottom - top < Math.max(24, 1.5 * line);
     const narrow = !flat && right - left < 12;
     return { x: narrow ? x : left, x1: narrow ? x + width : right, y: flat ? y : top, y1: flat ? y + height : bottom };
@@ -318,14 +355,24 @@ export class Heatmap {
 
   /** @param {{ x: number, y: number, x1: number, y1: number }} part */
   zoomTo(part) {
-    const { box } = this;
-    const columns = this.cells?.columns ?? 1;
-    const count = this.lines[1] - this.lines[0];
-    const at = (/** @type {number} */ share, /** @type {number} */ of) => Math.min(of - 1, Math.max(0, Math.floor(share * of)));
-    this.actions.zoom({
-      columns: [at((part.x - box.x) / box.width, columns), at((part.x1 - 0.01 - box.x) / box.width, columns)],
-      lines: [this.lines[0] + at((part.y - box.y) / box.height, count), this.lines[0] + at((part.y1 - 0.01 - box.y) / box.height, count)],
-    });
+    const count = this.cells?.columns ?? 1;
+    const inside = (/** @type {number} */ column) => {
+      const [left, right] = this.axis.ends(column);
+      return left + this.box.x < part.x1 - 0.01 && right + this.box.x > part.x + 0.01;
+    };
+    const columns = Array.from({ length: count }, (_, n) => n).filter(inside);
+    if (!columns.length) return;
+    this.actions.zoom({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
+  }
+
+  /**
+   * The line at a height, or the nearest one.
+   * @param {number} y
+   */
+  lineAt(y) {
+    const own = this.segments.find((segment) => y < segment.y + segment.height) ?? this.segments[this.segments.length - 1];
+    const line = own.first + Math.floor(((y - own.y) / own.height) * (own.end - own.first));
+    return Math.min(own.end - 1, Math.max(own.first, line));
   }
 
   /** @param {Place | null} place */
@@ -382,6 +429,19 @@ export class Heatmap {
     const columns = this.cells?.columns ?? 1;
     const quarter = Math.max(1, Math.floor(columns / 4));
     this.actions.zoom({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
+  }
+
+  /**
+   * Numbers of a cell in words.
+   * @param {Place} place
+   */
+  valueText({ line, column }) {
+    const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
+    const i = line * header.steps.length + column;
+    const [low, high] = [arrays.minimum[i], arrays.maximum[i]];
+    const parts = [arrays.nan[i] && t("cell.nan", { count: arrays.nan[i] }), arrays.inf[i] && t("cell.inf", { count: arrays.inf[i] })].filter(Boolean);
+    if (!Number.isNaN(high)) parts.push(low === high ? text(shownOf(arrays, i), 6) : `${text(low, 5)} … ${text(high, 5)}`);
+    return parts.join(" · ") || t("nothing");
   }
 
   /**

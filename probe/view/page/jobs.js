@@ -4,17 +4,17 @@ import { table } from "./details.js";
 import { json } from "./api.js";
 import { button, element, parsed, text } from "./dom.js";
 import { colour } from "./palette.js";
-import { t } from "./words.js";
+import { spoken, t } from "./words.js";
 
 const EVERY = 2000; // milliseconds
 const LONGEST = 10_000;
 
 /**
- * A number with four digits; what is not finite in the colour of a fault.
+ * A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
  * @param {number | string | null | undefined} value
  * @param {string} [unit]
  */
-const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) && `${text(value)}${unit}` });
+const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) ? `${text(value)}${unit}` : "–" });
 
 export class Jobs {
   constructor() {
@@ -81,7 +81,7 @@ export class Jobs {
 
   async show() {
     const { jobs, more, ranks } = await this.get("v1/board");
-    this.status.textContent = t("jobs.count", { jobs: jobs.length + more, processes: ranks, more });
+    this.status.textContent = t("jobs.count", { jobs: jobs.length + more, processes: ranks }) + (more ? ` ${t("jobs.more", { more })}` : "");
     this.drawJobs(jobs);
     const chosen = jobs.find((/** @type {any} */ job) => job.id === this.chosen) ?? jobs[0];
     this.detail.hidden = !chosen;
@@ -94,9 +94,9 @@ export class Jobs {
   /** @param {any[]} jobs */
   drawJobs(jobs) {
     const heads = ["job", "launch", "ranks", "step", "loss", "norm", "seconds", "age", "events"].map((name) => t(`job.${name}`));
-    const made = table(heads, jobs.map((job) => [button(job.job, () => this.choose(job.id), { className: "link", aria: { pressed: job.id === this.chosen } }), job.launch, this.states(job), text(job.step, 12),
+    const made = table(heads, jobs.map((job) => [button(job.job, () => this.choose(job.id), { className: "link", aria: { pressed: job.id === this.chosen } }), job.launch, this.states(job), text(job.step, 12) || "–",
       number(job.loss), number(job.grad_norm), number(job.step_seconds, " s"), t("jobs.ago", { seconds: text(job.age) }), text(job.events)]));
-    this.jobs.replaceChildren(jobs.length ? made : element("p", { className: "quiet", textContent: t("jobs.none") }));
+    this.jobs.replaceChildren(jobs.length ? made : element("div", { className: "quiet" }, t("jobs.none"), element("pre", { textContent: `Heartbeats("${location.origin}", job="pretrain", rank=rank, ...).send("train_metrics", { "step": step, "loss": loss })` })));
   }
 
   /** @param {string} id */
@@ -107,7 +107,7 @@ export class Jobs {
 
   /** @param {any} job */
   states(job) {
-    const parts = Object.entries(job.states).map(([name, count]) => element("span", { className: name, textContent: `${count} ${name}${name === "silent" ? ` (${job.silent})` : ""} ` }));
+    const parts = Object.entries(job.states).map(([name, count]) => element("span", { className: name, textContent: `${count} ${t(`state.${name}`)}${name === "silent" ? ` (${job.silent})` : ""} ` }));
     return element("span", {}, ...parts, t("jobs.of", { world: job.world }));
   }
 
@@ -121,7 +121,7 @@ export class Jobs {
     const kind = (/** @type {(value: number) => boolean} */ is) => losses.map((/** @type {number} */ value, /** @type {number} */ n) => Number(job.curve[n][1] !== null && is(value)));
     this.loss.show(job.curve.map((/** @type {number[]} */ [step]) => [step, step]), [{ label: t("job.loss"), colour: colour("accent"), width: 1.4, low: losses, high: losses, nan: kind(Number.isNaN), inf: kind((value) => Math.abs(value) === Infinity) }], null);
     const heads = ["rank", "state", "phase", "step", "loss", "norm", "seconds", "age", "promise"].map((name) => t(`job.${name}`));
-    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: rank.state }), rank.phase ?? "", text(rank.step, 12), number(rank.loss), number(rank.grad_norm),
+    this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: t(`state.${rank.state}`) }), rank.phase ?? "", text(rank.step, 12) || "–", number(rank.loss), number(rank.grad_norm),
       number(rank.step_seconds, " s"), t("jobs.ago", { seconds: text(rank.age) }), rank.promise === "Infinity" ? t("jobs.unpromised") : number(rank.promise, " s")])));
     const rest = detail.processes - detail.worst.length;
     this.rest.textContent = rest ? t("jobs.rest", { count: rest }) : "";
@@ -131,6 +131,6 @@ export class Jobs {
   event(event) {
     const values = Object.entries(event.values).map(([name, value]) => `${name}: ${value}`).join("\n");
     const moment = new Date(event.time * 1000);
-    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(), event.job, event.rank, event.kind, element("span", { className: "lines", textContent: values })];
+    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, event.kind, element("span", { className: "lines", textContent: values })];
   }
 }

@@ -1,18 +1,21 @@
 // Page of one run: findings, heatmap, curve over ranks, row, numbers of the run.
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
+import { weightsAndBiases } from "./bands.js";
 import { shownOf } from "./cells.js";
 import { controls } from "./controls.js";
 import { Depth } from "./depth.js";
 import { Details } from "./details.js";
-import { element, ranksOf, text } from "./dom.js";
+import { element, ranksOf } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
 import { Numbers } from "./numbers.js";
 import { LINE_COLOURS, colour, lineColour } from "./palette.js";
+import { Picture, lossOf, pointsOf } from "./picture.js";
 import { RowCard } from "./row.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
-import { head } from "./summary.js";
+import { head, notices } from "./summary.js";
+import { placeOf, verdictCard } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -28,39 +31,65 @@ export class One {
     /** @type {any} */
     this.run = null;
     this.actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
-    this.top = element("div", { className: "run-head" });
+    this.top = element("div", { className: "run-head" }, element("p", { className: "quiet", textContent: t("reading") }), element("progress"));
+    this.picture = new Picture(this.number, (place) => this.chooseFinding(place));
     this.findings = new Findings((finding) => this.chooseFinding(finding));
     this.heatmap = new Heatmap({ choose: (place) => this.chooseCell(place), zoom: (part) => this.zoom(part), reset: this.actions.reset, leave: this.actions.leave, read: (place) => this.read(place) });
-    this.controls = controls();
+    this.controls = controls((changes) => this.choose(changes));
     this.problem = element("p", { className: "failed", id: "heatmap-problem" });
     this.curve = new Chart(t("curve"), 230, { ...this.actions, pick: (line, point) => this.pick(line, point) });
     this.curveTitle = element("h2", { id: "curve-title" });
     this.rank = this.controls.ranks;
-    this.card = new RowCard("row", t("row.title"), (changes) => go(changes));
+    this.card = new RowCard("row", t("row.title"), (changes) => this.choose(changes));
     this.numbers = new Numbers({ ...this.actions, pick: (_, point) => this.pickStep(point) });
     this.depth = new Depth((row, step) => go({ row, step, micro: null }));
     this.details = new Details(this.number, (far) => this.chooseFar(far));
+    this.overRanks = element("section", { className: "card", id: "over-ranks" });
+    this.parts = element("div", { className: "columns", hidden: true });
     this.element = this.arranged();
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
     this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
+    this.losses = new Source(binary, (answer) => this.drawLoss(answer), () => {});
+    this.located = new Source(binary, (answer) => this.locate(answer), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
   arranged() {
-    const map = element("section", { className: "card", id: "layers" }, this.controls.element, this.problem, this.heatmap.element,
+    const map = element("section", { className: "card", id: "layers" }, element("div", { className: "heading" }, element("h2", { textContent: t("layers.title") })), this.controls.element, this.problem, this.heatmap.element,
       element("p", { className: "quiet keys", id: "heatmap-keys", textContent: t("heatmap.keys") }));
-    const over = element("section", { className: "card", id: "over-ranks" }, element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
-    return element("div", { className: "one" }, this.top, element("div", { className: "columns" },
-      element("div", { className: "wide" }, map, over, this.depth.element, this.numbers.element, this.details.element), element("div", { className: "narrow" }, this.card.element, this.findings.element)));
+    this.overRanks.append( element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
+    this.parts.append(
+      element("div", { className: "wide" }, this.picture.element, map, this.overRanks, this.depth.element, this.numbers.element, this.details.element), element("div", { className: "narrow" }, this.card.element, this.findings.element));
+    return element("div", { className: "one" }, this.top, this.parts);
   }
 
   watched = () => [this.number];
 
   /** @param {State} state */
   update(state) {
-    this.state = state;
+    this.state = this.placed(state);
     if (this.run) this.show();
+  }
+
+  /**
+   * A state with the place of the verdict, if the address chooses nothing.
+   * @param {State} state
+   */
+  placed(state) {
+    const place = this.run && placeOf(this.run);
+    const { signal, row, step, rank, axis } = state;
+    if (!place || signal || row || axis || step !== null || rank !== null) return state;
+    return { ...state, signal: place.signal, op: state.op || place.op, row: place.row, rank: place.rank, step: place.step };
+  }
+
+  /**
+   * Change a part of what is chosen, which the address may lack.
+   * @param {Partial<State>} changes
+   */
+  choose(changes) {
+    const { signal, op, row, rank, step, micro } = this.state;
+    go({ signal, op, row, rank, step, micro, ...changes });
   }
 
   /** @param {import("./live.js").Changes} changes */
@@ -73,7 +102,8 @@ export class One {
     const before = this.run;
     this.run = run;
     document.title = `${run.name} – probe`;
-    this.show();
+    this.parts.hidden = false;
+    this.update(current());
     if (before && (before.last_step !== run.last_step || before.finding_total !== run.finding_total || before.analysis !== run.analysis)) this.renew(before);
   }
 
@@ -87,6 +117,7 @@ export class One {
     const { to } = this.state;
     if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;
     this.cells.renew();
+    this.losses.renew();
     this.curves.renew();
     this.numbers.renew();
   }
@@ -124,13 +155,19 @@ export class One {
   show() {
     const { run, state } = this;
     const signal = this.signal();
-    this.top.replaceChildren(head(run, (cause) => this.chooseFinding(cause)));
+    this.top.replaceChildren(...[head(run), verdictCard(run, (place) => this.chooseFinding(place)), notices(run.problems ?? [])].filter((part) => part !== null));
+    this.picture.show(run, state);
     this.findings.show(run, state);
     this.details.show(run);
     this.controls.show(run, signal, this.op(), state);
     this.card.show({ run: this.number, signal: signal?.name ?? "", op: this.op(), row: state.row, rank: state.rank, step: state.step, micro: state.micro });
     if (signal) this.askCells(signal.name);
     else this.problem.textContent = t("heatmap.none");
+    this.heatmap.element.hidden = !signal;
+    const { from, to } = state;
+    const loss = lossOf(run.numbers ?? []);
+    if (loss) this.losses.want(address(`runs/${this.number}/numbers`, { names: loss, from, to, points: POINTS }));
+    this.card.element.hidden = !state.row;
     this.askCurve(signal?.name ?? "");
     this.numbers.show([{ number: this.number, label: "", colour: lineColour(0) }], run.numbers ?? [], state);
     this.frame();
@@ -138,23 +175,24 @@ export class One {
 
   /** @param {string} signal */
   askCells(signal) {
-    const { from, to, axis, order, only, row, scale } = this.state;
+    const { from, to, axis, order, only, row } = this.state;
     const width = this.heatmap.plot.clientWidth || MOST_COLUMNS;
     const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
     const byRank = axis === "ranks" && row;
     const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
-    if (url === this.cells.url && this.heatmap.data && !this.cells.flight) this.redraw(this.heatmap.data);
+    if (url === this.cells.url && this.source && !this.cells.flight) this.redraw(this.source);
     this.cells.want(url);
-    this.scale = scale;
+    this.heatmap.element.classList.toggle("waiting", !this.source);
+    if (!this.source) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
   }
 
   /** @param {string} signal */
   askCurve(signal) {
     const { row, from, to } = this.state;
+    this.overRanks.hidden = !row;
     this.curveTitle.textContent = row ? t("curve.of", { op: this.op(), signal, row }) : t("curve");
     if (!row) {
       this.curves.clear();
-      this.curve.readout.textContent = t("curve.none");
       return this.curve.show([], [], null);
     }
     const url = address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from, to, ranks: this.ranks(), points: POINTS });
@@ -171,15 +209,32 @@ export class One {
   /** @param {Binary} answer */
   redraw(answer) {
     const lines = /^(\d+)-(\d+)$/.exec(this.state.lines);
-    this.heatmap.show(answer, this.state.scale, lines ? [Number(lines[1]), Number(lines[2]) + 1] : null);
+    const { axis, row, step, scale } = this.state;
+    const byRank = axis === "ranks" && row;
+    const { answer: shown, bands } = byRank ? { answer, bands: [] } : weightsAndBiases(answer, [t("band.weights"), t("band.biases")]);
+    if (!this.source) this.heatmap.readout.textContent = "";
+    this.source = answer;
+    this.heatmap.element.classList.remove("waiting");
+    this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.loss.length ? { label: t("loss"), points: this.loss } : null });
     this.frame();
-    const { axis, row, step } = this.state;
-    if (axis !== "ranks" || !row) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
+    if (!byRank) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
+  }
+
+  /** @type {Binary | null} the cells as they came */
+  source = null;
+  /** @type {[number, number][]} */
+  loss = [];
+
+  /** @param {Binary} answer */
+  drawLoss(answer) {
+    this.loss = pointsOf(answer);
+    if (this.source) this.redraw(this.source);
   }
 
   /** @param {Error} problem */
   failCells(problem) {
     this.problem.textContent = problem.message;
+    this.heatmap.element.classList.remove("waiting");
   }
 
   /** @type {Binary | null} */
@@ -230,16 +285,9 @@ export class One {
   read({ line, column }) {
     const { data } = this.heatmap;
     if (!data) return "";
-    const i = line * data.header.steps.length + column;
-    const { minimum, maximum, nan, inf, rank } = data.arrays;
+    const rank = data.arrays.rank[line * data.header.steps.length + column];
     const label = this.state.axis === "ranks" && this.state.row ? `${t("rank")} ${data.header.lines[line]}` : this.heatmap.label(line);
-    const parts = [`${label}, ${this.heatmap.stepsText(column)}`];
-    if (nan[i]) parts.push(t("cell.nan", { count: nan[i] }));
-    if (inf[i]) parts.push(t("cell.inf", { count: inf[i] }));
-    if (!Number.isNaN(maximum[i])) parts.push(minimum[i] === maximum[i] ? text(shownOf(data.arrays, i), 6) : `${text(minimum[i], 5)} … ${text(maximum[i], 5)}`);
-    else if (!nan[i]) parts.push(t("nothing"));
-    if (rank[i] >= 0) parts.push(`${t("rank")} ${rank[i]}`);
-    return parts.join(" · ");
+    return [`${label}, ${this.heatmap.stepsText(column)}`, this.heatmap.valueText({ line, column }), ...(rank >= 0 ? [`${t("rank")} ${rank}`] : [])].join(" · ");
   }
 
   /** @param {{ line: number, column: number }} place */
@@ -264,7 +312,7 @@ export class One {
 
   /** @param {import("./details.js").Far} far */
   chooseFar({ signal, op, row, rank, step }) {
-    if (!signal) return go({ rank, axis: this.state.row ? "ranks" : "" });
+    if (!signal) return this.choose({ rank, axis: this.state.row ? "ranks" : "" });
     go({ ...NO_ZOOM, signal, op, row, rank, step, micro: null, axis: "ranks" });
   }
 
@@ -281,17 +329,18 @@ export class One {
    */
   pick(line, point) {
     const { header } = /** @type {Binary} */ (this.answer);
-    go({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
+    this.choose({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
   }
 
   /** @param {number} point */
   pickStep(point) {
     const chart = [...this.numbers.open.values()][0];
-    if (chart) go({ step: chart.spans[point][0], micro: null });
+    if (chart) this.choose({ step: chart.spans[point][0], micro: null });
   }
 
   close() {
-    for (const source of [this.summary, this.cells, this.curves, this.card.source, this.findings.source]) source.clear();
+    for (const source of [this.summary, this.cells, this.losses, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
+    this.picture.close();
     this.numbers.close();
     this.details.close();
   }

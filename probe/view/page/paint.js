@@ -25,19 +25,18 @@ export function levelColours() {
  * The level of every place of a grid that has at most one place a pixel.
  * @param {Cells} cells
  * @param {[number, number]} lines first and end of those on the screen
- * @param {number} across places
+ * @param {import("./cells.js").Axis} axis
  * @param {number} down places
  */
-function gridOf(cells, [first, end], across, down) {
+function gridOf(cells, [first, end], axis, down) {
+  const across = axis.first.length;
   const grid = new Uint8Array(across * down);
-  const alone = across === cells.columns && down === end - first;
   for (let row = 0; row < down; row++) {
     const [a, b] = share(row, down, end - first);
-    for (let column = 0; column < across; column++) {
-      const i = alone
-        ? (first + row) * cells.columns + column
-        : worstOf(cells, [first + a, first + b], share(column, across, cells.columns));
-      grid[row * across + column] = cells.level[i];
+    for (let x = 0; x < across; x++) {
+      if (axis.end[x] <= axis.first[x]) continue;
+      const same = x && axis.first[x] === axis.first[x - 1] && axis.end[x] === axis.end[x - 1];
+      grid[row * across + x] = same ? grid[row * across + x - 1] : cells.level[worstOf(cells, [first + a, first + b], [axis.first[x], axis.end[x]])];
     }
   }
   return grid;
@@ -47,28 +46,28 @@ function gridOf(cells, [first, end], across, down) {
  * @param {CanvasRenderingContext2D} context
  * @param {Cells} cells
  * @param {[number, number]} lines first and end of those on the screen
+ * @param {import("./cells.js").Axis} axis
  * @param {{ x: number, y: number, width: number, height: number, ratio: number }} box in CSS pixels; pixels of the screen for each
  */
-export function paint(context, cells, lines, box) {
+export function paint(context, cells, lines, axis, box) {
   const [width, height] = [Math.round(box.width * box.ratio), Math.round(box.height * box.ratio)];
   if (width < 1 || height < 1 || !cells.columns || lines[1] <= lines[0]) return;
-  const [across, down] = [Math.min(cells.columns, Math.floor(box.width)), Math.min(lines[1] - lines[0], Math.floor(box.height))];
-  const grid = gridOf(cells, lines, across, down);
+  const [across, down] = [axis.first.length, Math.max(1, Math.min(lines[1] - lines[0], Math.floor(box.height)))];
+  const grid = gridOf(cells, lines, axis, down);
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   const pen = new Pen(pixels, width, height, box.ratio);
-  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor((x * across) / width));
+  const columns = Int32Array.from({ length: width }, (_, x) => Math.min(across - 1, Math.floor((x * across) / width)));
   for (let y = 0; y < height; y++) {
     const start = Math.floor((y * down) / height) * across;
     for (let x = 0; x < width; x++) pixels[y * width + x] = pen.colour(grid[start + columns[x]], x, y);
   }
-  const size = MARK * box.ratio;
-  if (width / across < size || height / down < size) enlarge(pen, grid, across, down, size);
+  enlarge(pen, grid, across, down, MARK * box.ratio);
   context.putImageData(image, Math.round(box.x * box.ratio), Math.round(box.y * box.ratio));
 }
 
 /**
- * Draw NaN and Inf in cells of few pixels once more, as squares; NaN after Inf.
+ * Draw NaN and Inf that lie in few pixels once more, as squares; NaN after Inf.
  * @param {Pen} pen
  * @param {Uint8Array} grid
  * @param {number} across
@@ -76,10 +75,11 @@ export function paint(context, cells, lines, box) {
  * @param {number} size
  */
 function enlarge(pen, grid, across, down, size) {
+  const [w, h] = [pen.width / across, pen.height / down];
   for (const wanted of [INFINITE, NOT_A_NUMBER]) {
     for (let at = grid.indexOf(wanted); at >= 0; at = grid.indexOf(wanted, at + 1)) {
-      pen.square(wanted, ((at % across) + 0.5) * (pen.width / across), (Math.floor(at / across) + 0.5) * (pen.height / down),
-        Math.max(size, pen.width / across), Math.max(size, pen.height / down));
+      const alone = grid[at - 1] !== wanted && grid[at + 1] !== wanted;
+      if (h < size || (alone && w < size)) pen.square(wanted, ((at % across) + 0.5) * w, (Math.floor(at / across) + 0.5) * h, Math.max(alone ? size : 0, w), Math.max(size, h));
     }
   }
 }

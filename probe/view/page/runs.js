@@ -1,8 +1,10 @@
 // List of runs: filter, sort, open one, choose two.
 import { Source, address, json } from "./api.js";
-import { ago, button, element } from "./dom.js";
+import { ago, button, costText, element, stepsOf } from "./dom.js";
+import { sparkline } from "./sparkline.js";
 import { addressOf, go, visit } from "./state.js";
-import { aliveness, costText, problemsOf, stepsOf } from "./summary.js";
+import { aliveness, problemsOf } from "./summary.js";
+import { badge } from "./verdict.js";
 import { spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -10,7 +12,7 @@ import { spoken, t } from "./words.js";
 const [PAGE, MOST] = [200, 1000]; // runs that are asked for at first, and at most
 const PAUSE = 150; // milliseconds without a key after which the filter is sent
 /** @type {[name: string, sort: string, number: boolean][]} */
-const COLUMNS = [["name", "name", false], ["state", "", false], ["steps", "steps", true], ["ranks", "ranks", true], ["findings", "findings", true], ["cause", "", false], ["cost", "cost", true], ["changed", "changed", true]];
+const COLUMNS = [["name", "name", false], ["cause", "", false], ["loss", "", false], ["steps", "steps", true], ["ranks", "ranks", true], ["findings", "findings", true], ["cost", "cost", true], ["changed", "changed", true]];
 const FALLING = ["changed", "findings", "steps", "ranks", "cost"]; // columns whose first click puts the largest first
 
 export class Runs {
@@ -27,7 +29,7 @@ export class Runs {
     this.compare = button(t("runs.compare"), () => this.two(), { id: "compare", disabled: true });
     this.count = element("span", { className: "quiet", id: "count", aria: { role: "status" } });
     this.heads = element("tr");
-    this.rows = element("tbody", { id: "runs", on: { keydown: (/** @type {KeyboardEvent} */ event) => this.key(event) } });
+    this.rows = element("tbody", { id: "runs", aria: { busy: true }, on: { keydown: (/** @type {KeyboardEvent} */ event) => this.key(event) } });
     this.more = button(t("more"), () => this.enlarge(), { hidden: true });
     this.problem = element("p", { className: "failed" });
     this.element = element("div", { className: "runs" }, element("div", { className: "heading" }, element("h1", { textContent: t("runs") }), this.filter, this.count, this.compare),
@@ -92,11 +94,12 @@ export class Runs {
   draw({ runs, total, problem }) {
     this.problem.textContent = problem ? t("runs.problem", { problem }) : "";
     this.runs = runs;
+    this.rows.removeAttribute("aria-busy");
     const at = /** @type {HTMLElement | null} */ (document.activeElement)?.closest("tr")?.dataset.run;
     this.count.textContent = t(total === 1 ? "runs.count.one" : "runs.count", { count: total });
     this.more.hidden = runs.length >= total || this.limit >= MOST; // the filter finds the others
     this.rows.replaceChildren(...runs.map((run) => this.line(run)));
-    if (!runs.length) this.rows.append(element("tr", {}, element("td", { colSpan: 9, className: "quiet", textContent: t(this.state.filter ? "runs.none.filter" : "runs.none") })));
+    if (!runs.length) this.rows.append(element("tr", {}, element("td", { colSpan: 9, className: "quiet", textContent: t(this.state.filter ? "runs.none.filter" : "runs.none") }, this.state.filter ? null : element("pre", { textContent: "probe run train.py" }))));
     if (at !== undefined) /** @type {HTMLElement | null} */ (this.rows.querySelector(`tr[data-run="${at}"] a`))?.focus();
   }
 
@@ -104,13 +107,20 @@ export class Runs {
   line(run) {
     const pick = element("input", { type: "checkbox", checked: this.picked.has(run.number), aria: { label: t("runs.pick.one", { name: run.name }) }, on: { change: () => this.pick(run.number, pick.checked) } });
     const link = element("a", { href: addressOf({ run: run.number }), textContent: run.name });
-    const number = (/** @type {string | number | null} */ value, name = "") => element("td", { className: `number ${name}`, textContent: value ?? "" });
+    const number = (/** @type {string} */ name, /** @type {string | number | null} */ value, look = "") => element("td", { className: `number ${name} ${look}`, textContent: value ?? "", data: { label: t(`runs.${name}`) } });
+    const folder = run.location.endsWith(`/${run.name}`) ? run.location.slice(0, -run.name.length) : run.location;
     return element("tr", { data: { run: run.number }, on: { click: (/** @type {MouseEvent} */ event) => this.click(event, run.number) } },
-      element("td", { className: "pick" }, pick),
-      element("td", { className: "name" }, link, element("small", { className: "quiet", textContent: run.location })),
-      element("td", {}, aliveness(run)), number(stepsOf(run)), number(run.ranks),
-      number(run.findings, run.findings ? "bad" : ""), element("td", { className: "why" }, element("div", { title: run.first_cause ?? "", textContent: run.first_cause ?? "" }), run.analysis === "failed" ? element("small", { className: "warn", title: run.analysis_error, textContent: t("analysis.failed.short") }) : null, run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null),
-      number(costText(run.cost)), number(run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
+      element("td", { className: "pick" }, pick), element("td", { className: "name" }, link, " ", aliveness(run), element("small", { className: "quiet", textContent: folder })),
+      element("td", { className: "why" }, badge(run), " ", ...this.why(run)), element("td", { className: "loss" }, sparkline(run.loss ?? [], t("loss"))),
+      number("steps", stepsOf(run)), number("ranks", run.ranks), number("findings", run.findings, run.findings ? "bad" : ""),
+      number("cost", costText(run.cost)), number("changed", run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
+  }
+
+  /** @param {any} run */
+  why(run) {
+    const place = run.verdict ? run.verdict.where.slice(0, 2).join(", ") : run.first_cause ?? "";
+    return [element("code", { textContent: place }), run.analysis === "failed" ? element("small", { className: "bad", textContent: run.analysis_error }) : null,
+      run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null];
   }
 
   /**

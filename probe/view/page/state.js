@@ -17,7 +17,7 @@ import { COMPARISON, STATIC } from "./static.js";
  * @property {string} axis lines of the heatmap: `rows` or `ranks`
  * @property {number | null} only the one rank that the heatmap is about, null for all
  * @property {string} order order of the ranks on the heatmap
- * @property {string} scale colours of the heatmap: `all`, `row` or `least`
+ * @property {string} scale colours of the heatmap: `all`, `least`, empty for each line's own history
  * @property {string} ranks ranks of the curves, such as `0-15`
  * @property {string} numbers numbers of the run that are shown, with commas
  * @property {string} rule rule that findings are filtered by

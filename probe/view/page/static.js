@@ -12,6 +12,8 @@ export const STATIC = place !== null;
 const answers = place ? await parsed(place.textContent ?? "") : {};
 /** Whether the file is about a comparison of two runs. */
 export const COMPARISON = "/api/compare?run=0&against=1" in answers;
+/** Language of the command that wrote the file; empty for the browser's. */
+export const WRITTEN = answers["/api/language"] ?? "";
 /** @type {{ about: string, cells: Record<string, string> } | null} */
 const packed = JSON.parse(document.getElementById("cells")?.textContent ?? "null");
 /** @type {any} names of rows, columns, directories and files */

@@ -2,13 +2,14 @@
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
-import { button, choice, element, fill, ranksOf, text } from "./dom.js";
+import { button, choice, element, fill, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
-import { aliveness, stepsOf } from "./summary.js";
+import { aliveness } from "./summary.js";
+import { fact, headline } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -41,7 +42,7 @@ export class Two {
     this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
     this.numbers = new Numbers({ ...actions });
-    this.differences = new Differences((step) => go({ step }));
+    this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
     this.runParts = element("div");
     this.element = this.arranged();
@@ -101,7 +102,7 @@ export class Two {
   /** @param {any} answer */
   judge(answer) {
     if (answer.state === "running") {
-      this.verdict.replaceChildren(element("p", { className: "quiet", textContent: t("compare.running") }));
+      this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
       this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
@@ -121,15 +122,20 @@ export class Two {
 
   /** @param {any} answer */
   sentences(answer) {
-    const first = answer.first_difference;
-    const parts = [element("p", { textContent: answer.verdict })];
-    if (first) {
-      if (!answer.verdict.includes(first.sentence)) parts.push(element("p", { textContent: first.sentence }));
-      parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
-        this.runs[0]?.signals.length ? button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" }) : null));
+    const { first_difference: first, jumps, agrees, same, verdict, about = [], problems = [] } = answer;
+    const word = agrees ? t(same ? "compare.same" : "compare.within") : first ? t("compare.differ") : "";
+    const place = first ? [element("code", { className: "place", textContent: first.row }), fact(t("at.step", { step: first.step })), fact(`${t("rank")} ${first.rank}`)] : [];
+    const parts = [headline(word, ...place)];
+    if (jumps.length) {
+      const [rank, step, signal, module, before, after] = jumps[0];
+      parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));
     }
-    for (const sentence of [...(answer.about ?? []), ...(answer.problems ?? [])]) parts.push(element("p", { className: "quiet", textContent: sentence }));
-    return parts;
+    if (first) {
+      parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
+        STATIC ? null : button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
+    }
+    const sentences = [verdict, ...(!first || verdict.includes(first.sentence) ? [] : [first.sentence]), ...about, ...problems];
+    return [...parts, ...sentences.map((sentence) => element("p", { className: "quiet", textContent: sentence }))];
   }
 
   /** @param {any} first */
@@ -216,4 +222,12 @@ export class Two {
     else if (from !== null || to !== null) go(NO_ZOOM);
     else visit(addressOf({}));
   }
+}
+
+/**
+ * @param {string} progress such as `3/8`: parts that are done, of how many
+ */
+function progressOf(progress) {
+  const [done, all] = progress.split("/").map(Number);
+  return element("progress", all ? { max: all, value: done } : {});
 }

@@ -1,5 +1,6 @@
 // Texts of the page in the reader's language: messages.en.json and messages.zh.json, with the same names.
 import { json } from "./api.js";
+import { WRITTEN } from "./static.js";
 
 export const LANGUAGES = /** @type {const} */ (["en", "zh"]);
 
@@ -8,12 +9,12 @@ let table = {};
 let language = "en";
 
 /**
- * The language of a page: that of its address, else the browser's, else English.
+ * The language of a page: that of its address, else that in which its file was written, else the browser's, else English.
  * @param {string} wanted
  * @returns {"en" | "zh"}
  */
 export function chosen(wanted) {
-  const own = wanted || navigator.language || "";
+  const own = wanted || WRITTEN || navigator.language || "";
   return own.toLowerCase().startsWith("zh") ? "zh" : "en";
 }
 

@@ -76,3 +76,10 @@ def written_rows(directories: Sequence[Path], signal: str) -> Iterator[dict[str,
             with path.open(newline="") as file:
                 for row in csv.DictReader(file):
                     yield {**row, "directory": str(n), "file": path.name}
+
+
+def written_loss(directory: Path, losses: Sequence[float]) -> None:
+    """Write the loss of the steps from 0 on into the directory of a rank."""
+    lines = (f"0,loss,{step},{loss!r},[],float64\n" for step, loss in enumerate(losses))
+    text = "vpp_stage,name,step,value,shape,dtype\n" + "".join(lines)
+    (directory / f"run_0-{len(losses) - 1}.csv").write_text(text, encoding="utf-8")

@@ -19,12 +19,16 @@ PAGE = Path(__file__).parents[3] / "view" / "page"
 POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:"
 """Permissions of the page in a browser: nothing leaves the machine, and no script runs but the page's own."""
 LANGUAGES = ("en", "zh")
+OF_SERVERS = ("jobs", "runs", "live")
+"""Modules of pages that a file has not."""
 FILES_OF_SERVER = re.compile(r"<(title>|link rel=\"stylesheet\"|script src=).*\n")
 """Lines of the page that name what a file has inside, and its title."""
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 IMPORT = re.compile(r'^import \{ (.+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 COMMENT = re.compile(r"/\*\*.*?\*/ ?|^ *//.*?$|^ +", re.DOTALL | re.MULTILINE)
 """Comments, and the indentation of lines: the file is read by a browser."""
+BETWEEN_RULES = re.compile(r"\s*([{};])\s*")
+"""White space around the signs of a style sheet."""
 
 
 def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, object] | None = None) -> str:
@@ -42,7 +46,7 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(scripts=hashes)}">',
         f'<meta name="generator" content="probe {escape(__version__)}">',
         f"<title>{escape(title)}</title>",
-        *(f"<style>\n{_asset(name)}</style>" for name in ("uPlot.min.css", "page.css")),
+        *(f"<style>{_style(name)}</style>" for name in ("uPlot.min.css", "page.css")),
     ]
     answered = packed_text(json.dumps(plain({**answers, **_messages()}), allow_nan=False))
     body = [
@@ -61,7 +65,7 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
 
 
 def bundle(name: str) -> str:
-    """A module and all that it imports as one module, each in a scope of its own."""
+    """A module and all that it imports as one module, each in a scope of its own; without those of a server."""
     texts: dict[str, str] = {}
     _collect(name, texts)
     return "\n".join(texts.values())
@@ -71,11 +75,17 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     """Put the texts of a module, after those that it imports, into ``texts``."""
     source = COMMENT.sub("", _asset(f"{name}.js"))
     for _, imported in IMPORT.findall(source):
-        if imported not in texts:
+        if imported in OF_SERVERS:
+            texts[imported] = f"const ${imported} = {{}};"
+        elif imported not in texts:
             _collect(imported, texts)
     names = ", ".join(EXPORT.findall(source))
     body = re.sub(r"^export ", "", IMPORT.sub(r"const { \1 } = $\2;", source), flags=re.MULTILINE)
     texts[name] = f"const ${name} = await (async () => {{{body}return {{ {names} }};\n}})();"
+
+
+def _style(name: str) -> str:
+    return BETWEEN_RULES.sub(r"\1", _asset(name))
 
 
 def _messages() -> dict[str, object]:

@@ -7,10 +7,10 @@ Without one, the report builds a :func:`preliminary` one from the findings that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.causality import Cause
@@ -18,6 +18,7 @@ from probe.core.analysis.diagnosis.check_findings import check_texts
 from probe.core.analysis.diagnosis.evaluate import counted, nothing_judged, run_found
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.pictures.survey import Survey
+from probe.core.analysis.report.page_verdict import page_verdict
 from probe.core.language import capitalized, joined, message, translated
 from probe.core.messages import printable
 from probe.core.naming import signal_of
@@ -72,6 +73,9 @@ class Diagnosis:
     """True if any number was judged: otherwise a result without findings means nothing."""
     is_placed: bool = True
     """False if the first finding only follows from weights that were spoilt before."""
+    page: Mapping[str, Any] = field(default_factory=dict)
+    """Verdict, place and loss of :func:`probe.core.analysis.report.page_verdict.page_verdict`; empty if no analysis was
+    made."""
 
     @property
     def total(self) -> int:
@@ -169,7 +173,7 @@ def card(analysis: Analysis) -> Diagnosis:
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
     is_placed = analysis.diagnosis is None or analysis.diagnosis.spoilt is None
-    return Diagnosis(text, marks, analysis.number, note, clear, is_placed)
+    return Diagnosis(text, marks, analysis.number, note, clear, is_placed, page_verdict(analysis))
 
 
 def summary(analysis: Analysis) -> list[str]:

@@ -23,12 +23,13 @@ from probe.core.analysis.pictures.run_numbers import number_curves, number_names
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
-from probe.core.language import message
+from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import MICRO_STEP, STAGE
 from probe.core.storage.location import Place
+from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
 MOST_PROBLEMS = 100
@@ -111,10 +112,11 @@ def write_report(
         f"{RUN}/details": run_details(run),
         f"{RUN}/performance": speed.data,
         f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
+        "/api/language": "zh" if is_active() else "",
         "/api/command": f"probe view {shlex.quote(str(root.resolve()))}",
     }
     with replacing(out) as file:
-        file.write(static_page(f"{run.name} – probe", answers, cells))
+        file.write(static_page(f"{root.resolve().name} – probe", answers, cells))
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
@@ -129,13 +131,15 @@ def check_target(out: Path) -> None:
 def _description(
     root: Place, run: RecordedRun, known: Survey, table: RankTable, problems: Problems
 ) -> dict[str, object]:
+    manifest = run.directories[0].manifest
     kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
     return {
         "number": 0,
-        "name": run.name,
+        "name": root.resolve().name,
         "location": str(root.resolve()),
         "known": True,
         "alive": False,
+        "ended": True,
         **RunSteps(known.first, known.last)._asdict(),
         "ranks": len(run.ranks),
         "read": known.number,
@@ -143,6 +147,7 @@ def _description(
         # Pieces of a run find them in another order.
         "problems": replace(problems, kept=kept).lines(MOST_PROBLEMS),
         "cost": None,
+        "facts": {title: str(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
     }
 
 
@@ -169,9 +174,17 @@ def _judged(root: Place, diagnosis: Diagnosis, label: _Labels) -> dict[str, obje
         "finding_list": findings,
         "finding_total": diagnosis.total,
         "cause": first or None,
+        **diagnosis.page,
+        "focus": _placed(diagnosis, label),
         "health": "found" if findings else "healthy" if diagnosis.clear else "incomplete",
-        "verdict": "" if findings else text,
+        "summary": "" if findings else text,
     }
+
+
+def _placed(diagnosis: Diagnosis, label: _Labels) -> dict[str, object] | None:
+    """Place that the verdict names, with the label of its row; None if it names none."""
+    focus = diagnosis.page.get("focus")
+    return focus and {**focus, "row": label.of(focus["signal"], focus["rank"], 0, focus["name"])}
 
 
 def _labelled(far: FarKind, label: _Labels) -> dict[str, object]:

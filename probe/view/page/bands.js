@@ -1,0 +1,120 @@
+// Lines of a heatmap in bands: weights apart from biases, and signals under each other in the order of execution.
+
+import { short } from "./dom.js";
+
+const LINE = 18; // CSS pixels of a line, where there is room
+/** CSS pixels of the title of a band. */
+export const BAND = 17;
+
+/** @typedef {import("./api.js").Binary} Binary */
+/** @typedef {{ first: number, end: number, y: number, height: number, title: string }} Segment lines of a band on the screen */
+/** @typedef {{ title: string, first: number, end: number }} Band first and end of its lines */
+
+/**
+ * An answer with other lines: those at `order`, in this order.
+ * @param {Binary} answer
+ * @param {number[]} order
+ * @returns {Binary}
+ */
+export function chosen({ header, arrays }, order) {
+  const columns = header.steps.length;
+  const at = new Map(order.map((line, n) => [line, n]));
+  const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [line, column]) => (at.has(line) ? [[at.get(line), column]] : []));
+  const put = (/** @type {any} */ array) => {
+    const made = new array.constructor(order.length * columns);
+    order.forEach((line, n) => made.set(array.subarray(line * columns, (line + 1) * columns), n * columns));
+    return made;
+  };
+  const moved = Object.fromEntries(Object.entries(arrays).map(([name, array]) => [name, put(array)]));
+  return { header: { ...header, lines: order.map((line) => header.lines[line]), findings }, arrays: moved };
+}
+
+/**
+ * Weights first, then biases, if a signal has both.
+ * @param {Binary} answer
+ * @param {[string, string]} titles
+ * @returns {{ answer: Binary, bands: Band[] }}
+ */
+export function weightsAndBiases(answer, titles) {
+  const { lines } = answer.header;
+  const every = /** @type {number[]} */ (lines.map((/** @type {any} */ _, /** @type {number} */ n) => n));
+  const bias = (/** @type {number} */ n) => /(^|[._])bias$/i.test(String(lines[n]));
+  const [weights, biases] = [every.filter((n) => !bias(n)), every.filter(bias)];
+  if (!weights.length || !biases.length) return { answer, bands: [] };
+  return { answer: chosen(answer, [...weights, ...biases]), bands: [{ title: titles[0], first: 0, end: weights.length }, { title: titles[1], first: weights.length, end: lines.length }] };
+}
+
+/**
+ * Several answers under each other, on the steps of all.
+ * @param {{ title: string, answer: Binary }[]} parts
+ * @returns {{ answer: Binary, bands: Band[] }}
+ */
+export function stacked(parts) {
+  const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
+  const column = new Map(steps.map(([first], n) => [first, n]));
+  const lines = parts.flatMap(({ answer }) => answer.header.lines);
+  const size = lines.length * steps.length;
+  const real = () => new Float64Array(size).fill(NaN);
+  /** @type {Binary["arrays"]} */
+  const arrays = { minimum: real(), maximum: real(), nan: new Uint32Array(size), inf: new Uint32Array(size), rank: new Int32Array(size).fill(-1) };
+  /** @type {Band[]} */
+  const bands = [];
+  for (const { title, answer } of parts) {
+    const first = bands.at(-1)?.end ?? 0;
+    bands.push({ title, first, end: first + answer.header.lines.length });
+    answer.header.lines.forEach((/** @type {any} */ _, /** @type {number} */ line) => answer.header.steps.forEach((/** @type {number[]} */ [step], /** @type {number} */ n) => {
+      const [from, to] = [line * answer.header.steps.length + n, (first + line) * steps.length + Number(column.get(step))];
+      for (const name of Object.keys(arrays)) arrays[name][to] = answer.arrays[name][from];
+    }));
+  }
+  return { answer: { header: { lines, steps, findings: [] }, arrays }, bands };
+}
+
+/**
+ * Lines around the module of a row, at most `most`: of activations the outputs alone.
+ * @param {string[]} lines
+ * @param {string} row
+ * @param {number} most
+ */
+export function around(lines, row, most) {
+  const outputs = lines.some((name) => name.includes(".output"));
+  const shown = lines.flatMap((name, n) => (!outputs || name.includes(".output") || name === row ? [n] : []));
+  let at = shown.findIndex((n) => lines[n] === row);
+  for (let part = row; at < 0 && part; part = part.slice(0, Math.max(0, part.lastIndexOf(".")))) {
+    at = shown.findIndex((n) => lines[n] === part || lines[n].startsWith(`${part}.`) || lines[n].startsWith(`${part}:`));
+  }
+  const first = Math.max(0, Math.min(shown.length - most, Math.max(at, 0) - Math.floor(most / 2)));
+  return shown.slice(first, first + most);
+}
+
+/**
+ * Bands of the lines that are shown, under each other.
+ * @param {Band[]} bands
+ * @param {[number, number]} lines first and end
+ * @param {number} y
+ * @param {number} most pixels of all lines
+ * @returns {Segment[]}
+ */
+export function segmentsOf(bands, [first, end], y, most) {
+  const shown = (bands.length ? bands : [{ title: "", first, end }]).map((band) => ({ ...band, first: Math.max(first, band.first), end: Math.min(end, band.end) })).filter((band) => band.first < band.end);
+  if (!shown.length) return [{ title: "", first, end: Math.max(end, first + 1), y, height: 72 }];
+  const line = Math.min(LINE, most / (end - first));
+  return shown.map(({ title, first: from, end: to }) => {
+    const height = Math.max(shown.length > 1 ? LINE : 72, Math.round((to - from) * line));
+    const segment = { title, first: from, end: to, y: y + (title ? BAND : 0), height };
+    y = segment.y + height;
+    return segment;
+  });
+}
+
+/**
+ * The end of a name that has room.
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} name
+ * @param {number} width
+ */
+export function fitted(context, name, width) {
+  let most = name.length;
+  while (most > 4 && context.measureText(short(name, most)).width > width) most -= 1;
+  return short(name, most);
+}

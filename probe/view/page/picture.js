@@ -1,0 +1,145 @@
+// The rows around the place that a verdict names, ten steps around the first bad one: activations and gradients in the
+// order of execution, the loss above them on the same axis.
+import { Source, address, binary } from "./api.js";
+import { around, chosen, stacked } from "./bands.js";
+import { element } from "./dom.js";
+import { Heatmap } from "./heatmap.js";
+import { t } from "./words.js";
+
+/** @typedef {import("./api.js").Binary} Binary */
+/** @typedef {{ signal: string, op: string, row: string, rank: number, step: number, from: number, to: number }} Focus */
+
+const MOST = 9; // rows of a signal
+/** Signals of the forward, then of the backward, the preferred one first. */
+const FORWARD = ["actv"];
+const BACKWARD = ["grad_unreduced", "grad_reduced", "actv_grad"];
+const COLUMNS = 64;
+
+/**
+ * Name of the loss among the numbers of a run; empty if there is none.
+ * @param {string[]} names
+ */
+export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
+
+/**
+ * Steps and values of a number; what is not finite before what is.
+ * @param {Binary | null} answer
+ * @returns {[number, number][]}
+ */
+export function pointsOf(answer) {
+  if (!answer) return [];
+  const { header, arrays } = answer;
+  return header.steps.map((/** @type {number} */ step, /** @type {number} */ n) => [step, arrays.nan[n] ? NaN : arrays.inf[n] ? Infinity : arrays.maximum[n]]);
+}
+
+export class Picture {
+  /**
+   * @param {number} number of the run
+   * @param {(place: { signal: string, op: string, row: string, rank: number, step: number }) => void} choose
+   */
+  constructor(number, choose) {
+    this.number = number;
+    this.choose = choose;
+    this.map = new Heatmap({ choose: (place) => this.pick(place), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) }, "picture");
+    this.title = element("h2");
+    this.element = element("section", { className: "card", id: "around", hidden: true }, this.title, this.map.element);
+    /** @type {{ signal: string, op: string }[]} of each line */
+    this.owners = [];
+    /** @type {(Binary | null)[]} */
+    this.answers = [];
+    /** @type {Source<Binary>[]} */
+    this.sources = [];
+  }
+
+  /**
+   * @param {any} run
+   * @param {{ scale: string }} state
+   */
+  show(run, { scale }) {
+    const focus = /** @type {Focus | null} */ (run.focus);
+    this.element.hidden = !focus;
+    if (!focus) return;
+    const names = run.signals.map((/** @type {any} */ one) => one.name);
+    const first = (/** @type {string[]} */ preferred) => (preferred.includes(focus.signal) ? focus.signal : preferred.find((name) => names.includes(name)));
+    const shown = [...new Set([FORWARD.includes(focus.signal) || BACKWARD.includes(focus.signal) ? undefined : focus.signal, first(FORWARD), first(BACKWARD)])].filter((name) => name !== undefined);
+    this.parts = shown.map((name) => ({ signal: name, op: opOf(run, name, focus.op) }));
+    Object.assign(this, { focus, scale, certain: run.verdict?.certainty !== "place unknown" });
+    this.title.textContent = t("around.title", { step: focus.step });
+    const { from, to } = focus;
+    const loss = lossOf(run.numbers ?? []);
+    const urls = this.parts.map(({ signal, op }) => address(`runs/${this.number}/heatmap`, { signal, op, from, to, columns: COLUMNS }));
+    if (loss) urls.push(address(`runs/${this.number}/numbers`, { names: loss, from, to, points: COLUMNS }));
+    while (this.sources.length < urls.length) this.addSource(this.sources.length);
+    urls.forEach((url, n) => this.sources[n].want(url));
+    this.draw();
+  }
+
+  /** @type {{ signal: string, op: string }[]} */
+  parts = [];
+  /** @type {Focus | null} */
+  focus = null;
+  scale = "";
+  certain = true;
+
+  /** @param {number} n */
+  addSource(n) {
+    const receive = (/** @type {Binary | null} */ answer) => {
+      this.answers[n] = answer;
+      this.draw();
+    };
+    this.sources.push(new Source(binary, receive, () => receive(null)));
+  }
+
+  draw() {
+    const { focus } = this;
+    if (!focus || this.parts.some((_, n) => this.answers[n] === undefined)) return;
+    const bands = this.parts.flatMap(({ signal, op }, n) => {
+      const answer = this.answers[n];
+      if (!answer?.header.lines.length) return [];
+      const order = around(answer.header.lines, focus.row, MOST);
+      if (BACKWARD.includes(signal)) order.reverse();
+      return [{ title: `${t(`signal.${signal}`)} (${t("curve.op", { op, signal })})`, answer: chosen(answer, order), signal, op }];
+    });
+    if (!bands.length) return void (this.element.hidden = true);
+    const { answer, bands: places } = stacked(bands);
+    this.owners = bands.flatMap(({ answer: { header }, signal, op }) => header.lines.map(() => ({ signal, op })));
+    const line = this.owners.findIndex(({ signal }, n) => signal === focus.signal && answer.header.lines[n] === focus.row);
+    const column = answer.header.steps.findIndex((/** @type {number[]} */ [first, last]) => first <= focus.step && focus.step <= last);
+    this.map.chosen = line >= 0 && column >= 0 ? { line, column } : null;
+    const loss = this.answers[this.parts.length];
+    this.map.show(answer, { scale: this.scale, bands: places, curve: loss ? { label: t("loss"), points: pointsOf(loss) } : null, arrow: this.map.chosen ? t(this.certain ? "around.begins" : "around.seen") : "" });
+  }
+
+  /** @param {{ line: number, column: number }} place */
+  at({ line, column }) {
+    const { header, arrays } = /** @type {Binary} */ (this.map.data);
+    const n = line * header.steps.length + column;
+    return { ...this.owners[line], row: header.lines[line], step: header.steps[column][0], rank: arrays.rank[n] >= 0 ? arrays.rank[n] : this.focus?.rank ?? 0, arrays, n };
+  }
+
+  /** @param {{ line: number, column: number }} place */
+  pick(place) {
+    const { signal, op, row, rank, step } = this.at(place);
+    this.choose({ signal, op, row, rank, step });
+  }
+
+  /** @param {{ line: number, column: number }} place */
+  read(place) {
+    const { signal, row } = this.at(place);
+    return `${signal} ${row}, ${this.map.stepsText(place.column)} · ${this.map.valueText(place)}`;
+  }
+
+  close() {
+    for (const source of this.sources) source.clear();
+  }
+}
+
+/**
+ * @param {any} run
+ * @param {string} signal
+ * @param {string} preferred
+ */
+function opOf(run, signal, preferred) {
+  const ops = run.signals.find((/** @type {any} */ one) => one.name === signal)?.ops ?? [];
+  return [preferred, "norm"].find((op) => ops.includes(op)) ?? ops[0] ?? "";
+}

@@ -1,0 +1,44 @@
+// A curve without axes: above a heatmap, and as one of the size of a word.
+import { element, parsed } from "./dom.js";
+import { colour, scale } from "./palette.js";
+
+const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 4]; // pixels; marks of what is not finite lie above `TOP`
+
+/**
+ * Draw values, those that are not finite as marks at the upper edge; return the smallest and the largest finite one.
+ * @param {CanvasRenderingContext2D} context
+ * @param {[number, number][]} points steps and values
+ * @param {(step: number) => number} across
+ * @param {number} height
+ * @returns {[number, number]}
+ */
+export function drawCurve(context, points, across, height) {
+  const finite = points.map(([, value]) => value).filter(Number.isFinite);
+  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  Object.assign(context, { strokeStyle: colour("accent"), lineWidth: 1.5 });
+  context.beginPath();
+  let pen = false;
+  for (const [step, value] of points) {
+    const x = across(step);
+    context.fillStyle = Number.isNaN(value) ? scale().nan : scale().inf;
+    if (!Number.isFinite(value)) context.fillRect(x - MARK / 2, 1, MARK, TOP - 3);
+    else context[pen ? "lineTo" : "moveTo"](x, TOP + (height - TOP - 1) * (high > low ? (high - value) / (high - low) : 0.5));
+    pen = Number.isFinite(value);
+  }
+  context.stroke();
+  return [low, high];
+}
+
+/**
+ * @param {[number, number | string][]} points steps and values
+ * @param {string} label
+ */
+export function sparkline(points, label) {
+  if (points.length < 2) return null;
+  const canvas = element("canvas", { className: "sparkline", width: WIDTH * 2, height: HEIGHT * 2, aria: { role: "img", label } });
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  context.scale(2, 2);
+  const [first, last] = [points[0][0], points[points.length - 1][0]];
+  drawCurve(context, points.map(([step, value]) => [step, parsed(value) ?? NaN]), (step) => 2 + ((step - first) / Math.max(1, last - first)) * (WIDTH - 4), HEIGHT);
+  return canvas;
+}
