@@ -318,7 +318,7 @@ def united(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]
 
 
 def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> JudgedFinding:
-    """Return a row of the same step that lies in a module which the graph names, in place of the graph's two modules."""
+    """Return a row of the same step in a module that the graph names, in place of the graph's two modules."""
     if traced.kind != TRACED or len(traced.where) < 2:
         return traced
     modules = tuple(f"{module}." for module in traced.where)
