@@ -26,6 +26,8 @@ TORCH = (
 was forked after its import."""
 MINDSPORE = ("mindspore", "probe.mindspore")
 """The same where MindSpore trains."""
+QUEUED = {"MS_DEV_HOST_BLOCKING_RUN": "0"}
+"""Variables with which operators of MindSpore run behind the program, as those of users do."""
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""

@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 def ran(output, *arguments):
     """The same of a run with other arguments, by a copy of the script that has nothing beside it."""
     script = shutil.copy(EXAMPLE, output)
-    own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1])}
+    own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1]), **user_scripts.QUEUED}
     command = [quick_python(*user_scripts.MINDSPORE), str(script), "--steps", "3", *arguments]
     done = subprocess.run(command, env=os.environ | own, cwd=output, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -86,12 +86,13 @@ class Ended(NamedTuple):
     rows: dict[str, str]
 
 
-def ran(folder: Path, text: str, *words: str, python: str = "") -> Ended:
+def ran(folder: Path, text: str, *words: str, python: str = "", **environment: str) -> Ended:
     """Run a program in a folder of its own.
 
     Args:
         words: of ``probe``, under which it runs.
         python: another interpreter than one that has imported MindSpore.
+        environment: what else is set for it.
     """
     folder.mkdir()
     (folder / "train.py").write_text(text)
@@ -99,7 +100,7 @@ def ran(folder: Path, text: str, *words: str, python: str = "") -> Ended:
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
     program = [python or quick_python(*user_scripts.MINDSPORE), "train.py"]
     command = [sys.executable, "-m", "probe", *words, "--", *program] if words else program
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = {path.name: path.read_text() for path in sorted(folder.glob("out/*/*.csv"))}
     return Ended(done.stdout, done.stderr, rows)
@@ -108,8 +109,8 @@ def ran(folder: Path, text: str, *words: str, python: str = "") -> Ended:
 @pytest.mark.parametrize("way", [CELLS, FUNCTIONS, MODEL], ids=["TrainOneStepCell", "value_and_grad", "Model"])
 def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
     """Names, steps and numbers, to the byte, of the network inside cells with its loss and optimizer."""
-    by_hand = ran(tmp_path / "hand", (PROGRAM + way).replace("# here\n", ATTACH))
-    alone = ran(tmp_path / "alone", PROGRAM + way, "run", "-c", "monitor.json")
+    by_hand = ran(tmp_path / "hand", (PROGRAM + way).replace("# here\n", ATTACH), **user_scripts.QUEUED)
+    alone = ran(tmp_path / "alone", PROGRAM + way, "run", "-c", "monitor.json", **user_scripts.QUEUED)
     assert alone.printed == by_hand.printed
     assert alone.rows == by_hand.rows
     assert len(alone.rows) == 3 * 4
