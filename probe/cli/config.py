@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from probe.cli import VerbGroup
 from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.core.config.errors import ConfigError, UnreadableConfigError, nearest
 from probe.core.config.foreign import monitor_of
@@ -29,7 +30,7 @@ WIDE = 110
 """Characters of a line of text."""
 
 logger = logging.getLogger("probe.settings")
-app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
+app = typer.Typer(cls=VerbGroup, no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
 
 INTRODUCTION = """\
 # Configuration
