@@ -96,7 +96,7 @@ def _help_of(verb: str) -> str:
     raise LookupError(VERBS[verb])
 
 
-class UnknownVerbError(Exception):
+class UnknownVerbError(typer.BadParameter):
     """Error of a command that is called with a verb that it does not have.
 
     Args:
@@ -106,7 +106,7 @@ class UnknownVerbError(Exception):
     """
 
     def __init__(self, verb: str, command: str, verbs: Sequence[str]) -> None:
-        super().__init__(verb)
+        super().__init__(f"there is no verb {verb!r}")
         self.verb, self.command, self.verbs = verb, command, verbs
 
 
