@@ -164,6 +164,15 @@ def test_importing_probe_loads_nothing_heavy() -> None:
     assert tried_imports(["probe"], [*FRAMEWORKS, "numpy", "pydantic", "typer", "rich", "yaml"]) == []
 
 
+def test_an_entry_point_is_named_with_its_modules() -> None:
+    """`from probe import TrainerMon` is what newcomers write; other names are missing as in any package."""
+    program = "from probe import {name}"
+    for name, text in (("TrainerMon", "import it from probe.pytorch or probe.mindspore"), ("watch", "cannot import")):
+        command = [sys.executable, "-c", program.format(name=name)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert text in done.stderr
+
+
 def test_importing_probe_takes_less_than_50_ms() -> None:
     """`import probe` costs a program that does not use it next to nothing."""
     timed = "import time; start = time.perf_counter(); import probe; print(time.perf_counter() - start)"

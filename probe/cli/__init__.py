@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -96,19 +97,30 @@ def _help_of(verb: str) -> str:
     raise LookupError(VERBS[verb])
 
 
-class UnknownVerbError(Exception):
+class UnknownVerbError(typer.BadParameter):
     """Error of a command that is called with a verb that it does not have.
 
     Args:
         verb: the verb.
+        command: words of the command.
+        verbs: verbs that it has.
     """
 
-    def __init__(self, verb: str) -> None:
-        super().__init__(verb)
-        self.verb = verb
+    def __init__(self, verb: str, command: str, verbs: Sequence[str]) -> None:
+        super().__init__(f"there is no verb {verb!r}")
+        self.verb, self.command, self.verbs = verb, command, verbs
 
 
-class _LazyVerbs(TyperGroup):
+class VerbGroup(TyperGroup):
+    """Group that names its verbs where one is unknown."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in (verbs := self.list_commands(ctx)):
+            raise UnknownVerbError(args[0], ctx.command_path, verbs)
+        return super().resolve_command(ctx, args)
+
+
+class _LazyVerbs(VerbGroup):
     """Group that imports a verb when it is run; a list of all verbs, and a misspelt one, import none."""
 
     _lists = False
@@ -116,11 +128,6 @@ class _LazyVerbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
         return list(VERBS)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in VERBS:
-            raise UnknownVerbError(args[0])
-        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in VERBS and self._lists:
@@ -208,7 +215,7 @@ def _run() -> None:
         from probe.cli.usage import unknown_verb
         from probe.core.messages import complain
 
-        complain(unknown_verb(error.verb, list(VERBS)))
+        complain(unknown_verb(error.verb, error.verbs, error.command))
         raise SystemExit(2) from None
     except Exception as error:
         if not hasattr(error, "format_message"):
@@ -217,7 +224,7 @@ def _run() -> None:
             from probe.cli.usage import usage_error
             from probe.core.messages import complain
 
-            complain(usage_error(error))
+            complain(usage_error(error, next((word for word in sys.argv[1:2] if word in VERBS), "")))
         code = getattr(error, "exit_code", 2)
     raise SystemExit(code if isinstance(code, int) else 0)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.cli import VerbGroup
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again, refusal_of
 from probe.core.alerting.redaction import MASK, describe_error
@@ -26,7 +27,9 @@ from probe.core.messages import complain, plural, printable, printable_lines
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
-app = typer.Typer(no_args_is_help=True, help="Test the channels of alerts, and send alerts that a run could not send.")
+app = typer.Typer(
+    cls=VerbGroup, no_args_is_help=True, help="Test the channels of alerts, and send alerts that a run could not send."
+)
 
 Config = Annotated[Path, typer.Argument(help="A JSON or YAML file with alert.channels.")]
 

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import VerbGroup, refusing
 from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import ConfigError, UnreadableConfigError
@@ -25,7 +25,7 @@ WIDE = 110
 """Characters of a line of text."""
 
 logger = logging.getLogger("probe.settings")
-app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
+app = typer.Typer(cls=VerbGroup, no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
 
 INTRODUCTION = """\
 # Configuration

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperGroup
 
-from probe.cli import refusing
+from probe.cli import VerbGroup, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.control import status as live
 from probe.core.control.command_requests import (
@@ -27,7 +26,7 @@ from probe.core.language import message
 from probe.core.messages import complain, printable
 
 
-class _DirectoryFirst(TyperGroup):
+class _DirectoryFirst(VerbGroup):
     """Group that takes ``DIR VERB`` as well as ``VERB DIR``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from probe.cli import VerbGroup
 from probe.cli.json_answer import print_answer
 from probe.core.language import message
 from probe.core.messages import complain, plural, printable
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from probe.services.logs.first_anomalies import FirstAnomaly
     from probe.services.logs.log_scan import LogScan
 
-app = typer.Typer(no_args_is_help=True, help="Parse the logs of training programs and of the system around them.")
+app = typer.Typer(
+    cls=VerbGroup, no_args_is_help=True, help="Parse the logs of training programs and of the system around them."
+)
 
 WIDTH = 160
 """Characters of a line of the summary."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 from probe.core.config.errors import nearest
@@ -25,14 +26,15 @@ EXAMPLES = {
 """Examples of values, by the name of the argument or option that the help shows, of one command or of all."""
 
 
-def usage_error(error: Any) -> Message:
+def usage_error(error: Any, verb: str = "") -> Message:
     """Return the text of an error of Typer, which raises it for arguments and options that are missing or wrong.
 
     Args:
         error: exception with ``format_message``, and perhaps with a context ``ctx`` and a parameter ``param``.
+        verb: verb of the command line, for an error without a context.
     """
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    command = getattr(context, "command_path", "probe")
+    command = getattr(context, "command_path", f"probe {verb}".strip())
     meaning = looked_up(str(getattr(parameter, "help", None) or "")).rstrip(".。")
     if (wrong := _wrong_value(error, parameter)) is not None:
         expected = joined(
@@ -40,6 +42,10 @@ def usage_error(error: Any) -> Message:
         )
     elif hasattr(error, "option_name") and context is not None:
         expected = message("{command}: {text}", command=command, text=_unknown_option(error.option_name, context))
+    elif hasattr(error, "option_name"):
+        expected = message(
+            "{command}: {option}: expected a value after it, got none", command=command, option=error.option_name
+        )
     elif type(error).__name__ == "MissingParameter" and parameter is not None:
         expected = message(
             "{command}: expected {name}: {meaning}; for example `{example}`",
@@ -56,15 +62,15 @@ def usage_error(error: Any) -> Message:
     return joined("\n", [expected, more])
 
 
-def unknown_verb(verb: str, verbs: Sequence[str]) -> Message:
+def unknown_verb(verb: str, verbs: Sequence[str], command: str) -> Message:
     """Return the text of an error about a verb that there is not: the nearest, else all."""
-    close = nearest(verb, [*verbs, "help", "version"])
+    close = nearest(verb, [*verbs, "help", *(["version"] if command == "probe" else [])])
     meant = close if close in verbs else f"--{close}"
-    hint = message("did you mean `probe {meant}`?", meant=meant)
+    hint = message("did you mean `{command} {meant}`?", command=command, meant=meant)
     if close is None:
         hint = message("expected one of {names}", names=", ".join(verbs))
-    text = message("probe: there is no verb {verb}; {hint}", verb=verb, hint=hint)
-    return joined("\n", [text, message("`{command} --help` describes every argument and option.", command="probe")])
+    text = message("{command}: there is no verb {verb}; {hint}", command=command, verb=verb, hint=hint)
+    return joined("\n", [text, message("`{command} --help` describes every argument and option.", command=command)])
 
 
 def _meaning(parameter: Any, meaning: str) -> list[Message]:
@@ -106,8 +112,18 @@ def _wrong_value(error: Any, parameter: Any) -> Message | None:
         name, template = _LIMITS[kind]
         expected = message(template.template, limit=first.get("ctx", {}).get(name))
     else:
-        expected = _KINDS.get(kind) or joined("", [str(first["msg"])])
+        choices = _choices(parameter)
+        one_of = message("one of {names}", names=", ".join(choices)) if choices else None
+        expected = one_of or _KINDS.get(kind) or joined("", [str(first["msg"])])
     return message("{name}: expected {expected}, got {value!r}", name=_name(parameter), expected=expected, value=value)
+
+
+def _choices(parameter: Any) -> list[str]:
+    """Return the values of an argument or option that has a few; empty for any other."""
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(member.value) for member in annotation]
+    return [str(choice) for choice in getattr(getattr(parameter, "type", None), "choices", ())]  # older Typer
 
 
 def _name(parameter: Any) -> str:

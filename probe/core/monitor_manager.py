@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from probe.core.internevo.recipients import LOSS_RATIO, Recipient, recipients
@@ -18,12 +18,15 @@ from probe.core.internevo.tracker import INTERVAL_SECONDS, MonitorTracker, posit
 
 __all__ = ["MonitorManager", "MonitorTracker", "initialize_monitor_manager"]
 _log = logging.getLogger("probe.alerts")
+_WITHOUT_BLOCK = (
+    "initialize_monitor_manager: nothing is monitored without a block; write `with initialize_monitor_manager(...) as "
+    "manager:` around the training"
+)
 
 
-@contextmanager
 def initialize_monitor_manager(
     job_name: str | None = None, alert_address: str | None = None
-) -> Iterator[MonitorManager]:
+) -> AbstractContextManager[MonitorManager]:
     """Monitor the run within the ``with`` block: its begin, end, exceptions and SIGTERM are sent to Feishu.
 
     An exception is raised again as it is. Without an address nothing is done.
@@ -36,6 +39,32 @@ def initialize_monitor_manager(
         ValueError: if the address is none.
         ImportError: if httpx is not installed.
     """
+    return _Block(_monitored(job_name, alert_address))
+
+
+class _Block(AbstractContextManager["MonitorManager"]):
+    """Block that is monitored; without ``with`` nothing is, which is logged."""
+
+    def __init__(self, body: AbstractContextManager[MonitorManager]) -> None:
+        self._body, self._is_entered = body, False
+
+    def __enter__(self) -> MonitorManager:
+        self._is_entered = True
+        return self._body.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._body.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: {_WITHOUT_BLOCK}")
+
+    def __del__(self) -> None:
+        if not self._is_entered:
+            _log.warning(_WITHOUT_BLOCK)
+
+
+@contextmanager
+def _monitored(job_name: str | None, alert_address: str | None) -> Iterator[MonitorManager]:
     manager = MonitorManager()
     if not alert_address:
         recipients().job = job_name  # for heartbeats
@@ -185,9 +214,13 @@ class MonitorManager:
     def _judge(self, address: str | None, step: int, loss: float) -> None:
         self._interrupted = False
         receivers = recipients()
+        try:
+            loss = float(loss)
+        except (TypeError, ValueError):
+            raise TypeError(f"monitor_loss_spike: cur_step_loss: expected a number, got {loss!r:.80}") from None
         if address:
             receivers.of(address).losses.limit = self._limit
-        receivers.report(int(step), float(loss), address)
+        receivers.report(int(step), loss, address)
 
     def _send_from_first_rank(self, recipient: Recipient, kind: str, title: str) -> None:
         """Send the begin or the end, which all ranks share."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
+from probe.core.config.errors import nearest
 from probe.core.transformers.callback_core import CallbackCore, Presentation
 from probe.core.transformers.configuration import (
     TransformersConfig,
@@ -56,6 +58,7 @@ def make_callbacks(
     monitor_config: Mapping[str, Any] | None = None,
     monitor: Any = None,
     probe_class: Callable[..., Any] | None = None,
+    **unknown: Any,
 ) -> list[Any]:
     """Return the callbacks that a configuration asks for, and write its TEXT page.
 
@@ -73,11 +76,19 @@ def make_callbacks(
         monitor_config: further keys of the ``TrainerMon`` that collects gradients.
         monitor: receives the numbers of ``MFLossMonitor``, too.
         probe_class: ``ProbeCallback`` of a framework; None where the program attaches a ``TrainerMon`` itself.
+        unknown: options that there are not.
 
     Raises:
+        TypeError: naming the options, if one is unknown.
         TransformersConfigError: with every problem at once.
         ConfigError: naming every problem of the keys of ``ProbeCallback``.
     """
+    for name in unknown:
+        options = list(signature(make_callbacks).parameters)[4:-2]
+        hint = (
+            f"did you mean {close}?" if (close := nearest(name, options)) else f"expected some of {', '.join(options)}"
+        )
+        raise TypeError(f"from_yaml: there is no option {name}; {hint}")
     config = read_configuration(source, arguments)
     batch = global_batch_size or config.global_batch_size
     style: dict[str, Any] = {

@@ -93,6 +93,10 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         (["hlep"], ["there is no verb hlep; did you mean `probe --help`?"]),
         (["zzz"], ["there is no verb zzz; expected one of alert, anomalies, "]),
         (["serve", "--port", "99999"], ["--port: expected a number of at most 65535, got '99999'"]),
+        (["logs", "prase"], ["probe logs: there is no verb prase; did you mean `probe logs parse`?"]),
+        (["alert", "send"], ["probe alert: there is no verb send; expected one of test, flush"]),
+        (["exporter", "--json-file"], ["probe exporter: --json-file: expected a value after it, got none"]),
+        (["logs", "parse", ".", "--language", "fr"], ["--language: expected one of en, zh, got 'fr'"]),
         (["anomolies"], ["there is no verb anomolies; did you mean `probe anomalies`?"]),
     ],
 )

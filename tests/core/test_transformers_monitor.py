@@ -988,3 +988,9 @@ def test_both_reactions_to_spikes_at_once_are_an_error() -> None:
     """To end training and to skip the update exclude each other."""
     with pytest.raises(ValueError, match="expected one of them, got both"):
         State(config={"check_for_global_norm": True}, use_skip_data_by_global_norm=True)
+
+
+def test_an_unknown_option_is_an_error_with_the_nearest() -> None:
+    """In the words of the call that users write."""
+    with pytest.raises(TypeError, match=r"^from_yaml: there is no option dataset_sise; did you mean dataset_size\?$"):
+        make_callbacks({}, LossMonitoring, StateMonitoring, dataset_sise=3)

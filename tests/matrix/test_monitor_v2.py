@@ -125,6 +125,15 @@ def test_steps_that_are_recorded(framework: Harness, tmp_path: Path, caplog: pyt
         assert text in caplog.text
 
 
+def test_a_step_before_the_start_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the call that is missing."""
+    monitor = TrainerMonitorV2({"monitors": {"param": {"enabled": True}}})
+    with caplog.at_level(logging.WARNING, "probe"):
+        monitor.step()
+        monitor.step()
+    assert caplog.text.count("nothing is recorded; call start(model=model, ...) before training") == 1
+
+
 def test_an_unknown_part_of_a_name(framework: Harness, tmp_path: Path) -> None:
     """It is an error before training that lists the modules there are."""
     with pytest.raises(ValueError, match=r"monitors\.module\.targets: expected parts .* got 'fx'; there are 0:fc"):

@@ -89,6 +89,18 @@ def test_the_last_value_of_a_step_counts(framework: Harness) -> None:
     }
 
 
+def test_a_number_without_a_name_is_logged_and_training_goes_on(
+    framework: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not recorded; those with names are."""
+    training = Training(framework).begin()
+    with caplog.at_level("WARNING", "probe"):
+        training.monitor.log(2.5, accuracy=0.5)
+    training.step()
+    assert training.end()[0, "accuracy"] == 0.5
+    assert "log: expected numbers by name, such as log(loss=2.5), got 2.5: not recorded" in caplog.text
+
+
 def test_numbers_that_are_logged_after_the_update(framework: Harness) -> None:
     """With the step's number, or by log_ended, they count for the step that ended last; others are refused."""
     training = Training(framework).begin(5)

@@ -293,3 +293,11 @@ def test_another_language_is_an_error() -> None:
     """With the names of those that there are."""
     with pytest.raises(ValueError, match="expected one of en, zh; got 'fr'"):
         TrainingLogParser("fr")
+
+
+def test_what_is_no_text_is_an_error_with_the_remedy() -> None:
+    """Of a line and of a batch of lines."""
+    with pytest.raises(TypeError, match=r"^parse_log_line: expected a line of text, got bytes; decode bytes first$"):
+        PARSER.parse_log_line(b"loss: 1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^batch_parse_logs: expected lines, got one text; pass text\.splitlines\(\)$"):
+        PARSER.batch_parse_logs("loss: 1")

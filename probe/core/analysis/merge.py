@@ -20,7 +20,7 @@ from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
-from probe.core.naming import FEATURES, RELATIVE_UPDATE
+from probe.core.naming import FEATURES, RELATIVE_UPDATE, RUN
 from probe.core.storage import sqlite_reader
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, last_run
@@ -134,7 +134,7 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
-        for signal in sorted(rows.files):
+        for signal in sorted(rows.files.keys() - {RUN}):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")
                 of_directory = [row for n, file in piece.files for row in _read(rows, n, file, piece)]

@@ -60,5 +60,6 @@ class LossRatio:
         self._previous = loss
 
     def _bound(self, previous: float) -> float:
-        """Return the largest loss that is no spike; of a negative loss, as far above it as of its magnitude."""
+        """Return the largest loss that is no spike: a multiple of the previous one. Above a negative loss the distance
+        is that above a positive loss of the same magnitude."""
         return self.limit * previous if previous >= 0 else previous + (self.limit - 1) * -previous

@@ -68,6 +68,10 @@ def _checked(arguments: Arguments) -> Arguments:
     if optimizer is None:
         raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
     for name, value in (("model", model), ("optimizer", optimizer)):
+        if isinstance(value, type):
+            raise ValueError(
+                f"set_monitor: {name}: expected an object, got the class {value.__name__}; make one; {_ADVICE}"
+            )
         if isinstance(value, (list, tuple, dict)) and not value:
             raise ValueError(
                 f"set_monitor: {name}: expected one or a list of them, got an empty {type(value).__name__}; {_ADVICE}"

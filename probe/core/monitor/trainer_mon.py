@@ -199,7 +199,7 @@ class Monitor(AssignedSettings):
 
     # Numbers of the run.
 
-    def log(self, *, step: int | None = None, **values: Any) -> None:
+    def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
         """Record numbers of a training step, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
         or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
         counts.
@@ -210,10 +210,13 @@ class Monitor(AssignedSettings):
         Args:
             step: number of the step; only that in progress and the one that ended last have an effect. Missing: the one
                 that the numbers are about.
+            unnamed: without effect: numbers need names.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
         """
+        if unnamed:
+            _log.warning("log: expected numbers by name, such as log(loss=2.5), got %r: not recorded", unnamed[0])
         if self._unwatched:
             return
         if self._attachment is None:

@@ -83,7 +83,10 @@ class TrainerMonitorV2:
         if self._mark is not None:
             if not self._mark.is_replaced:
                 self._mark.step()
-        elif self._warns and self.config.patch_optimizer_step is not False and self.monitor is not None:
+        elif self._warns and self.monitor is None:
+            self._warns = False
+            _log.warning("TrainerMonitorV2.step: nothing is recorded; call start(model=model, ...) before training")
+        elif self._warns and self.config.patch_optimizer_step is not False:
             self._warns = False
             _log.warning(
                 "TrainerMonitorV2.step has no effect beside an optimizer, whose updates are counted; leave it out, or "

@@ -6,6 +6,7 @@ may deny it: ``to avoid deadlocks``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
@@ -23,7 +24,7 @@ NEGATED = Expression(
 ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
-    rb"(?:maybe|perhaps|possibl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
+    rb"(?:maybe|perhaps|possibl[ey]|probabl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
     rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
     rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
     rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
@@ -54,7 +55,8 @@ AROUND = 240
 """Bytes before a phrase in which its sentence is looked for."""
 NAN = frozenset({"nan"})
 STATED = {"loss": "nan_loss", "gradient_norm": "nan_gradient"}
-"""Numbers by which, if they are finite, the word NaN beside them is about another: ``'reward': nan``."""
+"""Parts of names of numbers by which, if those are finite, the word NaN beside them is about another: ``'reward':
+nan``."""
 ADDRESS = Expression(rb"\b((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b")
 """Address of a device on the PCI bus."""
 CODED_KINDS = frozenset({"device_error", "communication_error", "communication_timeout", "oom_error"})
@@ -140,7 +142,7 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
         not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
-    stated = frozenset(kind for name, kind in STATED.items() if isfinite(metrics.get(name, nan)))
+    stated = frozenset(kind for part, kind in STATED.items() if any(part in name for name in _finite(metrics)))
     for sign, match in signs_in(low, NAN if counted or named or anomalies else stated) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
@@ -149,6 +151,11 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
             anomaly = _anomaly(sign.kind, severity, language) | _details(sign.kind, low)
         anomalies.setdefault(anomaly["type"], anomaly)
     return list(anomalies.values())
+
+
+def _finite(metrics: Metrics) -> Iterator[str]:
+    """Yield the names of the numbers that are finite, but for the scale of the loss."""
+    return (name for name, value in metrics.items() if isfinite(value) and name != "loss_scale")
 
 
 def _details(kind: str, low: bytes) -> dict[str, str]:

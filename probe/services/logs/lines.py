@@ -149,21 +149,23 @@ class LineReader:
 
 
 def _spans(block: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Yield begin and end of each line of ``block`` with a needle, and whether it has one of an anomaly."""
-    size, position = len(block), 0
-    needle, notable = _next(NEEDLES, block, 0), _next(NOTABLE, block, 0)
-    while (hit := min(needle, notable)) < size:
-        start = block.rfind(b"\n", position, hit) + 1 or position
-        end = block.find(b"\n", hit)
+    """Yield begin and end of each line of ``block`` that has a word of :data:`NEEDLES` or of :data:`NOTABLE`, and
+    whether it has one of the former."""
+    size, unread = len(block), 0
+    needle, notable = _offset(NEEDLES, block, 0), _offset(NOTABLE, block, 0)
+    while (word := min(needle, notable)) < size:
+        begin = block.rfind(b"\n", unread, word) + 1 or unread
+        end = block.find(b"\n", word)
         end = size if end < 0 else end
-        yield start, end, needle < end
-        position = end + 1
+        yield begin, end, needle < end
+        unread = end + 1
         if needle < end:
-            needle = _next(NEEDLES, block, position)
+            needle = _offset(NEEDLES, block, unread)
         if notable < end:
-            notable = _next(NOTABLE, block, position)
+            notable = _offset(NOTABLE, block, unread)
 
 
-def _next(words: Words, block: bytes, position: int) -> int:
-    found = words.find(block, position) if position < len(block) else -1
-    return len(block) if found < 0 else found
+def _offset(words: Words, block: bytes, begin: int) -> int:
+    """Return the offset of the first of ``words`` from ``begin`` on; the length of ``block`` if there is none."""
+    offset = words.find(block, begin) if begin < len(block) else -1
+    return len(block) if offset < 0 else offset

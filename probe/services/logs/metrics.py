@@ -177,7 +177,9 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         line = _nested(line, metrics)
     if b"{'" in line and (b"loss" in low or b"epoch" in low or b"'learning_rate'" in low):
         _entries(line, metrics)
-        return metrics
+        before: Metrics = {}
+        _fields(line[: line.index(b"{'")], before)
+        return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low:
             _counts(EPOCH, ("epoch", "batch", "total_batches"), line, metrics)

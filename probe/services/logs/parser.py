@@ -65,6 +65,10 @@ class TrainingLogParser:
             clock); where there are any: ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left
             out).
         """
+        if not isinstance(log_line, str):
+            raise TypeError(
+                f"parse_log_line: expected a line of text, got {type(log_line).__name__}; decode bytes first"
+            )
         content = log_line.encode("utf-8", "backslashreplace")
         record = self.record(content[:LIMIT], cut=max(0, len(content) - LIMIT))
         if timestamp is not None:
@@ -75,6 +79,8 @@ class TrainingLogParser:
 
     def batch_parse_logs(self, log_lines: Iterable[str]) -> list[Record]:
         """Parse lines; blank ones are left out, and NaN gradients that stay are judged together."""
+        if isinstance(log_lines, str | bytes):
+            raise TypeError("batch_parse_logs: expected lines, got one text; pass text.splitlines()")
         records, judged = [self.parse_log_line(line) for line in log_lines if line.strip()], Judged()
         for record in records:
             judge(record, judged, self.language)

@@ -52,13 +52,15 @@ NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-]|\.(?:$|\s
 SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
-        "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error",
+        "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
+        "memory limit",
         rb"cgroup out of memory: kill",
         rb"constraint_memcg",
         rb"\boomkilled\b",
         rb"\boom killed\b",
         rb"\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
+        rb"\bexceeded (?:job|step) memory limit",
     ),
     _sign(
         "host_oom critical kernel oom",
@@ -129,12 +131,13 @@ SIGNS: tuple[Sign, ...] = (
         "explod, diverg, loss spike",
         rb"\bloss\b[^|]{0,40}\b(?:explod|diverg)",
         rb"\bdiverging loss\b",
-        rb"\bloss spike (?:detected|found|at)\b",
+        rb"\bloss spike (?:detected|found|at|may be happened in step)\b",
     ),
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at",
+        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at, "
+        "barrier timed out",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
@@ -150,6 +153,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"timed out connecting",
         rb"(?:^|[\s\])|(])ei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
+        rb"\bbarrier timed out",
         rb"notify register times out",
         rb"detected no heartbeat",
         rb"store[^|]{0,40} timed out",
@@ -159,12 +163,14 @@ SIGNS: tuple[Sign, ...] = (
         "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
         "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
         "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
-        "rendezvousclosed, by watchdog at work, err02, [error] hccl(, connect to, " + ASCEND,
+        "rendezvousclosed, by watchdog at work, err02, [error] hccl(, connect to, "
+        "sending heartbeats, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
-        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to )",
+        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
         rb"\[error\] hccl\(",
+        rb"\bstopped sending heartbeats",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
@@ -215,7 +221,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
-        "_status_i, aicore, ai core, error code, err0, err99, " + ASCEND,
+        "_status_i, aicore, ai core, error code, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -223,6 +229,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"cuda error: (?:[^o]|o[^u])",
         rb"cudnn_status_(?:execution_failed|internal_error)",
         rb"cublas_status_(?:execution_failed|internal_error)",
+        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
         rb"\bai ?core (?:error|exception|execute failed)",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
@@ -265,7 +272,7 @@ SIGNS: tuple[Sign, ...] = (
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, died, srun: error",
+        "general protection, exited unexpectedly, died, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
@@ -280,6 +287,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"exited with (?:exit )?code -?[1-9]",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
+        rb"\breturned non-zero exit status [1-9]",
         rb"\bactor died unexpectedly\b",
         rb"\bworker(?: process)? (?:has )?died\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",

@@ -181,7 +181,12 @@ class PerformanceMonitor:
 
     def get_performance_summary(self, hours: float = 24) -> dict[str, Any]:
         """Return averages and extremes of the last ``hours``, by device and of all, and the efficiency; an empty dict
-        without readings. A number that is unknown is None."""
+        without readings. A number that is unknown is None.
+
+        Raises:
+            ValueError: if ``hours`` is no number above 0.
+        """
+        hours = _positive("hours", hours, "hours")
         end = time.time()
         begin = end - hours * HOUR
         some = [reading for reading in self.readings if begin <= reading.time <= end]
@@ -284,7 +289,7 @@ def _iso(seconds: float) -> str:
     return local_time(seconds).isoformat(timespec="seconds")
 
 
-def _positive(name: str, value: float) -> float:
+def _positive(name: str, value: float, unit: str = "seconds") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name}: expected a number of seconds above 0, got {value!r}")
+        raise ValueError(f"{name}: expected a number of {unit} above 0, got {value!r}")
     return float(value)

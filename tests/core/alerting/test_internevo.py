@@ -314,6 +314,19 @@ def test_a_thread_ends_at_once(receiver: Receiver) -> None:
     assert time.monotonic() - began < 20
 
 
+def test_a_monitor_without_its_block_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing would be monitored, and a method of the manager is not there; a loss that is none is named, too."""
+    caplog.set_level(logging.WARNING, "probe.alerts")
+    with pytest.raises(
+        AttributeError, match=r"monitor_loss_spike: .* write `with initialize_monitor_manager\(\.\.\.\) as"
+    ):
+        initialize_monitor_manager("job").monitor_loss_spike()  # type: ignore[attr-defined]
+    assert "nothing is monitored without a block" in caplog.text
+    with caplog.at_level(logging.WARNING, "probe"):
+        MonitorManager().monitor_loss_spike(cur_step_loss="2.5 or so")  # type: ignore[arg-type]
+    assert "monitor_loss_spike: cur_step_loss: expected a number, got '2.5 or so'" in caplog.text
+
+
 def test_a_tracker_judges_losses_by_its_limit(receiver: Receiver) -> None:
     """Without an address of the call, and without a monitor that was started."""
     tracker = MonitorTracker(receiver.url(), loss_spike_limit=3)

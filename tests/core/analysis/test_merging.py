@@ -158,6 +158,15 @@ def test_parts_become_a_whole(tmp_path: Path) -> None:
     assert (report.rows, report.incomplete, report.differing, report.problems) == (2, 0, [], [])
 
 
+def test_numbers_of_the_run_are_no_tensors(tmp_path: Path) -> None:
+    """They are left out, and are no problem."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
+    (folder,) = tmp_path.glob("*rank0*")
+    (folder / "run_0-99.csv").write_text("vpp_stage,name,step,value,shape,dtype\n0,loss,0,1.5,[],float64\n")
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert ([path.name for path in report.files], report.problems) == (["grad_reduced_0-0.csv"], [])
+
+
 def test_replicas_are_not_added_twice(tmp_path: Path) -> None:
     for rank, ranks in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
         first, last = ((0, 10), (10, 24))[rank % 2]

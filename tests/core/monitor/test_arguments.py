@@ -80,6 +80,13 @@ def test_missing_and_unknown_arguments() -> None:
         read(MODEL, 4, OPTIMIZER, None, None, 0, 1)
 
 
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_a_class_is_no_object(name: str) -> None:
+    """It is refused by name before anything is asked of it."""
+    with pytest.raises(ValueError, match=f"^set_monitor: {name}: expected an object, got the class dict; make one;"):
+        read(**{"model": MODEL, "optimizer": OPTIMIZER, name: dict})
+
+
 def test_integers_of_other_kinds() -> None:
     """A number from a checkpoint is accepted as a number."""
     found = read(MODEL, np.int64(2), OPTIMIZER, start_iteration=np.array(7, np.int32))
