@@ -255,7 +255,8 @@ class RunTools:
     def _run(self, argument: str, text: str) -> ListedRun:
         """Return the run that a text names: nothing but a run of the list, so that no text leads out of the folder."""
         runs = self._by_change()
-        named = [run for run in runs if text in (str(run.number), run.name, self._path(run))] if text else runs[:1]
+        named = [run for run in runs if text == str(run.number)] if text else runs[:1]
+        named = named or [run for run in runs if text in (run.name, self._path(run), short_name(run.name))]
         if len(named) != 1:
             expected = REQUIRED if runs else "a run; there is none in the folder of this server yet"
             if named:

@@ -50,8 +50,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostileRuns]:
         rank.end()
     outside = folder / "outside"
     outside.mkdir()
-    WrittenRank(outside, 0, (SECRET,), world=1).end()
+    secret = WrittenRank(outside, 0, (SECRET,), world=1)
+    secret.write(0, [1.0])
+    secret.end()
     (folder / "runs" / "link").symlink_to(outside)
+    (rank.directory / "actv_0-9.csv").symlink_to(next(secret.directory.glob("*.csv")))
     with asking(folder / "runs", folder) as agent:
         yield HostileRuns(folder, agent)
 
@@ -97,6 +100,14 @@ def test_no_path_leads_out_of_the_folder(hostile: HostileRuns, run: str) -> None
     assert error["argument"] == "run"
     assert SECRET not in json.dumps(error)
     assert {each["name"] for each in hostile.agent.ask("runs")["runs"]} == {"one", "two"}
+
+
+def test_no_link_in_a_run_leads_out_of_the_folder(hostile: HostileRuns) -> None:
+    """A file that is a link to one outside is no part of the run; the others are read."""
+    answer = hostile.agent.ask("signals", run="two")
+    assert [signal["name"] for signal in answer["signals"]] == [SIGNAL]
+    texts = [*map(json.dumps, (answer, hostile.agent.ask("verdict", run="two"), hostile.agent.ask("runs")))]
+    assert not [text for text in texts if SECRET in text]
 
 
 def test_a_wrong_call_is_answered_with_what_was_expected(hostile: HostileRuns) -> None:
