@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from probe.core.errors import needed
 from probe.core.storage.confinement import confine
 from probe.core.storage.location import MARK
 from probe.view.run_files import RunGone
-from probe.view.serving import MOST_CACHE, NICE, cache_folder, checked, trim
+from probe.view.serving import MOST_CACHE, cache_folder, checked, trim
 
 _log = logging.getLogger("probe.agents")
 
@@ -78,13 +78,11 @@ def serve_until_ended(folder: str) -> None:
         from probe.view.run_list import RunList
     (place,) = checked([folder])
     with ExitStack() as stack:
-        with suppress(OSError):
-            os.nice(NICE)
         cache = cache_folder(os.environ)
         trim(cache, MOST_CACHE)
         folders = [] if MARK in place else [place]
         confine(map(Path, folders))
-        runs = RunList([place], cache, lambda _: None, folders)
+        runs = RunList([place], cache, lambda _: None, folders, nice=0)  # the caller waits, as for `probe anomalies`
         stack.callback(runs.close)
         runs.start()
         server = protocol_server(tools_of(RunTools(runs, place)))
