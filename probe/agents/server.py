@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from inspect import getdoc
@@ -17,6 +19,8 @@ from probe.agents import arguments as forms
 from probe.agents.answers import MOST_CHARACTERS, Answer, WrongArgument, clean, short_name, text_of
 from probe.agents.schema import SCHEMA_VERSION
 from probe.core.errors import needed
+from probe.core.language import message
+from probe.core.messages import complain
 from probe.core.storage.confinement import confine
 from probe.core.storage.location import MARK
 from probe.view.run_files import RunGone
@@ -91,6 +95,11 @@ def serve_until_ended(folder: str) -> None:
             async with stdio_server() as (incoming, outgoing):
                 await server.run(incoming, outgoing, server.create_initialization_options())
 
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # A thread reads the input; an exception would wait for its next line.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.stdin.isatty():
+            complain(message("waits for the messages of an agent's program, which starts it; Ctrl-C ends it"), "info")
         anyio.run(serve)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ CONTROL = "a\x1b[2J\x07\u202eb"
 LONG = "layers." + "x" * 5000
 ROWS = ("embedding", INJECTED, CONTROL, LONG, LONG + "y")
 SECRET = "root:x:0:0"
+
+
+ABOUT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": ABOUT}
 
 
 class HostileRuns(NamedTuple):
@@ -153,9 +158,7 @@ def test_what_has_no_room_is_counted(hostile: HostileRuns, tmp_path: Path) -> No
 
 def test_standard_output_has_the_protocol_alone(hostile: HostileRuns, tmp_path: Path) -> None:
     """Each of its lines is a message; when the input ends the server ends with 0."""
-    head = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
-    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
-    lines = [{**head, "params": about}, {"jsonrpc": "2.0", "method": "notifications/initialized"}, "no message"]
+    lines = [INITIALIZE, {"jsonrpc": "2.0", "method": "notifications/initialized"}, "no message"]
     own = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-m", "probe", "mcp", str(hostile.folder / "runs")],
@@ -170,6 +173,20 @@ def test_standard_output_has_the_protocol_alone(hostile: HostileRuns, tmp_path: 
     assert all(message["jsonrpc"] == "2.0" for message in messages)
     assert messages[0]["result"]["serverInfo"]["name"] == "probe"
     assert "a link out of the folders" in done.stderr
+
+
+def test_an_interrupt_ends_it_while_it_waits(hostile: HostileRuns, tmp_path: Path) -> None:
+    """At once, though no line comes and the input stays open."""
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "probe", "mcp", str(hostile.folder / "runs")]
+    with subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(INITIALIZE) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
 
 
 def test_a_missing_package_is_named_with_one_command(tmp_path: Path) -> None:
