@@ -111,6 +111,9 @@ MUTATIONS = (
     Mutation("core/analysis/diagnosis/paths.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
     Mutation("core/analysis/pictures/packing.py", "digits * math.log2(10)) + 1", "digits * math.log2(10)) - 1", "test_report_sizes.py"),
+    # agents
+    Mutation("agents/tools.py", 'text in (run.name, self._path(run), short_name(run.name))', 'text.endswith(run.name)', "test_hostile_runs.py", "leads_out"),
+    Mutation("agents/answers.py", 'any_part.sub(lambda match: json.dumps(short_name(match[0])), text)', "text", "test_hostile_runs.py", "injected"),
     # services beside training
     Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.alive", "test_exporter_ranks.py", "reused or later or nobody"),
     Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),

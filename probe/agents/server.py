@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +19,12 @@ from probe.agents import arguments as forms
 from probe.agents.answers import MOST_CHARACTERS, Answer, WrongArgument, clean, short_name, text_of
 from probe.agents.schema import SCHEMA_VERSION
 from probe.core.errors import needed
+from probe.core.language import message
+from probe.core.messages import complain
 from probe.core.storage.confinement import confine
 from probe.core.storage.location import MARK
 from probe.view.run_files import RunGone
-from probe.view.serving import MOST_CACHE, NICE, cache_folder, checked, trim
+from probe.view.serving import MOST_CACHE, cache_folder, checked, trim
 
 _log = logging.getLogger("probe.agents")
 
@@ -78,13 +82,11 @@ def serve_until_ended(folder: str) -> None:
         from probe.view.run_list import RunList
     (place,) = checked([folder])
     with ExitStack() as stack:
-        with suppress(OSError):
-            os.nice(NICE)
         cache = cache_folder(os.environ)
         trim(cache, MOST_CACHE)
         folders = [] if MARK in place else [place]
         confine(map(Path, folders))
-        runs = RunList([place], cache, lambda _: None, folders)
+        runs = RunList([place], cache, lambda _: None, folders, nice=0)  # the caller waits, as for `probe anomalies`
         stack.callback(runs.close)
         runs.start()
         server = protocol_server(tools_of(RunTools(runs, place)))
@@ -93,6 +95,11 @@ def serve_until_ended(folder: str) -> None:
             async with stdio_server() as (incoming, outgoing):
                 await server.run(incoming, outgoing, server.create_initialization_options())
 
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # A thread reads the input; an exception would wait for its next line.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.stdin.isatty():
+            complain(message("waits for the messages of an agent's program, which starts it; Ctrl-C ends it"), "info")
         anyio.run(serve)
 
 

@@ -64,8 +64,8 @@ class RunTools:
         self._runs, self._folder, self._wait_seconds = runs, folder, wait_seconds
 
     def runs(self, query: RunsArguments) -> Answer:
-        """List the runs: number, name, path, steps, ranks, findings, and first cause as far as the run itself knows
-        it. Begin here."""
+        """List the runs, the one that changed last first: number, name, path, steps, ranks, and the findings that the
+        run itself has counted. Begin here."""
         runs = self._by_change()
         text = query.text.casefold()
         listed = [run for run in runs if text in f"{run.name} {self._path(run)}".casefold()]
@@ -83,7 +83,8 @@ class RunTools:
             signal = _signal(viewed, query.signal)
             rows = [row for row in signal["rows"] if query.text.casefold() in row.casefold()]
             page = query.offset, query.limit, len(rows)
-            fields |= {name: signal[name] for name in ("name", "meaning", "ops", "first_step", "last_step")}
+            fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
+            fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
             return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], page)
         numbers = [*map(short_name, about["numbers"])]
         facts = [*about["facts"].items()][: 2 * MOST_TEXTS]
@@ -94,7 +95,10 @@ class RunTools:
             "numbers_left_off": max(0, len(numbers) - 5 * MOST_TEXTS),
             "facts": {title: short_name(text) for title, text in facts},
         }
-        signals = [{**signal, "rows": len(signal["rows"])} for signal in about["signals"]]
+        signals = [
+            {**signal, "meaning": sentence(signal["meaning"], [signal["name"]]), "rows": len(signal["rows"])}
+            for signal in about["signals"]
+        ]
         return bounded(fields, "signals", signals[query.offset :], (query.offset, query.limit, len(signals)))
 
     def verdict(self, query: OneRunArguments) -> Answer:
@@ -109,9 +113,12 @@ class RunTools:
         findings = max(diagnosis.total, len(diagnosis.findings))
         recorded = None if run.summary is None else run.summary.findings
         verdict = {name: value for name, value in answer["verdict"].items() if name != "lines"}
-        names = [*verdict["where"], *(finding.row for finding in diagnosis.findings)]
+        names = [*verdict["where"], *answer["judged"]["signals"], *(finding.row for finding in diagnosis.findings)]
         verdict["where"] = [*map(short_name, verdict["where"])]
         verdict["text"] = sentence(verdict["text"], names)
+        verdict["looked"] = {
+            name: [sentence(text, names) for text in texts] for name, texts in verdict["looked"].items()
+        }
         verdict["before"] = [sentence(text, names) for text in verdict["before"][:MOST_TEXTS]]
         cause = diagnosis.cause
         first = None if cause is None else {name: cause[name] for name in ("signal", "row", "op", "rank", "step")}
@@ -255,7 +262,8 @@ class RunTools:
     def _run(self, argument: str, text: str) -> ListedRun:
         """Return the run that a text names: nothing but a run of the list, so that no text leads out of the folder."""
         runs = self._by_change()
-        named = [run for run in runs if text in (str(run.number), run.name, self._path(run))] if text else runs[:1]
+        named = [run for run in runs if text == str(run.number)] if text else runs[:1]
+        named = named or [run for run in runs if text in (run.name, self._path(run), short_name(run.name))]
         if len(named) != 1:
             expected = REQUIRED if runs else "a run; there is none in the folder of this server yet"
             if named:
@@ -292,7 +300,6 @@ class RunTools:
             "last_step": summary.last_step,
             "ranks": summary.ranks,
             "findings": summary.findings,
-            "first_cause": None if summary.first_cause is None else sentence(summary.first_cause, ()),
             **_texts("problems", summary.problems, ()),
         }
 

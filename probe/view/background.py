@@ -1,9 +1,9 @@
-"""Analyses and comparisons, each in a process of its own, of low priority.
+"""Analyses and comparisons, each in a process of its own, of low priority unless somebody waits for them.
 
-python -m probe.view.background FOLDERS analyse PLACE DIRECTORY
-python -m probe.view.background FOLDERS compare PLACE DIRECTORY PLACE DIRECTORY
+python -m probe.view.background NICE FOLDERS analyse PLACE DIRECTORY
+python -m probe.view.background NICE FOLDERS compare PLACE DIRECTORY PLACE DIRECTORY
 
-FOLDERS is a JSON list of the folders out of which no link is followed; an empty one for all.
+NICE is its priority, FOLDERS a JSON list of the folders out of which no link is followed; an empty one for all.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ class BackgroundTasks:
     Args:
         changed: called with the key of a task that has ended, on the thread of the tasks.
         folders: folders out of which tasks follow no link; none: they follow all.
+        nice: priority of the tasks.
     """
 
-    def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = ()) -> None:
-        self._changed, self._folders = changed, json.dumps(list(folders))
+    def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = (), nice: int = NICE) -> None:
+        self._changed, self._options = changed, (str(nice), json.dumps(list(folders)))
         self._lock = threading.Condition()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
@@ -184,7 +185,7 @@ class BackgroundTasks:
             OSError: if there is no memory for a process, or no room for its output.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as wrong:
-            command = python_module(MODULE, self._folders, *arguments)
+            command = python_module(MODULE, *self._options, *arguments)
             with self._lock:
                 if self._ended:
                     return None, "ended"
@@ -229,8 +230,8 @@ def comparison_arguments(one: tuple[str, str], other: tuple[str, str]) -> list[s
 
 def main(arguments: Sequence[str]) -> None:
     """Do a task and print its result as JSON."""
-    _yield_processor()
-    folders, kind, *names = arguments
+    nice, folders, kind, *names = arguments
+    _yield_processor(int(nice))
     if permitted := json.loads(folders):
         confine(map(Path, permitted))
     if kind == "analyse":
@@ -239,9 +240,9 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(_compared(*names), allow_nan=False))  # noqa: T201
 
 
-def _yield_processor() -> None:
-    """Run with a lower priority than the server, which has a lower one than training."""
-    os.nice(max(0, NICE - os.nice(0)))
+def _yield_processor(nice: int) -> None:
+    """Run with a priority, unless that of the server is lower."""
+    os.nice(max(0, nice - os.nice(0)))
 
 
 def _analysed(place: str, directory: str) -> dict[str, Any]:

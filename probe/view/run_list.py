@@ -22,7 +22,7 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import local_stamp, parsed_name
 from probe.core.storage.v2_layout import is_written_by_v2
 from probe.core.worker import Worker
-from probe.view.background import BackgroundTasks
+from probe.view.background import NICE, BackgroundTasks
 from probe.view.findings import DumpedFindings
 from probe.view.run_files import GrowingFiles, RunGone
 from probe.view.run_reader import LEAST_SECONDS, REMOTE_SECONDS
@@ -83,6 +83,7 @@ class RunList:
         cache: folder of the cache.
         changed: called with the number of a run that has changed; with None when the list has.
         folders: folders out of which analyses follow no link; none: they follow all.
+        nice: priority of the analyses.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class RunList:
         cache: Path,
         changed: Callable[[int | None], None],
         folders: Sequence[str] = (),
+        nice: int = NICE,
     ) -> None:
         self._places, self._cache, self._changed = list(places), cache, changed
         self._lock = threading.RLock()
@@ -111,7 +113,7 @@ class RunList:
         """Failure of the last search for runs, or of the thread that follows them; empty if it works."""
         self._outside = set[Place]()
         """Links out of the folders, which are not followed."""
-        self.tasks = BackgroundTasks(self._task_ended, folders)
+        self.tasks = BackgroundTasks(self._task_ended, folders, nice)
         self._worker: Worker | None = None
 
     def start(self) -> None:

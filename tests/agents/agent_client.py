@@ -33,10 +33,13 @@ class AgentClient(NamedTuple):
         return result.structured_content, result.is_error
 
     def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """The answer of a call that succeeds."""
-        answer, failed = self.call(tool, **arguments)
-        assert not failed, answer
-        return answer
+        """The answer of a call that succeeds; the call is repeated as long as the analysis takes."""
+        while True:
+            answer, failed = self.call(tool, **arguments)
+            assert not failed, answer
+            if answer.get("state") != "running":
+                return answer
+            assert answer["ask"] == "the same call again"
 
     def refused(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """What a refused call should have had."""
