@@ -59,6 +59,11 @@ def capitalized(text: str) -> Message:
     return made
 
 
+def plain(text: str) -> str:
+    """Return a message as a text of Python's own class, for packages that accept no other."""
+    return str.__str__(text)
+
+
 def translated(text: str) -> str:
     """Return a message in the language of the command line, any other text as it is."""
     return in_language(text) if _active else text

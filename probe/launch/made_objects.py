@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from probe.core.door import attempt, compiling, passage
+from probe.core.door import attempt, compiling, passage, replace
 from probe.core.messages import complain
 from probe.launch import compilers
 from probe.launch.failures import FAILURES
@@ -48,6 +48,30 @@ def note_optimizers(framework: ModuleType) -> None:
 def register_callback(_: ModuleType) -> None:
     """Make MindSpore Transformers know our callback, which registers itself."""
     import_module("probe.mindspore.callbacks")
+
+
+def record_logs_of_trainer(trainer_callback: ModuleType) -> None:
+    """Record what the Trainer of Hugging Face logs, unless a callback of ours in the program does so."""
+    owner = trainer_callback.CallbackHandler
+    original: Callable[..., Any] = owner.on_log
+
+    @passage
+    @functools.wraps(original)
+    def on_log(handler: Any, args: Any, state: Any, control: Any, logs: Any, *more: Any, **named: Any) -> Any:
+        attempt(FAILURES, "logs of the Trainer", _record_logs, handler, logs)
+        return original(handler, args, state, control, logs, *more, **named)
+
+    replace(owner, "on_log", on_log)
+
+
+def _record_logs(handler: Any, logs: Any) -> None:
+    from probe.core.monitor.trainer_mon import watcher_of
+    from probe.pytorch.callbacks.huggingface import HuggingFaceCallback, numbers_of
+
+    monitor = watcher_of([handler.model])
+    has_callback = any(isinstance(callback, HuggingFaceCallback) for callback in handler.callbacks)
+    if monitor is not None and monitor.automatic and not has_callback:
+        monitor.log_ended(**numbers_of(logs))
 
 
 def _optimizers(framework: ModuleType) -> list[type]:

@@ -23,6 +23,7 @@ def prepare(environ: Mapping[str, str]) -> None:
         after_import("deepspeed", _note_engines)
         after_import("megatron.core.optimizer", _note_megatron)
         after_import("mindformers.tools.register", _register_callback)
+        after_import("transformers.trainer_callback", _record_logs)
         if environ.get(CHECKED) == "1":
             from probe.launch.trial import prepare_trial
 
@@ -46,6 +47,12 @@ def _note_megatron(optimizer: ModuleType) -> None:
     from probe.launch import made_objects
 
     made_objects.note_optimizers_of_megatron(optimizer)
+
+
+def _record_logs(trainer_callback: ModuleType) -> None:
+    from probe.launch import made_objects
+
+    made_objects.record_logs_of_trainer(trainer_callback)
 
 
 def _register_callback(register: ModuleType) -> None:

@@ -129,14 +129,13 @@ class TrainerRun:
             self.monitor = earlier
             return
         monitor = self._kind(configured(self.source, changes))
-        monitor.automatic, self.monitor = self._automatic, monitor
+        monitor.automatic, monitor.way, self.monitor = self._automatic, "callback", monitor
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
         check_attached(monitor, watched)
         monitor.log()  # numbers of every step from the first on
         self._owned = True
-        if self._automatic:
-            line = attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer")
-            complain(line, "info")
+        way = "the trainer's callback, which `probe run` adds" if self._automatic else "the program's callback"
+        complain(attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer", way), "info")
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last."""

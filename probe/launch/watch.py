@@ -69,6 +69,8 @@ class ScriptWatch:
         self._reason = ""
         self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
         """Function that returns the configuration, called just before a monitor is made."""
+        self.way = "`probe run`"
+        """Command that has attached the monitors."""
         self.listen: Callable[[FoundRun | str], object] = lambda _: None
         """Function that is called when a monitor has attached, or with the reason why none will."""
 
@@ -269,6 +271,8 @@ class ScriptWatch:
         self._rest()
         if (watcher := watcher_of(models)) is not None:
             self.listen(watched_by(watcher))
+            if not watcher.automatic:
+                complain(f"`probe run` attaches no monitor: {watched_by(watcher)}", "info")
             return
         names = self._named(models) if prefixed else {}
         monitor = self._finder.monitor(self.source())
@@ -287,7 +291,7 @@ class ScriptWatch:
         if late:
             complain("no call of the model in training was seen before its first step, which is left out", "info")
         by = "the optimizer's counter" if begun == counted else "the steps so far"
-        complain(attached(monitor, names or {"": models[0]}, optimizers, begun, by), "info")
+        complain(attached(monitor, names or {"": models[0]}, optimizers, begun, by, self.way), "info")
         self.listen(run)
 
     def _named(self, models: Sequence[Any]) -> dict[str, Any]:

@@ -30,10 +30,15 @@ def probe(folder: Path, *words: str, **language: str) -> subprocess.CompletedPro
 
 
 def run(
-    folder: Path, *words: object, options: Sequence[str] = (), script: str = "train.py", **language: str
+    folder: Path,
+    *words: object,
+    options: Sequence[str] = (),
+    script: str = "train.py",
+    modules: Sequence[str] = user_scripts.TORCH,
+    **language: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``probe run`` with a script, by an interpreter that has imported what the script imports."""
-    command = [*options, "--", quick_python(*user_scripts.TORCH), script, *map(str, words)]
+    command = [*options, "--", quick_python(*modules), script, *map(str, words)]
     return probe(folder, "run", *command, **language)
 
 

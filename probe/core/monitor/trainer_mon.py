@@ -78,6 +78,8 @@ class Monitor(AssignedSettings):
         self._models: list[weakref.ref[Any]] = []
         self.automatic = False
         """True for a monitor that ends when the program attaches one of its own to the same model."""
+        self.way = ""
+        """Noun for what has attached it, such as ``callback``; empty for the program itself."""
 
     @overload
     def set_monitor(

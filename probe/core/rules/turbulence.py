@@ -32,8 +32,8 @@ class AnomalyTurbulence(About):
 
     ``mean`` is the exponential mean (decay 0.99) of the magnitudes before this value, without bias correction. It
     begins with the first magnitude that is not 0: a key that starts at 0 (a bias, an unused branch) has no value to be
-    compared with, and its first step away from 0 is not reported. Inf is reported, NaN is not, and neither is
-    remembered. ``args.both_sides`` also reports ``|value| < mean * (1 - args.threshold)``, which needs a threshold
+    compared with, and its first step away from 0 is not reported. NaN and Inf are reported, and not remembered.
+    ``args.both_sides`` also reports ``|value| < mean * (1 - args.threshold)``, which needs a threshold
     below 1.
     """
 
@@ -72,5 +72,5 @@ class AnomalyTurbulence(About):
 
     def _strays(self, sizes: Array, means: Array) -> npt.NDArray[np.bool_]:
         """Return the mask of the values far from their means; false for a mean that has not begun (NaN)."""
-        strays: npt.NDArray[np.bool_] = sizes > means * (1 + self._threshold)
+        strays: npt.NDArray[np.bool_] = (sizes > means * (1 + self._threshold)) | (np.isnan(sizes) & ~np.isnan(means))
         return strays | (sizes < means * (1 - self._threshold)) if self._both_sides else strays

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from probe.core.judged_findings import of_number, of_row
+from probe.core.language import plain
 from probe.core.naming import row_name
 from probe.core.records import Finding
 from probe.core.trackers import Cell, Notice, TrackedTable
@@ -84,7 +85,7 @@ class TrackedFindings:
         with self._lock:
             finding_rank = self._rank if rank is None else rank
             cells = finding_rank, finding.rule, "run", finding.name, "value", finding.value, finding.expected
-            self._add([(finding.step, *cells, finding.message)])
+            self._add([(finding.step, *cells, plain(finding.message))])
             self._note(of_number(finding)._replace(ranks=() if rank is None else (rank,)))
         return self._notice(finding.step)
 
@@ -115,19 +116,19 @@ class TrackedFindings:
         verdict = self.verdict
         if not verdict.kind:
             return None
-        title, critical = str(verdict.head()), verdict.grade == "critical"
+        title, critical = plain(verdict.head()), verdict.grade == "critical"
         with self._lock:
             if title in self._titles or len(self._titles) >= MOST_NOTICES:
                 return None
             self._titles.add(title)
-        return Notice(title, "\n".join(map(str, verdict.lines()[1:])), critical, step)
+        return Notice(title, "\n".join(verdict.lines()[1:]), critical, step)
 
 
 def row_of(finding: Finding) -> tuple[Cell, ...]:
     """Return the row of the table about ``finding``."""
     key = finding.key
     cells = finding.step, finding.rank, finding.rule, finding.signal, row_name(key), finding.op
-    return (*cells, finding.value, finding.expected, finding.message)
+    return (*cells, finding.value, finding.expected, plain(finding.message))
 
 
 def summary_of(series: TrackedSeries, findings: TrackedFindings) -> dict[str, Cell]:
@@ -144,7 +145,7 @@ def texts_of(verdict: Verdict) -> dict[str, Cell]:
         return {}
     return {
         "probe/first_cause": f"{verdict.head()}: {verdict.text}",
-        "probe/verdict/kind": verdict.kind,
+        "probe/verdict/kind": plain(verdict.kind),
         "probe/verdict/where": ", ".join(verdict.where),
         "probe/verdict/step": verdict.since,
         "probe/verdict/ranks": ",".join(map(str, verdict.ranks)),

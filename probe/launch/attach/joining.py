@@ -118,6 +118,7 @@ class Joining:
         """Let the watch attach at the next call of a model."""
         stepping, self._optimizers = self._round.stepping, []
         self._watch.source, self._watch.listen = self._configuration, self._answer
+        self._watch.way = "`probe attach`"
         self._watch.found(stepping)
 
     def _configuration(self) -> Path | Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from probe.core.door import FaultCounter
@@ -18,6 +19,11 @@ except ImportError as absent:
 
 NAMES = {"loss": LOSS, "learning_rate": LEARNING_RATE, "grad_norm": GRAD_NORM, "eval_loss": VAL_LOSS}
 """Numbers of the Trainer's logs, and their names here."""
+
+
+def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the numbers of the Trainer's logs by their names here."""
+    return {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
 
 
 class HuggingFaceCallback(TrainerCallback):
@@ -61,7 +67,7 @@ class HuggingFaceCallback(TrainerCallback):
 
     @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
-        self._run.log_ended(**{NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES})
+        self._run.log_ended(**numbers_of(logs))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self._run.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from math import nan
 
@@ -9,7 +10,7 @@ from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import NEXT, beginning
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.judged_findings import of_check, of_number
+from probe.core.judged_findings import of_check, of_number, of_row
 from probe.core.language import capitalized, joined, message
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import NAME, STEP, cell_name
@@ -27,7 +28,7 @@ def verdict_about(analysis: Analysis) -> Verdict:
     warning."""
     alone = len(analysis.run.ranks) == 1
     findings = [
-        *(_of_incident(diagnosis, analysis) for diagnosis in analysis.diagnoses),
+        *(finding for diagnosis in analysis.diagnoses for finding in _of_incident(diagnosis, analysis)),
         *(of_number(on_rank.finding)._replace(ranks=() if alone else (on_rank.rank,)) for on_rank in analysis.of_run),
         *(of_check(on_rank.finding)._replace(ranks=() if alone else on_rank.ranks) for on_rank in analysis.of_checks),
     ]
@@ -68,7 +69,18 @@ def grade_of(located: Located, cause: Cause, spoilt: int | None) -> Grade:
     return "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
 
 
-def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFinding:
+def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> Iterator[JudgedFinding]:
+    """Yield the finding that began an incident, and the first NaN or Inf that followed from another one."""
+    yield _of_first(diagnosis, analysis)
+    if not diagnosis.first.is_non_finite:
+        pairs = (pair for pair in diagnosis.incident.findings if pair[0].is_non_finite)
+        for located, cause in itertools.islice(pairs, 1):
+            ranks = (located.rank,) if len(analysis.run.ranks) > 1 else ()
+            finding = of_row(located.finding)._replace(ranks=ranks, since=located.began)
+            yield finding._replace(grade=grade_of(located, cause, diagnosis.spoilt))
+
+
+def _of_first(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFinding:
     first = diagnosis.first
     _, cause = diagnosis.incident.findings[0]
     clean = next(
