@@ -146,8 +146,8 @@ class FlatUnit:
         listen: Listen,
         *,
         single: bool,
-        main_grad: bool,
-        guard: Guard,  # noqa: ARG002
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
     ) -> Remove:
         """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
         under ``no_sync``."""

@@ -93,12 +93,12 @@ class Stored:
 
     def on_gradient(
         self,
-        parameter: Parameter,
+        parameter: Parameter,  # noqa: ARG002
         listen: Listen,
         *,
         single: bool,
-        main_grad: bool,
-        guard: Guard,  # noqa: ARG002
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
     ) -> Remove:
         """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""

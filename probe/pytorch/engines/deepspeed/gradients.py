@@ -64,8 +64,8 @@ class DeepSpeedHome:
         listen: Listen,
         *,
         single: bool,
-        main_grad: bool,
-        guard: Guard,  # noqa: ARG002
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
     ) -> Remove:
         """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
