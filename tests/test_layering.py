@@ -106,10 +106,10 @@ THREADS = {
 """Modules that start threads, with the reason for which those of all but the first are no workers."""
 
 SPELLED_ONCE = {
-    "/proc/{pid}/stat": {"probe.core.process_identity", "probe.launch.parent.program"},
+    "/proc/{pid}/stat": {"probe.core.process_identity"},
     "/proc/sys/kernel/random/boot_id": {"probe.core.process_identity"},
 }
-"""Files of the system that one module parses, besides the parent of a training, which imports nothing of core."""
+"""Files of the system that one module parses."""
 ORGANS = {
     "uvicorn.Config": {"probe.services.web.serving"},
     "uvicorn.Server": {"probe.services.web.serving"},

@@ -24,6 +24,34 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
+class Watching:
+    """Part of the callbacks of trainers that watch a training.
+
+    Args:
+        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
+            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
+        overrides: keys of the configuration, which replace those of ``config``.
+
+    Raises:
+        ConfigError: naming every problem of the configuration.
+    """
+
+    monitor_class: type[Monitor]
+
+    def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
+        self._run = TrainerRun(self.monitor_class, config, overrides)
+
+    @property
+    def monitor(self) -> Any:
+        """The monitor of the training in progress, or of the last one; None before the first."""
+        return self._run.monitor
+
+    @property
+    def faults(self) -> FaultCounter:
+        """The counter of failures."""
+        return self._run.faults
+
+
 class Fallible(Protocol):
     """Callback of a trainer, with a counter of its failures."""
 

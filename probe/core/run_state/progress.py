@@ -50,6 +50,7 @@ from probe.core.run_state.progress_file import (
     check,
 )
 from probe.core.run_state.stack_signal import StackSignal
+from probe.core.storage.mapped_parts import mapped
 from probe.core.storage.shared_folders import digest, private, shared_folder
 
 FOLDER = "PROBE_PROGRESS_DIR"
@@ -272,19 +273,11 @@ def _mapped(path: Path, header: ProgressHeader) -> mmap.mmap:
     for number, name in enumerate(PHASES):
         struct.pack_into(f"{NAME_BYTES}s", content, NAMES_AT + number * NAME_BYTES, name.encode())
     ROW.pack_into(content, ROW_AT, -1, now := monotonic_ns(), 0, 0, check(-1, now, 0, 0))
-    temporary = path.with_name(f".{path.name}")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        # Every page is there before it is mapped: a store into one for which a full disk has no room ends the process.
-        os.posix_fallocate(descriptor, 0, SIZE)
-        os.pwrite(descriptor, content, 0)
-        mapped = mmap.mmap(descriptor, SIZE)
-        temporary.rename(path)
-    finally:
-        os.close(descriptor)
-    return mapped
+    hidden = path.with_name(f".{path.name}")
+    hidden.unlink(missing_ok=True)
+    view = mapped(hidden, SIZE, bytes(content))
+    hidden.rename(path)
+    return view
 
 
 def renew_progress(folder: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from probe.core.trackers import TrackedRow
+from probe.core.trackers import TrackedRow, TrackerTarget
+
+STEP = "probe/step"
+"""Name of the step of the values beside it."""
 
 MOST_WAITING = 64
 """Most rows that wait for the program's counter."""
@@ -44,3 +49,44 @@ class BorrowedStep:
                 self._last_shown = highest
             self._waiting.clear()
         return rows_at_steps
+
+
+class CountedRun(ABC):
+    """Part of the trackers that count steps themselves: a run of the program's, which is joined, or an own one.
+
+    In a joined run the counter of steps is the program's; ``probe/step`` has the step of the values beside it.
+
+    Args:
+        active: the program's run; None if it has none.
+    """
+
+    def __init__(self, target: TrackerTarget, active: Any) -> None:
+        self._target, self._run, self._joined = target, active, active is not None
+        self._step = BorrowedStep()
+        self._last = 0
+        """The highest step of a row."""
+
+    @abstractmethod
+    def _highest(self) -> int | None:
+        """Return the highest step that was logged; None where the tracker does not show it."""
+
+    def _check(self) -> None:  # noqa: B027 - Trackio has no such end
+        """Check that a joined run goes on; raise TrackerEnded if the program has finished it."""
+
+    def log(self, rows: Sequence[TrackedRow]) -> None:
+        """Log ``rows``."""
+        self._check()
+        self._log(rows)
+
+    def _log(self, rows: Sequence[TrackedRow], ends: bool = False) -> None:
+        self._last = max([self._last, *(row.step for row in rows)])
+        highest = self._highest() if self._joined else None
+        for step, row in self._step.due(rows, highest, ends):
+            self._run.log({**row.values, STEP: row.step}, step=step)
+
+    def _put(self, name: str, thing: Any) -> None:
+        """Log a text or a table at the last step; nothing before the first values of a joined run."""
+        self._check()
+        highest = self._highest() if self._joined else None
+        if highest != -1:
+            self._run.log({name: thing}, step=self._last if highest is None else min(self._last, highest))

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, TrackerEnded, TrackerTarget
-from probe.core.trackers.borrowed_step import BorrowedStep
-
-STEP = "probe/step"
+from probe.core.trackers import Cell, Notice, TrackedTable, TrackerEnded, TrackerTarget
+from probe.core.trackers.borrowed_step import CountedRun
 
 
-class SwanlabTracker:
-    """Run of the program's, which is joined, or an own one: SwanLab has one run a process.
-
-    In a joined run the counter of steps is the program's; ``probe/step`` has the step of the values beside it.
-    """
+class SwanlabTracker(CountedRun):
+    """Run of SwanLab, which has one a process."""
 
     def __init__(self, target: TrackerTarget) -> None:
-        self._target, self._step = target, BorrowedStep()
         loaded: Any = sys.modules.get("swanlab")
-        self._run: Any = loaded.get_run() if loaded is not None and target.joins and loaded.has_run() else None
-        self._joined = self._run is not None
-        self._last = 0
-        """The highest step of a row."""
+        super().__init__(target, loaded.get_run() if loaded is not None and target.joins and loaded.has_run() else None)
 
     def begin(self) -> None:
         """Join the active run, or begin one.
@@ -47,17 +38,6 @@ class SwanlabTracker:
             )
             project = os.environ.get("SWANLAB_PROJECT") or os.environ.get("SWANLAB_PROJ_NAME") or target.project
             self._run = swanlab.init(project=project, name=target.run, config=dict(target.facts), settings=settings)
-
-    def log(self, rows: Sequence[TrackedRow]) -> None:
-        """Log ``rows``."""
-        self._check()
-        self._log(rows)
-
-    def _log(self, rows: Sequence[TrackedRow], ends: bool = False) -> None:
-        self._last = max([self._last, *(row.step for row in rows)])
-        highest = self._highest() if self._joined else None
-        for step, row in self._step.due(rows, highest, ends):
-            self._run.log({**row.values, STEP: row.step}, step=step)
 
     def alert(self, notice: Notice) -> None:
         """Log a text: SwanLab has no alerts of a program."""
@@ -90,13 +70,6 @@ class SwanlabTracker:
             self._log((), ends=True)
         else:
             self._run.finish()
-
-    def _put(self, name: str, thing: Any) -> None:
-        """Log a text or a table at the last step; nothing before the first values of a joined run."""
-        self._check()
-        highest = self._highest() if self._joined else None
-        if highest != -1:
-            self._run.log({name: thing}, step=self._last if highest is None else min(self._last, highest))
 
     def _highest(self) -> int | None:
         """Return the highest step that was logged; None where SwanLab does not show it (it does in 0.10)."""

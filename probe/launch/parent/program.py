@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from probe.core.process_identity import process_state
 from probe.launch.parent.relay import FROM_TERMINAL, RELAYED, SignalRelay
 
 LOOK_SECONDS = 1.0
@@ -99,7 +100,7 @@ class Program:
     def _stop_with(self, number: int) -> None:
         """Stop as the program has stopped, so that the shell notices; go on with it."""
         time.sleep(STOP_SECONDS)  # a signal to the whole group that continues it reaches both one after the other
-        if number in STOPS and _is_stopped(self.pid):
+        if number in STOPS and process_state(self.pid).state == "T":
             os.kill(os.getpid(), number)
             os.kill(self.pid, signal.SIGCONT)
 
@@ -139,12 +140,6 @@ def _is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_stopped(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0] == "T"
-    return False
 
 
 def _let_go(inherited: Sequence[int]) -> None:

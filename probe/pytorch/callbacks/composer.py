@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from probe.core.door import FaultCounter
 from probe.core.errors import missing
-from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
+from probe.launch.trainer_run import Watching, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -19,29 +17,13 @@ TOTAL = "loss/train/total"
 """Loss of a batch over its microbatches, as Composer logs it."""
 
 
-class ComposerCallback(Callback):
+class ComposerCallback(Watching, Callback):
     """Callback that watches a Trainer's training: ``Trainer(..., callbacks=[ProbeCallback("monitor.json")])``.
 
-    Args:
-        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
-            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
-        overrides: keys of the configuration, which replace those of ``config``.
-
-    Raises:
-        ConfigError: naming every problem of the configuration.
+    Arguments are those of :class:`~probe.launch.trainer_run.Watching`.
     """
 
-    def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
-        self._run = TrainerRun(TrainerMon, config, overrides)
-
-    @property
-    def monitor(self) -> Any:
-        """The monitor of the training in progress, or of the last one; None before the first."""
-        return self._run.monitor
-
-    @property
-    def faults(self) -> FaultCounter:
-        return self._run.faults
+    monitor_class = TrainerMon
 
     def fit_start(self, state: Any, logger: Any) -> None:  # noqa: ARG002
         self._run.begin([state.model], list(state.optimizers), begun=int(state.timestamp.batch.value))

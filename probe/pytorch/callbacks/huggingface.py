@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.core.door import FaultCounter
 from probe.core.errors import missing
 from probe.core.naming import GRAD_NORM, LEARNING_RATE, LOSS, VAL_LOSS
-from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
+from probe.launch.trainer_run import Watching, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -26,33 +24,17 @@ def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
 
 
-class HuggingFaceCallback(TrainerCallback):
+class HuggingFaceCallback(Watching, TrainerCallback):
     """Callback that watches a Trainer's training: ``Trainer(..., callbacks=[ProbeCallback("monitor.json")])``.
 
     It attaches a monitor when training begins and stops it when training ends. Loss, learning rate, gradient norm
     (before clipping) and the loss of evaluations are recorded whenever the Trainer logs them (``logging_steps``), for
     the step that ended last; the loss is the mean since the Trainer's log before.
 
-    Args:
-        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
-            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
-        overrides: keys of the configuration, which replace those of ``config``.
-
-    Raises:
-        ConfigError: naming every problem of the configuration.
+    Arguments are those of :class:`~probe.launch.trainer_run.Watching`.
     """
 
-    def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
-        self._run = TrainerRun(TrainerMon, config, overrides)
-
-    @property
-    def monitor(self) -> Any:
-        """The monitor of the training in progress, or of the last one; None before the first."""
-        return self._run.monitor
-
-    @property
-    def faults(self) -> FaultCounter:
-        return self._run.faults
+    monitor_class = TrainerMon
 
     def on_train_begin(
         self,

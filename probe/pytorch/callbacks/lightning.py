@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.core.door import FaultCounter
 from probe.core.errors import missing
 from probe.core.naming import LOSS, VAL_LOSS
 from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
+from probe.launch.trainer_run import NumberReceiver, TrainerRun, Watching, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:
@@ -21,7 +20,7 @@ except ImportError:
         raise ImportError(missing("LightningCallback", "lightning", "parallel")) from absent
 
 
-class LightningCallback(Callback):
+class LightningCallback(Watching, Callback):
     """Callback that watches a Trainer's training: ``Trainer(callbacks=[ProbeCallback("monitor.json")])``.
 
     It attaches a monitor when training begins, after the sanity check, and stops it when training ends. Recorded for
@@ -29,19 +28,17 @@ class LightningCallback(Callback):
     what validations have logged. It waits for no device.
 
     Args:
-        config: JSON or YAML file, or a mapping with the same keys; None for what ``PROBE_CONFIG`` names, else gradients
-            and alerts. A monitor that the program attaches itself: then its numbers alone are passed to it.
+        config, overrides: those of :class:`~probe.launch.trainer_run.Watching`.
         validation: name of the metric that is recorded as ``val_loss``.
-        overrides: keys of the configuration, which replace those of ``config``.
-
-    Raises:
-        ConfigError: naming every problem of the configuration.
     """
+
+    monitor_class = TrainerMon
 
     def __init__(
         self, config: Source | NumberReceiver | None = None, *, validation: str = "val_loss", **overrides: Any
     ) -> None:
-        self._run, self._validation = TrainerRun(TrainerMon, config, overrides), validation
+        super().__init__(config, **overrides)
+        self._validation = validation
         self._begin(0)
 
     @classmethod
@@ -50,15 +47,6 @@ class LightningCallback(Callback):
         made = cls()
         made._run = TrainerRun(TrainerMon, automatic=True)
         return made
-
-    @property
-    def monitor(self) -> Any:
-        """The monitor of the training in progress, or of the last one; None before the first."""
-        return self._run.monitor
-
-    @property
-    def faults(self) -> FaultCounter:
-        return self._run.faults
 
     def _begin(self, updates: int) -> None:
         self._updates = updates

@@ -141,8 +141,14 @@ class FlatUnit:
         return bool(self._flat.requires_grad)
 
     def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
-    ) -> Remove:  # noqa: ARG002
+        self,
+        parameter: Parameter,
+        listen: Listen,
+        *,
+        single: bool,
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
+    ) -> Remove:
         """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
         under ``no_sync``."""
         piece = self.pieces[parameter]

@@ -92,8 +92,14 @@ class Stored:
         return bool(getattr(self._group_ref(), "reduce_grads", True))
 
     def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
-    ) -> Remove:  # noqa: ARG002
+        self,
+        parameter: Parameter,  # noqa: ARG002
+        listen: Listen,
+        *,
+        single: bool,
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
+    ) -> Remove:
         """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""
         receive = functools.partial(self._own if single else self._sum, listen)

@@ -14,8 +14,7 @@ from probe.core.fields import Integer, Number, Section, Text, not_blank
 from probe.core.output.metrics.board import MetricBoard
 from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet
 from probe.core.output.metrics.otlp import OtlpWriter
-from probe.core.output.sinks.context import SinkContext
-from probe.core.records import Snapshot
+from probe.core.output.sinks.outlet import OutletSink
 
 
 class OtlpSettings(Section):
@@ -34,40 +33,20 @@ class OtlpSettings(Section):
     """Patterns of the names of rows about tensors, as in `prometheus.layers`."""
 
 
-class OtlpSink:
-    """Writer of numbers of the run, or of tensors, to the outlet that both share."""
+class OtlpSink(OutletSink):
+    """Sink of the outlet to a collector. Opening it raises ImportError if a package is missing, and ValueError if the
+    address or the file of headers cannot be used."""
 
-    def __init__(self, context: SinkContext) -> None:
-        self._context = context
-        self._outlet: MetricsOutlet | None = None
+    format = "otlp"
 
-    def open(self) -> None:
-        """Make the outlet, unless it is there.
-
-        Raises:
-            ImportError: if a package is missing.
-            ValueError: if the address or the file of headers cannot be used.
-        """
-        hub = self._context.metrics
-        if hub is None:
-            raise RuntimeError("format: otlp: it needs a running monitor")
-        self._outlet = hub.outlet("otlp", MetricsOutlet, self._new_outlet)
-
-    def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
+    def new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
+        """Return the outlet, as it is configured."""
         options = self._context.options.get("otlp")
         settings = options if isinstance(options, OtlpSettings) else OtlpSettings()
         writer = OtlpWriter(settings.endpoint, headers_of(settings.headers_file), hub.name)
         outlet = MetricsOutlet(MetricBoard(settings.series, settings.layers), hub.counts)
         outlet.add(writer, settings.seconds, hub.faults)
         return outlet
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Put the numbers of ``snapshot`` in place of earlier ones."""
-        if self._outlet is not None:
-            self._outlet.board.take(snapshot)
-
-    def close(self) -> None:
-        """Do nothing: the outlet stays until the run ends."""
 
 
 def headers_of(file: str | None) -> Mapping[str, str]:

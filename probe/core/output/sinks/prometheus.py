@@ -11,8 +11,7 @@ from pydantic import AfterValidator
 from probe.core.fields import Integer, Number, Section, Text, not_blank
 from probe.core.output.metrics.board import MetricBoard
 from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet, MetricsWriter
-from probe.core.output.sinks.context import SinkContext
-from probe.core.records import Snapshot
+from probe.core.output.sinks.outlet import OutletSink
 
 
 class PrometheusSettings(Section):
@@ -34,26 +33,14 @@ class PrometheusSettings(Section):
     """Time from one writing of `textfile` or sending to `push` to the next."""
 
 
-class PrometheusSink:
-    """Writer of numbers of the run, or of tensors, to the outlet that both share."""
+class PrometheusSink(OutletSink):
+    """Sink of the outlet for Prometheus. Opening it raises OSError if the mapped file or the directory of text files
+    cannot be written, and ImportError if a package is missing."""
 
-    def __init__(self, context: SinkContext) -> None:
-        self._context = context
-        self._outlet: MetricsOutlet | None = None
+    format = "prometheus"
 
-    def open(self) -> None:
-        """Make the outlet, unless it is there.
-
-        Raises:
-            OSError: if the mapped file or the directory of text files cannot be written.
-            ImportError: if a package is missing.
-        """
-        hub = self._context.metrics
-        if hub is None:
-            raise RuntimeError("format: prometheus: it needs a running monitor")
-        self._outlet = hub.outlet("prometheus", MetricsOutlet, self._new_outlet)
-
-    def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
+    def new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
+        """Return the outlet, as it is configured."""
         options = self._context.options.get("prometheus")
         settings = options if isinstance(options, PrometheusSettings) else PrometheusSettings()
         writers: list[MetricsWriter] = []
@@ -70,12 +57,3 @@ class PrometheusSink:
         for writer in writers:
             outlet.add(writer, settings.seconds, hub.faults)
         return outlet
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Put the numbers of ``snapshot`` in place of earlier ones."""
-        if self._outlet is not None:
-            self._outlet.board.take(snapshot)
-            self._outlet.publish()
-
-    def close(self) -> None:
-        """Do nothing: the outlet stays until the run ends."""

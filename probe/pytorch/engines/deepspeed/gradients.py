@@ -59,8 +59,14 @@ class DeepSpeedHome:
         self._summed = summed
 
     def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
-    ) -> Remove:  # noqa: ARG002
+        self,
+        parameter: Parameter,
+        listen: Listen,
+        *,
+        single: bool,
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
+    ) -> Remove:
         """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
         if single or summed is None:
