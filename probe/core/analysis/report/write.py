@@ -88,7 +88,8 @@ def write_report(
         names = number_names(source.run_rows)
         curves = number_curves(source.run_rows, names[:MOST_CURVES], Span(0, LAST_STEP), POINTS) if names else None
         look = lambda signal, found: bad.extend(_first_bad(found, signal, run))  # noqa: E731 - of one use
-        cells = payload(source.cells(work, observe), run, known, work, files, curves, look)
+        observe("reading the cells of the page")
+        cells = payload(source.cells(work), run, known, work, files, curves, look)
         speed = performance_picture(source.run_rows, run, root)
         far = far_picture(source, work, speed.paces, observe)
     if not known.signals and curves is None:
