@@ -219,7 +219,7 @@ function marks(query, lines, spans, line) {
 
 /** @param {URLSearchParams} query */
 async function curve(query) {
-  const { n, op, row, signal } = signalOf(query);
+  const { n, op, row } = signalOf(query);
   if (!about.ranks) {
     const spans = spansOf(about.columns);
     const source = await part(`map/${n}/${op}`);
