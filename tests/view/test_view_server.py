@@ -79,7 +79,7 @@ def test_a_run_is_described(served: ServedRuns) -> None:
     about = served.server.get(f"/api/runs/{number(served.server, 'known')}")
     [signal] = about["signals"]
     assert (signal["name"], signal["rows"], signal["ops"]) == (SIGNAL, list(NAMES), ["min", "max"])
-    assert (signal["first_step"], signal["last_step"], about["rank_list"]) == (0, 58, "0-1")
+    assert (about["first_step"], about["last_step"], about["rank_list"]) == (0, 58, "0-1")
     assert about["numbers"] == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable
 from probe.core.naming import signal_of
@@ -15,13 +15,6 @@ MOST_COSTS = 256
 """Most directories whose cost is listed."""
 DIFFERENT = 8
 """Most different values of ranks that are shown."""
-
-
-class RunSteps(NamedTuple):
-    """First and last step of a run, or of a signal; None without any row."""
-
-    first_step: int | None
-    last_step: int | None
 
 
 def run_description(run: RecordedRun, table: RankTable) -> dict[str, object]:

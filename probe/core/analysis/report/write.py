@@ -18,7 +18,7 @@ from probe.core.analysis.pictures.payload import payload
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
-from probe.core.analysis.pictures.run_details import RunSteps, run_description, run_details, signal_description
+from probe.core.analysis.pictures.run_details import run_description, run_details, signal_description
 from probe.core.analysis.pictures.run_numbers import number_curves, number_names
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
@@ -41,6 +41,13 @@ MOST_CURVES = 24
 LAST_STEP = 1 << 40
 RUN = "/api/runs/0"
 """Address of the run on the page."""
+
+
+class RunSteps(NamedTuple):
+    """First and last step of a run."""
+
+    first_step: int
+    last_step: int
 
 
 class Written(NamedTuple):
