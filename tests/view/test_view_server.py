@@ -80,7 +80,7 @@ def test_a_run_is_described(served: ServedRuns) -> None:
     [signal] = about["signals"]
     assert (signal["name"], signal["rows"], signal["ops"]) == (SIGNAL, list(NAMES), ["min", "max"])
     assert (about["first_step"], about["last_step"], about["rank_list"]) == (0, 58, "0-1")
-    assert about["numbers"] == []
+    assert (about["numbers"], about["facts"]["world size"]) == ([], "2")
 
 
 @pytest.mark.parametrize("columns", [4, 800])

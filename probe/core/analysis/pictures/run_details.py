@@ -18,10 +18,11 @@ DIFFERENT = 8
 
 
 def run_description(run: RecordedRun, table: RankTable) -> dict[str, object]:
-    """Return the fields of a run that need no rows: ``facts`` by their titles, orders of its ranks, ranks as text."""
-    manifests = [directory.manifest for directory in run.directories]
+    """Return the fields of a run that need no rows: ``facts`` by their titles, as its first directory has them, orders
+    of its ranks, and ranks as text."""
+    manifest = run.directories[0].manifest
     return {
-        "facts": {title: agreed(manifests, key) for key, title in FACTS.items() if any(m.get(key) for m in manifests)},
+        "facts": {title: _text(manifest[key]) for key, title in FACTS.items() if manifest.get(key)},
         "orders": [order.title for order in table.orders()],
         "rank_list": ranks_text(run.ranks),
         "missing_ranks": ranks_text(run.missing),
