@@ -23,7 +23,6 @@ from probe.core.analysis.pictures.packing import packed
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.run_details import run_details
 from probe.core.naming import RUN
-from probe.core.run_state.heartbeat_messages import number_text
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.location import located
 from probe.core.storage.run_directory import plain
@@ -248,7 +247,7 @@ class ViewEndpoints:
             found = performance_picture(rows, viewed.reader.listing().run, located(viewed.place))
         if found.data is None:
             raise HTTPException(404, "the run has no seconds of its steps")
-        return page_data(plain(found.data))
+        return page_data(found.data)
 
     def _signal(self, viewed: ViewedRun, query: AddressParameters) -> str:
         signal, there = query.text("signal"), [each["name"] for each in viewed.about()["signals"]]
@@ -416,15 +415,7 @@ def _column(steps: Sequence[tuple[int, int]], step: int) -> int | None:
 
 def page_data(body: object, status: int = 200, retry_after: int | None = None) -> Response:
     """Return an answer in JSON, with texts for numbers that it lacks."""
-    return json_answer(status, _jsonable(body), retry_after=retry_after)
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, float):
-        return number_text(value)
-    if isinstance(value, Mapping):
-        return {str(name): _jsonable(item) for name, item in value.items()}
-    return [_jsonable(item) for item in value] if isinstance(value, list | tuple) else value
+    return json_answer(status, plain(body), retry_after=retry_after)
 
 
 def heatmap_arrays(cells: CellArrays) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_details import RunSteps, run_description, signal_description
+from probe.core.analysis.pictures.run_details import run_description, signal_description
 from probe.core.analysis.pictures.run_numbers import number_names
+from probe.core.analysis.pictures.survey import micro_stepped
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.location import located
 from probe.core.storage.problems import Problems
 from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
@@ -131,18 +131,11 @@ class ViewedRun:
 
     def _signals(self, listing: RunListing) -> Iterator[dict[str, Any]]:
         with self.reader.rows(list(listing.files), files=_ends(listing)) as rows:
-            ends = {signal: self._ends_of(rows, signal) for signal in rows.signals if signal != RUN}
-        for signal, (first, last, ops, micro_stepped) in sorted(ends.items(), key=lambda end: _phase(end[0])):
+            signals = {s: (rows.numbers(s), micro_stepped(rows, s)) for s in rows.signals if s != RUN}
+        for signal, (ops, has_micro_steps) in sorted(signals.items(), key=lambda pair: _phase(pair[0])):
             names = self.names(signal)
             labels = [names.label(names.rows[n]) for n in names.order(names.rows)]
-            yield {**signal_description(signal, ops, labels, micro_stepped), **RunSteps(first, last)._asdict()}
-
-    def _ends_of(self, rows: Any, signal: str) -> tuple[int | None, int | None, tuple[str, ...], bool]:
-        view = rows.view(signal)
-        first, last, micro = rows.connection.execute(
-            f"SELECT min(step), max(step), max({MICRO_STEP}) FROM {view}"  # noqa: S608 - our own words
-        ).fetchone()
-        return first, last, rows.numbers(signal), bool(micro)
+            yield signal_description(signal, ops, labels, has_micro_steps)
 
 
 def analysed(tasks: BackgroundTasks, key: tuple[str, str, str], listing: RunListing) -> TaskResult:

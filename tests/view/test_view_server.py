@@ -82,8 +82,8 @@ def test_a_run_is_described(served: ServedRuns) -> None:
     about = served.server.get(f"/api/runs/{number(served.server, 'known')}")
     [signal] = about["signals"]
     assert (signal["name"], signal["rows"], signal["ops"]) == (SIGNAL, list(NAMES), ["min", "max"])
-    assert (signal["first_step"], signal["last_step"], about["rank_list"]) == (0, 58, "0-1")
-    assert about["numbers"] == []
+    assert (about["first_step"], about["last_step"], about["rank_list"]) == (0, 58, "0-1")
+    assert (about["numbers"], about["facts"]["world size"]) == ([], "2")
 
 
 @pytest.mark.parametrize("columns", [4, 800])
@@ -136,7 +136,7 @@ def test_a_row_names_its_file_and_line(served: ServedRuns) -> None:
     for name in NAMES:
         found = served.server.get(path, signal=SIGNAL, row=name, rank=1, step=24)
         value = served.written[1, name, 24]
-        text = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(value), value)
+        text = value if np.isfinite(value) else str(value)
         assert found["values"] == {"min": 0.0, "max": text}
         assert (found["shape"], found["previous_step"], found["next_step"]) == ("[3, 2]", 22, 26)
         file = served.directories[1].parent / found["file"]
@@ -157,7 +157,7 @@ def test_findings_come_from_an_analysis_in_the_background(served: ServedRuns) ->
     assert cause["row"].startswith(expected.place)
     assert about["finding_total"] >= len(about["finding_list"]) > 1
     asked = {name: cause[name] for name in ("signal", "row", "rank", "step")}
-    assert served.server.get(f"{place}/row", **asked)["values"]["norm"] == "Infinity"
+    assert served.server.get(f"{place}/row", **asked)["values"]["norm"] == "inf"
     marked = served.server.binary(f"{place}/heatmap", signal=cause["signal"], op=cause["op"]).header
     line, column = marked["lines"].index(cause["row"]), marked["steps"].index([cause["step"]] * 2)
     assert [line, column] in marked["findings"]

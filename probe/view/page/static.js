@@ -132,12 +132,10 @@ async function ranksOf(n, op, row) {
   return { source: await part(`ranks/${n}/${op}/${own.rowOf[row]}`), places };
 }
 
-const rankNumbers = async () => (await part("ranks")).rank;
-
 /** @param {URLSearchParams} query */
 async function heatmap(query) {
-  const { n, signal, op, row } = signalOf(query);
-  if (query.get("axis") === "ranks") return ranksHeatmap(query, n, op, row);
+  const { n, signal, op } = signalOf(query);
+  if (query.get("axis") === "ranks") return ranksHeatmap(query);
   const only = query.get("rank");
   if (only !== null && about.ranks) return rankHeatmap(query, n, signal, op, Number(only));
   const spans = spansOf(about.columns);
@@ -149,24 +147,31 @@ async function heatmap(query) {
 }
 
 /**
- * Ranks that have a row, in the order that is asked for.
+ * Cells of a row, a line for each rank that has it.
  * @param {URLSearchParams} query
- * @param {number} n
- * @param {number} op
- * @param {number} row
+ * @param {number[][]} lines lines of the ranks, and the ranks
+ * @param {(ranks: number[], spans: number[][]) => any} header
  */
-async function ranksHeatmap(query, n, op, row) {
+async function ofRanks(query, lines, header) {
+  const { n, op, row } = signalOf(query);
   const found = await ranksOf(n, op, row);
   if (!found) return null;
-  const { source, places } = found;
   const spans = spansOf(about.ranks.columns);
-  const order = (await part("ranks"))[`order/${Math.max(0, about.ranks.orders.indexOf(query.get("order") ?? ""))}`];
-  const lines = /** @type {number[]} */ ([...order].filter((line) => places[line] >= 0));
-  const numbers = await rankNumbers();
-  const ranks = lines.map((line) => numbers[line * about.ranks.ranksALine]);
   const columns = within(spans, query);
-  const header = { lines: ranks, findings: marks(query, ranks, columns.map((k) => spans[k]), (one) => (one.row === query.get("row") ? one.rank : null)) };
-  return cellsAnswer(header, lines.length, columns, spans, (line) => ({ source, at: places[lines[line]] * spans.length, rank: () => ranks[line] }));
+  const own = lines.filter(([line]) => found.places[line] >= 0);
+  return cellsAnswer(header(own.map(([, rank]) => rank), columns.map((k) => spans[k])), own.length, columns, spans,
+    (k) => ({ source: found.source, at: found.places[own[k][0]] * spans.length, rank: () => own[k][1] }));
+}
+
+/**
+ * Ranks that have a row, in the order that is asked for.
+ * @param {URLSearchParams} query
+ */
+async function ranksHeatmap(query) {
+  if (!about.ranks) return null;
+  const { rank, [`order/${Math.max(0, about.ranks.orders.indexOf(query.get("order") ?? ""))}`]: order } = await part("ranks");
+  const lines = Array.from(order, (line) => [line, rank[line * about.ranks.ranksALine]]);
+  return ofRanks(query, lines, (ranks, spans) => ({ lines: ranks, findings: marks(query, ranks, spans, (one) => (one.row === query.get("row") ? one.rank : null)) }));
 }
 
 /**
@@ -194,7 +199,7 @@ async function rankHeatmap(query, n, signal, op, rank) {
 
 /** @param {number} rank */
 async function lineOf(rank) {
-  const at = (await rankNumbers()).indexOf(rank);
+  const at = (await part("ranks")).rank.indexOf(rank);
   return at < 0 ? -1 : Math.floor(at / about.ranks.ranksALine);
 }
 
@@ -216,26 +221,21 @@ function marks(query, lines, spans, line) {
 
 /** @param {URLSearchParams} query */
 async function curve(query) {
-  const { n, op, row, signal } = signalOf(query);
+  const { n, op, row } = signalOf(query);
   if (!about.ranks) {
     const spans = spansOf(about.columns);
     const source = await part(`map/${n}/${op}`);
     const rank = about.directories[0][1];
     return source && row >= 0 ? cellsAnswer({ ranks: [rank] }, 1, within(spans, query), spans, () => ({ source, at: row * spans.length, rank: () => rank })) : null;
   }
-  const found = await ranksOf(n, op, row);
-  if (!found) return null;
-  const spans = spansOf(about.ranks.columns);
-  const wanted = (query.get("ranks") ?? "").split(",").flatMap((text) => {
+  const wanted = (query.get("ranks") ?? "").split(",").filter(Boolean).flatMap((text) => {
     const [first, last] = text.split("-").map(Number);
     return Array.from({ length: Math.min(64, (last ?? first) - first + 1) }, (_, k) => first + k);
   });
-  const numbers = await rankNumbers();
+  const { rank: numbers } = await part("ranks");
   const ranks = (wanted.length ? wanted : [...numbers.slice(0, 64)]).filter((rank) => numbers.includes(rank));
-  const lines = await Promise.all(ranks.map(lineOf));
-  const there = ranks.filter((_, k) => found.places[lines[k]] >= 0);
-  const placed = lines.filter((line) => found.places[line] >= 0);
-  return cellsAnswer({ ranks: there }, there.length, within(spans, query), spans, (k) => ({ source: found.source, at: found.places[placed[k]] * spans.length, rank: () => there[k] }));
+  const lines = await Promise.all(ranks.map(async (rank) => [await lineOf(rank), rank]));
+  return ofRanks(query, lines, (own) => ({ ranks: own }));
 }
 
 /**

@@ -80,6 +80,7 @@ def test_a_healthy_run_gives_a_page_and_exit_code_0(tmp_path: Path) -> None:
     page = PageFile(out)
     shown = page.answer()
     assert (shown["health"], shown["cause"], shown["problems"]) == ("healthy", None, [])
+    assert (shown["facts"]["framework"], shown["rank_list"]) == ("pytorch", "0-1")
     assert "Nothing was found" in shown["summary"]
     assert [signal["name"] for signal in shown["signals"]] == ["actv", "grad_reduced"]
     assert page.answer("details")["costs"][0][:6] == [0, "8", "3.00", "1.00", "500.00", "0.50"]  # 4 s / 8 steps in ms

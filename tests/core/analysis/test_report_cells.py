@@ -13,7 +13,7 @@ from probe.core.analysis.pictures import layout as planning
 from probe.core.analysis.pictures.cells import CellArrays, Places
 from probe.core.analysis.pictures.layout import ReportPlan, plan
 from probe.core.analysis.pictures.rank_table import rank_table
-from probe.core.analysis.pictures.run_cells import CellWork, WholeRun
+from probe.core.analysis.pictures.run_cells import CellWork, RunSource
 from probe.core.analysis.pictures.signal_cells import RowCells
 from probe.core.analysis.pictures.survey import survey
 from probe.core.storage.directories import last_run
@@ -46,7 +46,7 @@ def all_cells(root: Path) -> tuple[ReportPlan, dict[str, RowCells], dict[str, An
         stages = {n: int(directory.manifest["pp_stage"]) for n, directory in enumerate(run.directories)}
         chosen = plan(survey(rows, stages), len(run.ranks))
         table = rank_table(run)
-        of_signals = dict(WholeRun(rows, table).cells(CellWork(chosen, table), lambda _: None))
+        of_signals = dict(RunSource(rows, table).cells(CellWork(chosen, table)))
         maps = {signal.signal: cells.heat for signal, cells in of_signals.items()}
         side_by_side = {signal.signal: cells.ranks for signal, cells in of_signals.items()}
     assert problems.lines() == []

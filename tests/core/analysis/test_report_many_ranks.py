@@ -18,7 +18,7 @@ from probe.core.analysis.pictures import layout, run_cells
 from probe.core.analysis.pictures.farthest import FarRank, far_ranks, farthest
 from probe.core.analysis.pictures.layout import plan
 from probe.core.analysis.pictures.rank_table import rank_table
-from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, WholeRun
+from probe.core.analysis.pictures.run_cells import CellWork, RunSource, SignalCells
 from probe.core.analysis.pieces import Piece
 from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS
@@ -61,11 +61,11 @@ def cells(root: Path) -> tuple[CellWork, SignalCells, list[FarRank]]:
     run = last_run(root, Problems())
     table = rank_table(run)
     with Rows(run.directories, Problems()) as rows:
-        source = WholeRun(rows, table)
+        source = RunSource(rows, table)
         known, _ = source.survey()
         chosen = plan(known, len(run.ranks), table.shares())
         work = CellWork(chosen, table)
-        [(_, found)] = source.cells(work, lambda _: None)
+        [(_, found)] = source.cells(work)
         [far] = farthest([far_ranks(rows, None, table, chosen)]).values()
     return work, found, far
 

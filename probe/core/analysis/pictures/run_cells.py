@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -90,59 +90,43 @@ def signal_cells(work: CellWork, n: int) -> SignalCells:
     return SignalCells(heat, RankCells(signal, own.ops, plan.ranks.columns, own.row_of, places))
 
 
-class RunSource(Protocol):
-    """A run that is being read."""
+class RunSource:
+    """A run that is read in one go.
 
-    @property
-    def run_rows(self) -> Rows:
-        """Rows that have the numbers of the run, and its collectives."""
+    Args:
+        run_rows: rows that have the numbers of the run, and its collectives.
+    """
+
+    def __init__(self, run_rows: Rows, table: RankTable) -> None:
+        self.run_rows, self._table = run_rows, table
+
+    def read(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to all rows, in as many parts as there are."""
+        yield function(self.run_rows, None)
+
+    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to ranges of steps, in their order, each with all ranks."""
+        yield function(self.run_rows, None)
 
     def survey(self) -> tuple[Survey, RunFiles]:
         """Read the names and steps."""
-
-    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
-        """Read the cells of each signal."""
-
-    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
-        """Apply ``function`` to ranges of steps, each with all ranks."""
-
-
-class WholeRun:
-    """A run that is read in one go."""
-
-    def __init__(self, rows: Rows, table: RankTable) -> None:
-        self._rows, self._table = rows, table
-
-    @property
-    def run_rows(self) -> Rows:
-        """All rows."""
-        return self._rows
-
-    def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
-        """Apply ``function`` to all rows."""
-        yield function(self._rows, None)
-
-    def survey(self) -> tuple[Survey, RunFiles]:
-        """Read the names and steps."""
-        found = surveyed(self._rows, None, self._table)
+        found = together(self.read(partial(surveyed, table=self._table)))
         return merged(found.parts), found
 
-    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
-        """Read the cells of each signal, one after the other."""
-        _list_directories(self._rows, work)
-        for n, signal in enumerate(work.plan.signals):
-            observe(f"{signal.signal} ({n + 1} of {len(work.plan.signals)})")
-            cells = signal_cells(work, n)
-            cells.add(cells.query(self._rows))
-            yield signal, cells
+    def cells(self, work: CellWork) -> Iterator[tuple[SignalPlan, SignalCells]]:
+        """Read the cells of all signals."""
+        cells = [signal_cells(work, n) for n in range(len(work.plan.signals))]
+        for part in self.read(partial(piece_cells, work=work)):
+            for n, found in part.items():
+                cells[n].add(found)
+        yield from zip(work.plan.signals, cells, strict=True)
 
 
-class RunPieces:
+class RunPieces(RunSource):
     """A run that is read in pieces, by an engine.
 
     Args:
         rows: the opened files of the run; None if only the workers open them.
-        run_rows: rows that have the numbers of the run, and its collectives.
     """
 
     def __init__(
@@ -154,30 +138,19 @@ class RunPieces:
         table: RankTable,
         problems: Problems,
     ) -> None:
-        self._run, self._rows, self.run_rows = run, rows, run_rows
-        self._engine, self._table, self._problems = engine, table, problems
+        super().__init__(run_rows, table)
+        self._run, self._rows, self._engine, self._problems = run, rows, engine, problems
         self._pieces = by_ranks(run, rows, least=engine.width, cuts=CUTS)
+
+    def read(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
+        """Apply ``function`` to pieces of ranks; problems of the files are found the first time."""
+        yield from read_each(self._engine, function, self._pieces, self._problems)
+        self._pieces = [replace(piece, checked=True) for piece in self._pieces]
 
     def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
         """Apply ``function`` to ranges of steps, in their order."""
         pieces = [replace(piece, checked=True) for piece in by_steps(self._run, self._rows, least=self._engine.width)]
         yield from read_each(self._engine, function, pieces, self._problems)
-
-    def survey(self) -> tuple[Survey, RunFiles]:
-        """Read the names and steps."""
-        function = partial(surveyed, table=self._table)
-        found = together(read_each(self._engine, function, self._pieces, self._problems))
-        return merged(found.parts), found
-
-    def cells(self, work: CellWork, observe: Callable[[str], object]) -> Iterator[tuple[SignalPlan, SignalCells]]:
-        """Read the cells of all signals."""
-        observe("reading the cells of the page")
-        kept = [signal_cells(work, n) for n in range(len(work.plan.signals))]
-        pieces = [replace(piece, checked=True) for piece in self._pieces]
-        for found in read_each(self._engine, partial(piece_cells, work=work), pieces, self._problems):
-            for n, own in found.items():
-                kept[n].add(own)
-        yield from zip(work.plan.signals, kept, strict=True)
 
 
 @contextmanager
@@ -187,7 +160,7 @@ def opened_run(
     """Open a run: in pieces if there are several processes or many ranks, else in one go."""
     if engine is None or (engine.width == 1 and len(run.ranks) <= FEW_RANKS):
         with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
-            yield WholeRun(rows, table)
+            yield RunSource(rows, table)
         return
     if any(directory.packed is not None for directory in run.directories):  # to open it costs one file
         with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
@@ -232,8 +205,8 @@ def together(found: Iterable[RunFiles]) -> RunFiles:
     return whole
 
 
-def piece_cells(rows: Rows, _: Piece, work: CellWork) -> dict[int, list[Found]]:
-    """Cells of the signals of a piece, by the number of the signal."""
+def piece_cells(rows: Rows, _: Piece | None, work: CellWork) -> dict[int, list[Found]]:
+    """Cells of the signals of a piece, or of a whole run, by the number of the signal."""
     _list_directories(rows, work)
     return {
         n: signal_cells(work, n).query(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable
 from probe.core.naming import signal_of
@@ -17,18 +17,12 @@ DIFFERENT = 8
 """Most different values of ranks that are shown."""
 
 
-class RunSteps(NamedTuple):
-    """First and last step of a run, or of a signal; None without any row."""
-
-    first_step: int | None
-    last_step: int | None
-
-
 def run_description(run: RecordedRun, table: RankTable) -> dict[str, object]:
-    """Return the fields of a run that need no rows: ``facts`` by their titles, orders of its ranks, ranks as text."""
-    manifests = [directory.manifest for directory in run.directories]
+    """Return the fields of a run that need no rows: ``facts`` by their titles, as its first directory has them, orders
+    of its ranks, and ranks as text."""
+    manifest = run.directories[0].manifest
     return {
-        "facts": {title: agreed(manifests, key) for key, title in FACTS.items() if any(m.get(key) for m in manifests)},
+        "facts": {title: _text(manifest[key]) for key, title in FACTS.items() if manifest.get(key)},
         "orders": [order.title for order in table.orders()],
         "rank_list": ranks_text(run.ranks),
         "missing_ranks": ranks_text(run.missing),

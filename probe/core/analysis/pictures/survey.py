@@ -114,7 +114,7 @@ def survey_parts(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) 
         if not counted or not rows.numbers(signal):
             continue
         heads = heads_of(rows, signal, stages, numbers)
-        parts.append(SurveyPart(signal, rows.numbers(signal), counted, steps, heads, _micro_stepped(rows, signal)))
+        parts.append(SurveyPart(signal, rows.numbers(signal), counted, steps, heads, micro_stepped(rows, signal)))
     return parts
 
 
@@ -195,7 +195,8 @@ def _counted(rows: Rows, signal: str) -> tuple[dict[SurveyRow, tuple[int, int, i
     return counted, frozenset(steps)
 
 
-def _micro_stepped(rows: Rows, signal: str) -> bool:
+def micro_stepped(rows: Rows, signal: str) -> bool:
+    """Return whether any file of a signal distinguishes micro steps."""
     if any(MICRO_STEP in file.columns for _, file in rows.files[signal]):
         return True
     parquet = [file for _, file in rows.files[signal] if not file.columns]

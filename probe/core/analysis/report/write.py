@@ -18,7 +18,7 @@ from probe.core.analysis.pictures.payload import payload
 from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
-from probe.core.analysis.pictures.run_details import RunSteps, run_description, run_details, signal_description
+from probe.core.analysis.pictures.run_details import run_description, run_details, signal_description
 from probe.core.analysis.pictures.run_numbers import number_curves, number_names
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
@@ -42,6 +42,13 @@ MOST_CURVES = 24
 LAST_STEP = 1 << 40
 RUN = "/api/runs/0"
 """Address of the run on the page."""
+
+
+class RunSteps(NamedTuple):
+    """First and last step of a run."""
+
+    first_step: int
+    last_step: int
 
 
 class Written(NamedTuple):
@@ -89,7 +96,8 @@ def write_report(
         names = number_names(source.run_rows)
         curves = number_curves(source.run_rows, names[:MOST_CURVES], Span(0, LAST_STEP), POINTS) if names else None
         look = lambda signal, found: bad.extend(_first_bad(found, signal, run))  # noqa: E731 - of one use
-        cells = payload(source.cells(work, observe), run, known, work, files, curves, look)
+        observe("reading the cells of the page")
+        cells = payload(source.cells(work), run, known, work, files, curves, look)
         speed = performance_picture(source.run_rows, run, root)
         far = far_picture(source, work, speed.paces, observe)
     if not known.signals and curves is None:
