@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
+from probe.core.analysis.pictures.run_details import facts_of
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import located
-from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
 from probe.view.curves import number_names
@@ -133,7 +133,6 @@ class ViewedRun:
 
     def _described(self, listing: RunListing) -> dict[str, Any]:
         directories = listing.run.directories
-        manifest = directories[0].manifest
         hosts: dict[str, list[int]] = {}
         groups: dict[str, dict[str, None]] = {}
         for directory in directories:
@@ -152,7 +151,7 @@ class ViewedRun:
             "missing_ranks": listed(listing.run.missing),
             "hosts": {name: listed(sorted(set(ranks))) for name, ranks in hosts.items() if name},
             "groups": {name: list(own) for name, own in groups.items()},
-            "facts": {title: _text(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
+            "facts": facts_of([directories[0].manifest]),
         }
 
     def _signals(self, listing: RunListing) -> list[dict[str, Any]]:
@@ -204,10 +203,6 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
 
 def _phase(signal: str) -> tuple[int, str]:
     return signal_of(signal).phase, signal
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:

@@ -22,13 +22,18 @@ def run_details(run: RecordedRun) -> dict[str, object]:
     flat = [dict(_flat(manifest.config)) for manifest in manifests if manifest.config]
     costly = sorted(ended, key=_seconds_a_step, reverse=True) if len(ended) > MOST_COSTS else ended
     return {
-        "facts": [[title, agreed(manifests, key)] for key, title in FACTS.items() if any(key in m for m in manifests)],
+        "facts": [*map(list, facts_of(manifests).items())],
         "configuration": [[key, agreed(flat, key)] for key in dict.fromkeys(key for config in flat for key in config)],
         "directories": len(run.directories),
         "ended": len(ended),
         "costs": [_cost(directory) for directory in costly[:MOST_COSTS]],
         "missing": listed(run.missing),
     }
+
+
+def facts_of(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Facts about a run for people, by their titles."""
+    return {title: agreed(manifests, key) for key, title in FACTS.items() if any(key in each for each in manifests)}
 
 
 def agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:

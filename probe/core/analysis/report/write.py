@@ -19,7 +19,7 @@ from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, opened_run
 from probe.core.analysis.pictures.run_curves import run_curves
-from probe.core.analysis.pictures.run_details import run_details
+from probe.core.analysis.pictures.run_details import facts_of, run_details
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
@@ -31,7 +31,6 @@ from probe.core.storage.files import replacing
 from probe.core.storage.layout import MICRO_STEP, STAGE
 from probe.core.storage.layout import ranks_text as listed
 from probe.core.storage.location import Place
-from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
 MOST_PROBLEMS = 100
@@ -135,7 +134,6 @@ def check_target(out: Path) -> None:
 def _description(
     root: Place, run: RecordedRun, known: Survey, table: RankTable, problems: Problems
 ) -> dict[str, object]:
-    manifest = run.directories[0].manifest
     kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
     return {
         "number": 0,
@@ -153,7 +151,7 @@ def _description(
         # Pieces of a run find them in another order.
         "problems": replace(problems, kept=kept).lines(MOST_PROBLEMS),
         "cost": None,
-        "facts": {title: str(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
+        "facts": facts_of([run.directories[0].manifest]),
     }
 
 
