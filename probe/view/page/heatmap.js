@@ -86,7 +86,9 @@ export class Heatmap {
     const { lines } = look;
     const count = this.cells.lines;
     this.lines = lines && lines[0] < count && lines[0] < lines[1] ? [lines[0], Math.min(lines[1], count)] : [0, count];
-    if (this.cursor && (this.cursor.line >= count || this.cursor.column >= this.cells.columns)) this.cursor = null;
+    const inside = (/** @type {Place | null} */ place) => (place && place.line < count && place.column < data.header.steps.length ? place : null);
+    this.cursor = inside(this.cursor);
+    this.chosen = inside(this.chosen);
     this.draw();
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }

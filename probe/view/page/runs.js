@@ -10,6 +10,7 @@ import { spoken, t } from "./words.js";
 /** @typedef {import("./state.js").State} State */
 
 const [PAGE, MOST] = [200, 1000]; // runs that are asked for at first, and at most
+const COSTLY = 0.2; // share of a step from which on the cost is marked
 const PAUSE = 150; // milliseconds without a key after which the filter is sent
 /** @type {[name: string, sort: string, number: boolean][]} */
 const COLUMNS = [["name", "name", false], ["cause", "", false], ["loss", "", false], ["steps", "steps", true], ["ranks", "ranks", true], ["findings", "findings", true], ["cost", "cost", true], ["changed", "changed", true]];
@@ -113,7 +114,7 @@ export class Runs {
       element("td", { className: "pick" }, pick), element("td", { className: "name" }, link, " ", aliveness(run), element("small", { className: "quiet", textContent: folder })),
       element("td", { className: "why" }, badge(run), " ", ...this.why(run)), element("td", { className: "loss" }, sparkline(run.loss ?? [], t("loss"))),
       number("steps", stepsOf(run)), number("ranks", run.ranks), number("findings", run.findings, run.findings ? "bad" : ""),
-      number("cost", costText(run.cost)), number("changed", run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
+      number("cost", costText(run.cost), run.cost > COSTLY ? "warn" : ""), number("changed", run.changed ? ago(Date.now() / 1000 - run.changed, spoken()) : ""));
   }
 
   /** @param {any} run */

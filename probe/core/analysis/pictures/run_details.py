@@ -20,9 +20,8 @@ DIFFERENT = 8
 def run_description(run: RecordedRun, table: RankTable) -> dict[str, object]:
     """Return the fields of a run that need no rows: ``facts`` by their titles, as its first directory has them, orders
     of its ranks, and ranks as text."""
-    manifest = run.directories[0].manifest
     return {
-        "facts": {title: _text(manifest[key]) for key, title in FACTS.items() if manifest.get(key)},
+        "facts": facts_of([run.directories[0].manifest]),
         "orders": [order.title for order in table.orders()],
         "rank_list": ranks_text(run.ranks),
         "missing_ranks": ranks_text(run.missing),
@@ -49,13 +48,18 @@ def run_details(run: RecordedRun) -> dict[str, object]:
     flat = [dict(_flat(manifest.config)) for manifest in manifests if manifest.config]
     costly = sorted(ended, key=_seconds_a_step, reverse=True) if len(ended) > MOST_COSTS else ended
     return {
-        "facts": [[title, agreed(manifests, key)] for key, title in FACTS.items() if any(key in m for m in manifests)],
+        "facts": [*map(list, facts_of(manifests).items())],
         "configuration": [[key, agreed(flat, key)] for key in dict.fromkeys(key for config in flat for key in config)],
         "directories": len(run.directories),
         "ended": len(ended),
         "costs": [_cost(directory) for directory in costly[:MOST_COSTS]],
         "missing": ranks_text(run.missing),
     }
+
+
+def facts_of(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Facts about a run for people, by their titles."""
+    return {title: agreed(manifests, key) for key, title in FACTS.items() if any(key in each for each in manifests)}
 
 
 def agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -11,6 +11,7 @@ from probe.core.language import in_language
 from probe.core.naming import LOSS, RUN
 from probe.core.storage.anomaly_json import in_json
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import PP_STAGE
 from probe.core.storage.problems import Problems
 from probe.core.verdict import Verdict
 from probe.core.verdict_picture import VerdictPicture
@@ -47,7 +48,7 @@ def _focus(picture: VerdictPicture, verdict: Verdict, analysis: Analysis) -> dic
         "signal": picture.signal,
         "op": picture.column,
         "name": name,
-        "pp_stage": directory.manifest.pipeline_stage,
+        PP_STAGE: directory.manifest.pipeline_stage,
         "rank": rank,
         "step": bad[0] if bad else picture.since,
         "from": picture.steps[0],

@@ -29,7 +29,6 @@ from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import MICRO_STEP, STAGE
 from probe.core.storage.location import Place
-from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
 MOST_PROBLEMS = 100
@@ -139,7 +138,6 @@ def check_target(out: Path) -> None:
 def _description(
     root: Place, run: RecordedRun, known: Survey, table: RankTable, problems: Problems
 ) -> dict[str, object]:
-    manifest = run.directories[0].manifest
     kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
     return {
         "number": 0,
@@ -155,7 +153,6 @@ def _description(
         # Pieces of a run find them in another order.
         "problems": replace(problems, kept=kept).lines(MOST_PROBLEMS),
         "cost": None,
-        "facts": {title: str(manifest[name]) for name, title in FACTS.items() if manifest.get(name)},
     }
 
 
