@@ -48,7 +48,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Commands that tests start print English, whatever the language of the machine.
 os.environ["LANGUAGE"] = "en"
 
-# Otherwise threads of MindSpore's queues of operators spin: ten times the CPU of a small step (2.10.0). Programs of some
+# Else threads of MindSpore's queues of operators spin: ten times the CPU of a small step (2.10.0). Programs of some
 # tests, and all of `make test-versions`, train with the queues.
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 

@@ -11,8 +11,8 @@ from probe.cli.places import RunPlace, usual_place
 def mcp(directory: RunPlace = None) -> None:
     """Answer the questions of a coding agent about runs, by the Model Context Protocol on standard input and output.
 
-    It reads only, and nothing outside DIRECTORY, which may hold many runs. The agent's program starts it: `claude mcp
-    add probe -- probe mcp monitor_output`. Exit code 0 when its input ends; 2 if it cannot start.
+    It reads only, and nothing outside DIRECTORY, which may hold many runs. The agent's program starts it:
+    `claude mcp add probe -- probe mcp monitor_output`. Exit code 0 when its input ends; 2 if it cannot start.
     """
     usual = usual_place()
     folder = directory or (usual if usual.is_dir() else Path.cwd())

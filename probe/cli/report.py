@@ -67,12 +67,12 @@ def report(
         fields = {"path": written.path, "bytes": written.size, "ranks": written.ranks, "rows": written.rows}
         print_answer("report", {**fields, "text": written.diagnosis.paragraph, **problem_fields(written.problems)})
     else:
-        text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
+        template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
         if written.ranks == 1:
-            text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
-        line = message(text, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
+            template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
+        summary = message(template, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
         typer.echo(printable_lines(written.diagnosis.paragraph))
-        typer.echo(printable(translated(line)))
+        typer.echo(printable(translated(summary)))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

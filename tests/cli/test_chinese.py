@@ -57,8 +57,8 @@ def test_the_first_cause_is_in_chinese(run: Path) -> None:
     english, chinese = probe(*words), probe(*words, LANG="zh_CN.UTF-8")
     assert english.returncode == chinese.returncode == 1
     text = "".join(chinese.stdout.split())
-    for part in ("根因：NaN。", "b.output（激活值：模块的输入和输出；模块b），rank1，第20步，microstep0", "由AnomalyNan检出",
-                 "该模块的输入是有限值", "并传播到rank0", "下一步请检查：", "级联"):  # fmt: skip
+    for part in ("根因：NaN。", "b.output（激活值：模块的输入和输出；模块b），rank1，第20步，microstep0",
+                 "由AnomalyNan检出", "该模块的输入是有限值", "并传播到rank0", "下一步请检查：", "级联"):  # fmt: skip
         assert part in text, part
     original = "".join(english.stdout.partition("cause ")[0].split())
     assert Counter(re.findall(r"\d+", text.partition("类别")[0])) == Counter(re.findall(r"\d+", original))

@@ -7,6 +7,7 @@ inputs, parameters and gradients that agree it computes numbers that agree, to a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from probe.core.analysis.compare.piece_rows import PieceRows, positions
@@ -100,22 +101,25 @@ def jumps(rows: PieceRows) -> list[Jump]:
     return []
 
 
-def _causes(connection: Connection, least: float, records: Sequence[tuple[Any, ...]], last: int) -> list[tuple[Any, ...]]:
-    """Return the jumps of the modules in which those of the records may begin, in every step that shows them.
+def _causes(
+    connection: Connection, least: float, shown: Sequence[tuple[Any, ...]], last: int
+) -> Sequence[tuple[Any, ...]]:
+    """Return the jumps of the modules in which those that are shown may begin, in every step that shows them.
 
     A formula that differs does so in every step, but the norms of a step may agree by chance: what a wrong forward
     does to the backward of another module can show before it. So forwards of the steps behind come first, and half as
     much shows the earliest step of a module that is known to part the runs.
     """
-    step = records[0][2]
+    step = shown[0][2]
     until = min(last, step + BEHIND)
     behind = _JUMPS.format(first=step, last=until, least=least, factor=FACTOR, digits=DIGITS)
-    rows = connection.execute(f"{behind} WHERE signal = '{FORWARD}'").fetchall() or records
+    rows = connection.execute(f"{behind} WHERE signal = '{FORWARD}'").fetchall() or shown
     modules = sorted({(row[0], row[6]) for row in rows})[:MOST]
     marks = ", ".join("(?, ?)" for _ in modules)
     every = _JUMPS.format(first=max(0, step - BEHIND), last=until, least=least / 2, factor=FACTOR, digits=DIGITS)
     chosen = f"{every} WHERE (signal, module) IN ({marks})"
-    return connection.execute(chosen, [name for module in modules for name in module]).fetchall()
+    found: list[tuple[Any, ...]] = connection.execute(chosen, [*chain(*modules)]).fetchall()
+    return found
 
 
 def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:

@@ -128,8 +128,6 @@ def check_entries(findings: Sequence[RankCheckFinding]) -> list[dict[str, Any]]:
 
 def check_texts(findings: Sequence[RankCheckFinding]) -> list[str]:
     """Return lines for people; none if nothing was found."""
-    return (
-        []
-        if not findings
-        else [message("Checks of the loop at every step:"), *(joined("", ["  ", on_ranks.text]) for on_ranks in findings)]
-    )
+    if not findings:
+        return []
+    return [message("Checks of the loop at every step:"), *(joined("", ["  ", finding.text]) for finding in findings)]
