@@ -25,6 +25,7 @@ MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/referenc
     "xy_distribution": True,  # inputs and outputs of modules, and their gradients
     "all_xy": True,
     "ops": ["norm", "min", "max"],
+    "step_count_per_record": 100,
     "alert": {"rules": [{"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"}]},
 }
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 96, 4, 2

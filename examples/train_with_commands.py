@@ -27,7 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from probe.pytorch import ReduceLearningRate, RollbackCheckpoint, TrainerMon  # probe
 
 CONTEXT, WIDTH, CHECKPOINT_STEPS = 8, 32, 50
-MONITOR = {"format": ["csv", "prometheus"], "wg_distribution": True, "run": {"job": "commanded"}}  # probe
+MONITOR = {  # probe
+    "format": ["csv", "prometheus"],
+    "step_count_per_record": 100,
+    "wg_distribution": True,
+    "run": {"job": "commanded"},
+}
 
 
 class Network(nn.Module):

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from probe.pytorch import TrainerMon  # probe
 
-MONITOR = {"format": ["csv"], "wg_distribution": True, "ops": ["norm"]}  # probe
+MONITOR = {"format": ["csv"], "step_count_per_record": 100, "wg_distribution": True, "ops": ["norm"]}  # probe
 MOST_RECORDS = 1000
 BATCH = 32
 

@@ -11,7 +11,12 @@ import wandb
 
 from probe.pytorch import TrainerMon
 
-CONFIG = {"format": ["csv", "wandb"], "wg_distribution": True, "ops": ["norm", "nans", "infs"]}
+CONFIG = {
+    "format": ["csv", "wandb"],
+    "step_count_per_record": 100,
+    "wg_distribution": True,
+    "ops": ["norm", "nans", "infs"],
+}
 STEPS = 20
 
 
