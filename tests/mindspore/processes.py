@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from tests import user_scripts
 from tests.quick_python import quick_python
@@ -20,6 +23,15 @@ AFTER_PYTHON = re.compile(
     r"Fatal Python error: Segmentation fault\n\nThread 0x\w+ \(most recent call first\):\n  <no Python frame>\n"
 )
 """Crash of MindSpore's communicator when the process goes and no Python runs any more (seen once, 2.10)."""
+
+
+def queued(function: Callable[[], Any], folder: Path) -> Any:
+    """What a function of a module returns, through JSON, in a process whose operators run behind the program."""
+    script = f"import json\nfrom {function.__module__} import {function.__name__} as f\nprint(json.dumps(f()))"
+    server, own = user_scripts.forks(*user_scripts.MINDSPORE), {"PYTHONPATH": str(ROOT), **user_scripts.QUEUED}
+    done = user_scripts.ran(server, ["-c", script], folder, os.environ | own)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def run(script: str, ranks: int, root: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,14 +13,13 @@ import pytest
 from probe.core.faults import Faults
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.records import Key
-from tests import user_scripts
-from tests.forks import ROOT
 from tests.required import require
 
 os.environ.setdefault("GLOG_v", "4")  # MindSpore logs its warnings to the terminal
 ms = require("mindspore")
 
 from probe.mindspore import device_moments, tensors  # noqa: E402 - only where MindSpore is
+from tests.mindspore.processes import queued  # noqa: E402
 
 Tensor = Any
 Moments = Callable[[Sequence[Tensor], Sequence[str], float], Any]
@@ -184,29 +182,24 @@ QUESTIONS: dict[str, Callable[[Tensor], object]] = {
 }
 FAILURES = [(after_a_failure, name, "RuntimeError", "AdamW") for name in READINGS]
 FAILURES += [(failed, name, "TypeError", "Cast") for name in READINGS | QUESTIONS]
-SURFACING = """
-import json
-from tests.mindspore.test_tensors import FAILURES, surfaced
-print(json.dumps([surfaced(make, name) for make, name, *_ in FAILURES]))
-"""
 
 
-def surfaced(make: Callable[[], Tensor], name: str) -> tuple[str, str, bool]:
-    """Class and text of the error that surfaces, and whether a guard would swallow it."""
-    tensor = make()
-    with pytest.raises(tensors.Deferred) as caught:
-        (READINGS | QUESTIONS)[name](tensor)
-    return type(caught.value.error).__name__, str(caught.value.error), isinstance(caught.value, Exception)
+def surfaced() -> list[tuple[str, str, bool]]:
+    """Class and text of the error that surfaces in each case, and whether a guard would swallow it."""
+    errors = []
+    for make, name, *_ in FAILURES:
+        tensor = make()
+        with pytest.raises(tensors.Deferred) as caught:
+            (READINGS | QUESTIONS)[name](tensor)
+        error = caught.value.error
+        errors.append((type(error).__name__, str(error), isinstance(caught.value, Exception)))
+    return errors
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, bool]]:
-    """What surfaces of each failure, in a process whose operators run behind the program."""
-    server, own = user_scripts.forks(*user_scripts.MINDSPORE), {"PYTHONPATH": str(ROOT), **user_scripts.QUEUED}
-    folder = tmp_path_factory.mktemp("failures")
-    done = user_scripts.ran(server, ["-c", SURFACING], folder, os.environ | own)
-    assert done.returncode == 0, done.stderr
-    return [tuple(line) for line in json.loads(done.stdout)]
+    """The same of a process in which nobody knows of them yet."""
+    return [tuple(line) for line in queued(surfaced, tmp_path_factory.mktemp("failures"))]
 
 
 @pytest.mark.skipif(not hasattr(ms, "float8_e5m2"), reason="fails otherwise in versions before 2.10")
