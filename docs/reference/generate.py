@@ -376,7 +376,7 @@ def _signature(name: str, value: Any) -> str:
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
     shown = [_parameter(p) for p in parameters]
     named = [place for place, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY]
-    if named:
+    if named and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         shown.insert(named[0], "*")
     returned = signature.return_annotation
     nothing = isinstance(value, type) or returned in (inspect.Signature.empty, None, "None")

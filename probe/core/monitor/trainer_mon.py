@@ -210,9 +210,9 @@ class Monitor(AssignedSettings):
         names that were logged before the first forward of all.
 
         Args:
+            unnamed: without effect, with a warning: numbers need names.
             step: number of the step; only that in progress and the one that ended last have an effect. Missing: the one
                 that the numbers are about.
-            unnamed: without effect: numbers need names.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.

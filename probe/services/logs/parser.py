@@ -98,9 +98,9 @@ class TrainingLogParser:
             The same record, but ``timestamp`` is None if the line states no time.
         """
         if line.startswith(OF_CONTAINER) and isinstance(text := (outer := json_of(line)).get("log"), str):
-            record = self.record(text.strip().encode("utf-8", "backslashreplace"), searched=searched, cut=cut)
-            time = record["timestamp"] or _time_in(outer)
-            return record | {"timestamp": time, "timestamp_source": "line" if time else None}
+            inner = self.record(text.strip().encode("utf-8", "backslashreplace"), searched=searched, cut=cut)
+            time = inner["timestamp"] or _time_in(outer)
+            return inner | {"timestamp": time, "timestamp_source": "line" if time else None}
         raw = without_escapes(line)
         line = with_plain_numbers(raw)
         low = line.lower()
