@@ -16,7 +16,7 @@ MOST_CHARACTERS = 20_000
 """Characters of an answer at most."""
 MOST_NAME = 200
 """Characters of a name; a longer one is cut, and taken in its cut form by every tool."""
-MOST_TEXT = 2000
+MOST_TEXT = 1000
 """Characters of another text."""
 MOST_CHOICES = 50
 """Names that an error lists."""

@@ -31,7 +31,7 @@ from probe.agents.arguments import (
 )
 from probe.core.config.reference import references
 from probe.core.moments import OPS
-from probe.core.naming import LOSS_ROOT, SIGNALS
+from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.view.background import TaskResult, comparison_arguments
 from probe.view.curves import RankChoice, number_curves, row_curves
 from probe.view.findings import FoundFinding, chosen, health_of
@@ -44,8 +44,12 @@ WAIT_SECONDS = 45.0
 """Longest wait for an analysis: clients give a call up after a minute."""
 READ_SECONDS = 5.0
 """Longest time in which runs that were never read are read for a list."""
-MOST_TEXTS = 10
-"""Notes, problems and facts of an answer."""
+MOST_TEXTS = 5
+"""Notes and problems of an answer."""
+MOST_PLACES = 10
+"""Places of a verdict."""
+MOST_NUMBERS = 20
+"""Numbers and facts of a run that are listed beside its signals."""
 MOST_RANKS = 16
 """Curves of an answer."""
 AGAIN = "the same call again"
@@ -80,21 +84,13 @@ class RunTools:
         about = viewed.about()
         fields: Answer = {"run": self._named(run)}
         if query.signal:
-            signal = _signal(viewed, query.signal)
-            rows = [row for row in signal["rows"] if query.text.casefold() in row.casefold()]
-            page = query.offset, query.limit, len(rows)
-            fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
-            fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
-            return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], page)
+            return _rows_answer(fields, viewed, query)
         numbers = [*map(short_name, about["numbers"])]
-        facts = [*about["facts"].items()][: 2 * MOST_TEXTS]
-        fields |= {
-            "ranks": about["rank_list"],
-            "missing_ranks": about["missing_ranks"],
-            "numbers": numbers[: 5 * MOST_TEXTS],
-            "numbers_left_off": max(0, len(numbers) - 5 * MOST_TEXTS),
-            "facts": {title: short_name(text) for title, text in facts},
-        }
+        rest = max(0, len(numbers) - MOST_NUMBERS)
+        facts = {title: short_name(text) for title, text in [*about["facts"].items()][:MOST_NUMBERS]}
+        fields |= {"ranks": about["rank_list"], "missing_ranks": about["missing_ranks"], "facts": facts}
+        fields |= {"numbers": numbers[:MOST_NUMBERS], "numbers_left_off": rest}
+        fields |= {"ask_for_numbers": f"signals with signal={RUN}"} if rest else {}
         signals = [
             {**signal, "meaning": sentence(signal["meaning"], [signal["name"]]), "rows": len(signal["rows"])}
             for signal in about["signals"]
@@ -114,7 +110,8 @@ class RunTools:
         recorded = None if run.summary is None else run.summary.findings
         verdict = {name: value for name, value in answer["verdict"].items() if name != "lines"}
         names = [*verdict["where"], *answer["judged"]["signals"], *(finding.row for finding in diagnosis.findings)]
-        verdict["where"] = [*map(short_name, verdict["where"])]
+        verdict["where_left_off"] = max(0, len(verdict["where"]) - MOST_PLACES)
+        verdict["where"] = [*map(short_name, verdict["where"][:MOST_PLACES])]
         verdict["text"] = sentence(verdict["text"], names)
         verdict["looked"] = {
             name: [sentence(text, names) for text in texts] for name, texts in verdict["looked"].items()
@@ -325,6 +322,18 @@ def _signal(viewed: ViewedRun, name: str) -> Answer:
     signals = {signal["name"]: signal for signal in viewed.about()["signals"]}
     signal: Answer = signals[chosen_name("signal", name, [*signals])]
     return signal
+
+
+def _rows_answer(fields: Answer, viewed: ViewedRun, query: SignalsArguments) -> Answer:
+    """Return the rows of a signal, or the numbers of the run."""
+    names = viewed.about()["numbers"]
+    if query.signal != RUN:
+        signal = _signal(viewed, query.signal)
+        names = signal["rows"]
+        fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
+        fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
+    rows = [row for row in names if query.text.casefold() in row.casefold()]
+    return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], (query.offset, query.limit, len(rows)))
 
 
 def _op(signal: Answer, op: str) -> str:

@@ -134,6 +134,7 @@ def test_a_wrong_call_is_answered_with_what_was_expected(hostile: HostileRuns) -
     assert agent.refused("curve", run="one", signal=SIGNAL, name="embedding", ranks="all")["argument"] == "ranks"
     assert "did you mean alert" in agent.refused("explain", name="alrt")["expected"]
     assert "verdict" in agent.refused("delete")["choices"]
+    assert agent.ask("signals", run="one", signal="run")["rows"] == ["loss"]
     assert agent.ask("explain", name="loss-not-finite")["explanations"][0]["remedy"]
     assert agent.ask("explain", name="eps")["explanations"][0]["default"] == "1e-08"
 
