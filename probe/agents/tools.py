@@ -173,7 +173,11 @@ class RunTools:
             for n, line in enumerate(found.lines)
         ]
         fields |= {"steps": [*map(_column, found.spans)]}
-        return bounded(fields, "curves", lines[:MOST_RANKS], (0, MOST_RANKS, len(lines)))
+        total = sum(ranks is None or rank in ranks for rank in viewed.reader.listing().run.ranks)
+        page = 0, MOST_RANKS, total if query.signal else len(lines)
+        return bounded(
+            fields, "curves", lines, page, f"again with other ranks: the run has {viewed.about()['rank_list']}"
+        )
 
     def heatmap(self, query: HeatmapArguments) -> Answer:
         """Return the rows of a signal over steps as numbers, in the order of the model; or, with `row`, the ranks of
@@ -229,7 +233,8 @@ class RunTools:
         fields |= {"verdict": sentence(answer["verdict"], names), **_texts("about", answer["about"], names)}
         fields |= _texts("problems", answer["problems"], names)
         differences = [_difference(row, names) for row in rows]
-        return bounded(fields, "differences", differences, (0, query.limit, max(answer["beyond"], len(rows))))
+        page = 0, query.limit, max(answer["beyond"], len(rows))
+        return bounded(fields, "differences", differences, page, "again with a limit of up to 20, or `probe compare`")
 
     def explain(self, query: ExplainArguments) -> Answer:
         """Explain a key of the configuration, a rule, a check, a signal or an op: meaning, type, default, reason and
@@ -246,7 +251,8 @@ class RunTools:
         entries = [*(key._asdict() for key in found.keys), *(judge._asdict() for judge in found.judges)]
         if len(found.keys) > 5:
             entries = [{"key": key.key, "rule": key.rule, "meaning": key.short} for key in found.keys]
-        return bounded({"name": query.name}, "explanations", entries, (0, len(entries), len(entries)))
+        page = 0, len(entries), len(entries)
+        return bounded({"name": query.name}, "explanations", entries, page, "again with a longer key")
 
     def _by_change(self) -> list[ListedRun]:
         """Return the runs, the one that changed last first; those that were never read are read for it."""

@@ -132,6 +132,9 @@ def test_an_agent_finds_the_planted_fault(runs: Path, tmp_path: Path) -> None:
         curve = agent.ask("curve", run="broken", ranks=str(RANK))
         assert dict(zip(curve["steps"], curve["curves"][0]["values"], strict=True))[STEP] == "nan"
 
+        both = agent.ask("curve", run="broken", signal=signal, name=row, op="norm", points=1)
+        assert ([line["rank"] for line in both["curves"]], both["left_off"]) == ([0, RANK], None)
+
         compared = agent.ask("compare", run="broken", against="healthy")
         assert (compared["state"], compared["agrees"]) == ("done", False)
         difference = compared["differences"][0]

@@ -155,6 +155,8 @@ def test_what_has_no_room_is_counted(hostile: HostileRuns, tmp_path: Path) -> No
             assert answer["left_off"]["after"] == 300 - len(names)
             assert answer["left_off"]["ask"] == f"again with offset={len(names)}"
         assert names == rows
+        explained = agent.ask("explain", name="alert")
+        assert explained["total"] == len(explained["explanations"])
 
 
 def test_standard_output_has_the_protocol_alone(hostile: HostileRuns, tmp_path: Path) -> None:
