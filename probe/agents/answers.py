@@ -16,7 +16,7 @@ MOST_CHARACTERS = 20_000
 """Characters of an answer at most."""
 MOST_NAME = 200
 """Characters of a name; a longer one is cut, and taken in its cut form by every tool."""
-MOST_TEXT = 2000
+MOST_TEXT = 1000
 """Characters of another text."""
 MOST_CHOICES = 50
 """Names that an error lists."""
@@ -105,12 +105,13 @@ def text_of(answer: Mapping[str, Any]) -> str:
     return printable_json(json.dumps(answer, ensure_ascii=False, allow_nan=False))
 
 
-def bounded(answer: Answer, name: str, entries: Sequence[Any], page: tuple[int, int, int]) -> Answer:
+def bounded(answer: Answer, name: str, entries: Sequence[Any], page: tuple[int, int, int], ask: str = "") -> Answer:
     """Return an answer with a list of as many ``entries`` as there is room for.
 
     Args:
         name: field of the list.
         page: entries before these, entries that were asked for, and entries of all.
+        ask: advice on how to ask for the others; empty: with an offset.
     """
     before, limit, total = page
     room = MOST_CHARACTERS - len(text_of({"schema_version": SCHEMA_VERSION, **answer})) - 400
@@ -121,5 +122,6 @@ def bounded(answer: Answer, name: str, entries: Sequence[Any], page: tuple[int, 
             break
         shown.append(entry)
     rest = total - before - len(shown)
-    left_off = {"before": before, "after": rest, "ask": f"again with offset={before + len(shown)}" if rest > 0 else ""}
+    ask = ask or f"again with offset={before + len(shown)}"
+    left_off = {"before": before, "after": rest, "ask": ask if rest > 0 else ""}
     return {**answer, name: shown, "total": total, "left_off": left_off if before or rest > 0 else None}

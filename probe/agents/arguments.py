@@ -58,7 +58,7 @@ class SignalsArguments(OneRunArguments, PagedArguments):
     """Signals of a run, and with `signal` its rows."""
 
     signal: Words = ""
-    """Signal whose rows are listed; empty: all signals, without rows."""
+    """Signal whose rows are listed, `run` for the numbers of the run; empty: all signals, without rows."""
     text: Words = ""
     """Text in the name of a row, upper or lower case."""
 

@@ -31,7 +31,7 @@ from probe.agents.arguments import (
 )
 from probe.core.config.reference import references
 from probe.core.moments import OPS
-from probe.core.naming import LOSS_ROOT, SIGNALS
+from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.view.background import TaskResult, comparison_arguments
 from probe.view.curves import RankChoice, number_curves, row_curves
 from probe.view.findings import FoundFinding, chosen, health_of
@@ -44,8 +44,12 @@ WAIT_SECONDS = 45.0
 """Longest wait for an analysis: clients give a call up after a minute."""
 READ_SECONDS = 5.0
 """Longest time in which runs that were never read are read for a list."""
-MOST_TEXTS = 10
-"""Notes, problems and facts of an answer."""
+MOST_TEXTS = 5
+"""Notes and problems of an answer."""
+MOST_PLACES = 10
+"""Places of a verdict."""
+MOST_NUMBERS = 20
+"""Numbers and facts of a run that are listed beside its signals."""
 MOST_RANKS = 16
 """Curves of an answer."""
 AGAIN = "the same call again"
@@ -80,21 +84,13 @@ class RunTools:
         about = viewed.about()
         fields: Answer = {"run": self._named(run)}
         if query.signal:
-            signal = _signal(viewed, query.signal)
-            rows = [row for row in signal["rows"] if query.text.casefold() in row.casefold()]
-            page = query.offset, query.limit, len(rows)
-            fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
-            fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
-            return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], page)
+            return _rows_answer(fields, viewed, query)
         numbers = [*map(short_name, about["numbers"])]
-        facts = [*about["facts"].items()][: 2 * MOST_TEXTS]
-        fields |= {
-            "ranks": about["rank_list"],
-            "missing_ranks": about["missing_ranks"],
-            "numbers": numbers[: 5 * MOST_TEXTS],
-            "numbers_left_off": max(0, len(numbers) - 5 * MOST_TEXTS),
-            "facts": {title: short_name(text) for title, text in facts},
-        }
+        rest = max(0, len(numbers) - MOST_NUMBERS)
+        facts = {title: short_name(text) for title, text in [*about["facts"].items()][:MOST_NUMBERS]}
+        fields |= {"ranks": about["rank_list"], "missing_ranks": about["missing_ranks"], "facts": facts}
+        fields |= {"numbers": numbers[:MOST_NUMBERS], "numbers_left_off": rest}
+        fields |= {"ask_for_numbers": f"signals with signal={RUN}"} if rest else {}
         signals = [
             {**signal, "meaning": sentence(signal["meaning"], [signal["name"]]), "rows": len(signal["rows"])}
             for signal in about["signals"]
@@ -114,7 +110,8 @@ class RunTools:
         recorded = None if run.summary is None else run.summary.findings
         verdict = {name: value for name, value in answer["verdict"].items() if name != "lines"}
         names = [*verdict["where"], *answer["judged"]["signals"], *(finding.row for finding in diagnosis.findings)]
-        verdict["where"] = [*map(short_name, verdict["where"])]
+        verdict["where_left_off"] = max(0, len(verdict["where"]) - MOST_PLACES)
+        verdict["where"] = [*map(short_name, verdict["where"][:MOST_PLACES])]
         verdict["text"] = sentence(verdict["text"], names)
         verdict["looked"] = {
             name: [sentence(text, names) for text in texts] for name, texts in verdict["looked"].items()
@@ -176,7 +173,11 @@ class RunTools:
             for n, line in enumerate(found.lines)
         ]
         fields |= {"steps": [*map(_column, found.spans)]}
-        return bounded(fields, "curves", lines[:MOST_RANKS], (0, MOST_RANKS, len(lines)))
+        total = sum(ranks is None or rank in ranks for rank in viewed.reader.listing().run.ranks)
+        page = 0, MOST_RANKS, total if query.signal else len(lines)
+        return bounded(
+            fields, "curves", lines, page, f"again with other ranks: the run has {viewed.about()['rank_list']}"
+        )
 
     def heatmap(self, query: HeatmapArguments) -> Answer:
         """Return the rows of a signal over steps as numbers, in the order of the model; or, with `row`, the ranks of
@@ -232,7 +233,8 @@ class RunTools:
         fields |= {"verdict": sentence(answer["verdict"], names), **_texts("about", answer["about"], names)}
         fields |= _texts("problems", answer["problems"], names)
         differences = [_difference(row, names) for row in rows]
-        return bounded(fields, "differences", differences, (0, query.limit, max(answer["beyond"], len(rows))))
+        page = 0, query.limit, max(answer["beyond"], len(rows))
+        return bounded(fields, "differences", differences, page, "again with a limit of up to 20, or `probe compare`")
 
     def explain(self, query: ExplainArguments) -> Answer:
         """Explain a key of the configuration, a rule, a check, a signal or an op: meaning, type, default, reason and
@@ -249,7 +251,8 @@ class RunTools:
         entries = [*(key._asdict() for key in found.keys), *(judge._asdict() for judge in found.judges)]
         if len(found.keys) > 5:
             entries = [{"key": key.key, "rule": key.rule, "meaning": key.short} for key in found.keys]
-        return bounded({"name": query.name}, "explanations", entries, (0, len(entries), len(entries)))
+        page = 0, len(entries), len(entries)
+        return bounded({"name": query.name}, "explanations", entries, page, "again with a longer key")
 
     def _by_change(self) -> list[ListedRun]:
         """Return the runs, the one that changed last first; those that were never read are read for it."""
@@ -325,6 +328,18 @@ def _signal(viewed: ViewedRun, name: str) -> Answer:
     signals = {signal["name"]: signal for signal in viewed.about()["signals"]}
     signal: Answer = signals[chosen_name("signal", name, [*signals])]
     return signal
+
+
+def _rows_answer(fields: Answer, viewed: ViewedRun, query: SignalsArguments) -> Answer:
+    """Return the rows of a signal, or the numbers of the run."""
+    names = viewed.about()["numbers"]
+    if query.signal != RUN:
+        signal = _signal(viewed, query.signal)
+        names = signal["rows"]
+        fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
+        fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
+    rows = [row for row in names if query.text.casefold() in row.casefold()]
+    return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], (query.offset, query.limit, len(rows)))
 
 
 def _op(signal: Answer, op: str) -> str:

@@ -132,6 +132,9 @@ def test_an_agent_finds_the_planted_fault(runs: Path, tmp_path: Path) -> None:
         curve = agent.ask("curve", run="broken", ranks=str(RANK))
         assert dict(zip(curve["steps"], curve["curves"][0]["values"], strict=True))[STEP] == "nan"
 
+        both = agent.ask("curve", run="broken", signal=signal, name=row, op="norm", points=1)
+        assert ([line["rank"] for line in both["curves"]], both["left_off"]) == ([0, RANK], None)
+
         compared = agent.ask("compare", run="broken", against="healthy")
         assert (compared["state"], compared["agrees"]) == ("done", False)
         difference = compared["differences"][0]
@@ -142,4 +145,5 @@ def test_an_agent_finds_the_planted_fault(runs: Path, tmp_path: Path) -> None:
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "probe", "anomalies", str(runs / "broken"), "--json"]
     printed = json.loads(subprocess.run(command, env=own, capture_output=True, text=True, check=False).stdout)
-    assert verdict == {name: value for name, value in printed["verdict"].items() if name != "lines"}
+    same = {name: value for name, value in verdict.items() if name != "where_left_off"}
+    assert same == {name: value for name, value in printed["verdict"].items() if name != "lines"}

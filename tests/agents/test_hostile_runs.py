@@ -134,6 +134,7 @@ def test_a_wrong_call_is_answered_with_what_was_expected(hostile: HostileRuns) -
     assert agent.refused("curve", run="one", signal=SIGNAL, name="embedding", ranks="all")["argument"] == "ranks"
     assert "did you mean alert" in agent.refused("explain", name="alrt")["expected"]
     assert "verdict" in agent.refused("delete")["choices"]
+    assert agent.ask("signals", run="one", signal="run")["rows"] == ["loss"]
     assert agent.ask("explain", name="loss-not-finite")["explanations"][0]["remedy"]
     assert agent.ask("explain", name="eps")["explanations"][0]["default"] == "1e-08"
 
@@ -154,6 +155,8 @@ def test_what_has_no_room_is_counted(hostile: HostileRuns, tmp_path: Path) -> No
             assert answer["left_off"]["after"] == 300 - len(names)
             assert answer["left_off"]["ask"] == f"again with offset={len(names)}"
         assert names == rows
+        explained = agent.ask("explain", name="alert")
+        assert explained["total"] == len(explained["explanations"])
 
 
 def test_standard_output_has_the_protocol_alone(hostile: HostileRuns, tmp_path: Path) -> None:
