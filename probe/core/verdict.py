@@ -316,8 +316,8 @@ def united(findings: Sequence[tuple[int, JudgedFinding]]) -> list[JudgedFinding]
     return [*found.values()]
 
 
-def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:
-    return finding.since, not (finding.located and finding.where), not finding.where
+def _order(finding: JudgedFinding) -> tuple[int, bool, bool, bool]:
+    return finding.since, not (finding.located and finding.where), not finding.where, not finding.signal
 
 
 def _listed(names: Sequence[str]) -> str:
