@@ -12,6 +12,9 @@ from probe.core.rules.evaluate import clause, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding
 from probe.core.verdict import NON_FINITE, Grade, JudgedFinding
 
+BATCH = "Look at the batch of this step: its source, its preprocessing and its lengths."
+"""Advice where the numbers that came in were wrong already."""
+
 
 def of_check(finding: CheckFinding) -> JudgedFinding:
     """Return a finding of a check, or one between ranks, in the form of the verdict."""
@@ -25,9 +28,13 @@ def of_check(finding: CheckFinding) -> JudgedFinding:
         text=finding.text,
         evidence=dict(finding.evidence),
         ranks=tuple(finding.ranks),
-        remedy=check.remedy if check is not None else "",
+        remedy=BATCH if any(map(_is_input, finding.where)) else check.remedy if check is not None else "",
         onset=finding.onset,
     )
+
+
+def _is_input(place: str) -> bool:
+    return place == "input" or place.endswith(".input")
 
 
 def of_number(finding: RunFinding) -> JudgedFinding:

@@ -56,6 +56,16 @@ def test_the_first_critical_is_the_cause_and_a_located_one_comes_first() -> None
     assert (verdict.more, verdict.lines()[0]) == (3, "critical: NaN in blocks.0.n1, step 300")
 
 
+def test_what_lies_beside_the_last_module_or_the_first_is_not_called_that_module() -> None:
+    """A loss that divides by 0, and numbers between the input and the first module."""
+    for text, head in (
+        ("Inf first appears between `4` and the loss, in: division (div)", "NaN between 4 and the loss, step 300"),
+        ("Inf first appears between the input and `4`", "NaN between the input and 4, step 300"),
+    ):
+        verdict = verdict_of([finding("NaN", step=300, where=("4",), text=text)], LOOKED)
+        assert verdict.lines()[0] == f"critical: {head}"
+
+
 def test_a_place_between_two_modules_is_named_as_such() -> None:
     """Not as if it began in both."""
     text = "the loss is nan: NaN first appears between `emb` and `n1`, in: division (div)"
