@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 
 from probe.core.checks import CHECKS, CheckFinding
-from probe.core.naming import row_name
-from probe.core.records import Finding
 from probe.core.rules import RULES
-from probe.core.rules.evaluate import clause, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding
-from probe.core.verdict import NON_FINITE, Grade, JudgedFinding
+from probe.core.verdict import Grade, JudgedFinding
 
 BATCH = "Look at the batch of this step: its source, its preprocessing and its lengths."
 """Advice where the numbers that came in were wrong already."""
@@ -54,19 +51,4 @@ def of_number(finding: RunFinding) -> JudgedFinding:
         text=finding.message,
         evidence=numbers,
         located=math.isfinite(finding.value),  # else it shows here, and began in a layer
-    )
-
-
-def of_row(finding: Finding) -> JudgedFinding:
-    """Return a finding of a rule about a row in the form of the verdict, as far as the row alone shows it."""
-    kind = word(finding.rule, finding.op, finding.value)
-    return JudgedFinding(
-        grade="critical" if kind in NON_FINITE else "warning",
-        kind=kind,
-        where=(row_name(finding.key),),
-        step=finding.step,
-        since=finding.step,
-        text=clause(finding),
-        evidence={finding.op: finding.value},
-        signal=finding.signal,
     )

@@ -228,7 +228,7 @@ def _facts(ranks: Sequence[WatchSummary]) -> Iterator[str]:
 
 
 def _steps(ranks: Sequence[WatchSummary]) -> str:
-    first, fewest, most = ranks[0], min(each.steps for each in ranks), max(each.steps for each in ranks)
+    first, fewest, most = ranks[0], min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
     parts = [message("{number} step watched" if most == 1 else "{number} steps watched", number=most)]
     if fewest < most:
         parts = [message("{fewest} to {most} steps watched", fewest=fewest, most=most)]
