@@ -483,7 +483,7 @@ def test_what_any_framework_uses_is_added_by_these_edits(copy: Path, tmp_path: P
     out = printed(copy, TRAINING, tmp_path)
     assert "ones 0 [3.5355339059327378]" in out
     assert "[('AnomalyPresent', 1)]" in out
-    assert "toy: first bad: weight (param_origin) on rank 0 at step 1" in out
+    assert "Present row in weight, step 1" in out
     assert "probe/findings" in out
     assert "probe/ones/weight/rms" in out
 

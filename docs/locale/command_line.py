@@ -92,6 +92,7 @@ def words() -> Iterator[str]:
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
     from probe.core.checks import CHECKS
     from probe.core.config.parse import KINDS
+    from probe.core.judged_findings import BATCH
     from probe.core.naming import SIGNALS
     from probe.core.rules import RULES
     from probe.core.run_state.rules import RUN_RULES
@@ -114,6 +115,7 @@ def words() -> Iterator[str]:
         *(rule.title for rule in (*RULES.values(), *RUN_RULES.values())),
         *SIGNALS_OF.values(),
         *COMPARED,
+        BATCH,
     )
     yield from (each.value for each in (*Cause, *Kind))
     yield from (each.meaning for each in SIGNALS.values())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from probe.core.checks import CHECKS, CheckFinding
-from probe.core.naming import row_name
-from probe.core.records import Finding
 from probe.core.rules import RULES
-from probe.core.rules.evaluate import clause, word
 from probe.core.run_state.rules import RUN_RULES, RunFinding
-from probe.core.verdict import NON_FINITE, Grade, JudgedFinding
+from probe.core.verdict import Grade, JudgedFinding
+
+BATCH = "Look at the batch of this step: its source, its preprocessing and its lengths."
+"""Advice where the numbers that came in were wrong already."""
 
 
 def of_check(finding: CheckFinding) -> JudgedFinding:
@@ -25,9 +25,13 @@ def of_check(finding: CheckFinding) -> JudgedFinding:
         text=finding.text,
         evidence=dict(finding.evidence),
         ranks=tuple(finding.ranks),
-        remedy=check.remedy if check is not None else "",
+        remedy=BATCH if any(map(_is_input, finding.where)) else check.remedy if check is not None else "",
         onset=finding.onset,
     )
+
+
+def _is_input(place: str) -> bool:
+    return place == "input" or place.endswith(".input")
 
 
 def of_number(finding: RunFinding) -> JudgedFinding:
@@ -47,19 +51,4 @@ def of_number(finding: RunFinding) -> JudgedFinding:
         text=finding.message,
         evidence=numbers,
         located=math.isfinite(finding.value),  # else it shows here, and began in a layer
-    )
-
-
-def of_row(finding: Finding) -> JudgedFinding:
-    """Return a finding of a rule about a row in the form of the verdict, as far as the row alone shows it."""
-    kind = word(finding.rule, finding.op, finding.value)
-    return JudgedFinding(
-        grade="critical" if kind in NON_FINITE else "warning",
-        kind=kind,
-        where=(row_name(finding.key),),
-        step=finding.step,
-        since=finding.step,
-        text=clause(finding),
-        evidence={finding.op: finding.value},
-        signal=finding.signal,
     )

@@ -217,9 +217,8 @@ class Verdict(NamedTuple):
         names += ", ..." if len(self.where) > MOST_NAMED else ""
         if not names:
             place = kind
-        elif len(self.where) == 2 and "between `{}` and `{}`".format(*self.where) in self.text:
-            one, other = self.where
-            place = message("{kind} between {one} and {other}", kind=kind, one=one, other=other)
+        elif (ends := self._ends()) is not None:
+            place = message("{kind} between {one} and {other}", kind=kind, one=ends[0], other=ends[1])
         elif self.certainty == "place unknown":
             place = message("{kind}, first seen in {names}", kind=kind, names=names)
         else:
@@ -228,6 +227,17 @@ class Verdict(NamedTuple):
         if self.step != self.since:
             at = message("step {step} (found at {found})", step=self.since, found=self.step)
         return joined(", ", [place, at, *([on_ranks(self.ranks)] if self.ranks else [])])
+
+    def _ends(self) -> tuple[str, str] | None:
+        """Return the two ends of a stretch in which it began; None if it began in what is named."""
+        one, other = self.where[0], self.where[-1]
+        if len(self.where) == 2 and f"between `{one}` and `{other}`" in self.text:
+            return one, other
+        if len(self.where) == 1 and f"between `{one}` and the loss" in self.text:
+            return one, message("the loss")
+        if len(self.where) == 1 and f"between the input and `{one}`" in self.text:
+            return message("the input"), one
+        return None
 
     def _looked_at(self) -> Message:
         if not self.looked.at:

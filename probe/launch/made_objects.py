@@ -66,12 +66,12 @@ def record_logs_of_trainer(trainer_callback: ModuleType) -> None:
 
 def _record_logs(handler: Any, logs: Any) -> None:
     from probe.core.monitor.trainer_mon import watcher_of
-    from probe.pytorch.callbacks.huggingface import HuggingFaceCallback, numbers_of
 
+    ours = import_module("probe.pytorch.callbacks.huggingface")
     monitor = watcher_of([handler.model])
-    has_callback = any(isinstance(callback, HuggingFaceCallback) for callback in handler.callbacks)
+    has_callback = any(isinstance(callback, ours.HuggingFaceCallback) for callback in handler.callbacks)
     if monitor is not None and monitor.automatic and not has_callback:
-        monitor.log_ended(**numbers_of(logs))
+        monitor.log_ended(**ours.numbers_of(logs))
 
 
 def _optimizers(framework: ModuleType) -> list[type]:

@@ -76,7 +76,7 @@ def test_the_first_cause_is_that_of_the_analysis(sent: WandbRun) -> None:
     assert "b.output" in sent.summary["probe/first_cause"]
     assert "rank 1" in sent.summary["probe/first_cause"]
     (alert,) = sent.alerts
-    assert f"first bad: b.output (actv) on rank 1 at step {BAD}" in alert[0] + alert[1]
+    assert f"NaN in b.output, step {BAD}, rank 1" in alert[0] + alert[1]
     assert sent.summary["probe/findings/nrows"] > 1
     assert sent.artifacts.count("probe") == 1
 
@@ -111,7 +111,7 @@ def test_other_trackers_get_the_same(tmp_path: Path) -> None:
         [step for step, name in kept if name == "probe/actv/nan_layers"],
     ):
         assert sorted(steps) == list(range(STEPS))
-    place = f"b.output (actv) on rank 1 at step {BAD}"
+    place = f"NaN in b.output, step {BAD}, rank 1"
     assert runs == [("FINISHED", "sent")]
     assert place in tags[f"probe/alert/{BAD}"]
     assert any(place in text for text in texts[".txt"])

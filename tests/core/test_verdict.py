@@ -67,6 +67,16 @@ def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() 
     assert verdict_of([traced, row._replace(since=42)], LOOKED).where == ("fc1", "norm")
 
 
+def test_what_lies_beside_the_last_module_or_the_first_is_not_called_that_module() -> None:
+    """A loss that divides by 0, and numbers between the input and the first module."""
+    for text, head in (
+        ("Inf first appears between `4` and the loss, in: division (div)", "NaN between 4 and the loss, step 300"),
+        ("Inf first appears between the input and `4`", "NaN between the input and 4, step 300"),
+    ):
+        verdict = verdict_of([finding("NaN", step=300, where=("4",), text=text)], LOOKED)
+        assert verdict.lines()[0] == f"critical: {head}"
+
+
 def test_a_place_between_two_modules_is_named_as_such() -> None:
     """Not as if it began in both."""
     text = "the loss is nan: NaN first appears between `emb` and `n1`, in: division (div)"

@@ -98,7 +98,7 @@ def test_the_card_names_the_change_and_the_cell(tmp_path: Path) -> None:
     assert lines[2] == "norm of b.output (actv): 5.623e+04 at step 11 -> nan at step 12"
     assert lines[-1] == "open: probe view 'my run#signal=actv&op=norm&row=b.output&step=12'"
     without = card_lines(verdict("x y"), None, "run")
-    assert without[-1] == "open: probe view run"
+    assert without[-1] == "open: probe view 'run#step=12'"
 
 
 def test_numbers_of_another_kind_are_not_replaced_by_those_of_the_row(tmp_path: Path) -> None:

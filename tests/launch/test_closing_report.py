@@ -77,7 +77,7 @@ def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
     assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
     assert verdict[-2:] == [
         "probe:   next: `probe anomalies out/rank0` shows more",
-        "probe:   open: probe view out/rank0",
+        "probe:   open: probe view 'out/rank0#step=17'",
     ]
 
 

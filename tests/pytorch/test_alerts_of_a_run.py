@@ -80,15 +80,15 @@ def job(script: str, output: Path, **config: Any) -> Iterator[Job]:
 
 
 def test_a_nan_names_its_place(tmp_path: Path) -> None:
-    """The first bad tensor, its rank and step, and the loss beside it; then that training has ended."""
+    """The first bad tensor, its rank and step, once, with the command that opens its cell; then the end of training."""
     with job("step(float('nan')); monitor.stop()", tmp_path) as training:
-        (finding,) = training.wait("finding")
-        (loss,) = training.wait("run")
         training.wait("end")
         assert training.ended() == 0
+        (finding,) = [alert for alert in training.alerts() if "first seen in bias, step 20" in alert["title"]]
     assert (finding["severity"], finding["labels"]["step"], finding["labels"]["rank"]) == ("critical", "20", "0")
-    assert "(grad_unreduced) on rank 0 at step 20" in finding["title"]
-    assert (loss["labels"]["name"], loss["labels"]["step"]) == ("loss", "20")
+    assert "the layer in which it began cannot be named: activations were not recorded" in finding["text"]
+    assert "open: probe view '" in finding["text"]
+    assert "signal=grad_unreduced&op=norm&row=bias&step=20'" in finding["text"]
 
 
 def test_an_exception_is_sent_and_raised_again(tmp_path: Path) -> None:

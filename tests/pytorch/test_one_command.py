@@ -167,7 +167,7 @@ def test_a_planted_nan_is_named_everywhere(watched: Watched, name: str) -> None:
     where = f"in module {module}" if module else "in the root module"
     found = f"NaN at step {BAD}, micro step 0: norm of {FIRST[name]} (module inputs and outputs) {where} is nan."
     assert f"probe: warning: First bad on rank 0: {found}\n" in watched.errors
-    cause = f"first bad: {FIRST[name]} (actv) on rank 0 at step {BAD}. {found}"
+    cause = f"NaN in {FIRST[name]}, step {BAD}: {found.rstrip('.')}"
     swanlab = {project: texts for _, texts, project in map(swanlab_run, watched.folder.glob("swanlog/*/*.swanlab"))}
     _, others, _ = of_trackio(watched.folder / "trackio", name)
     assert wandb_run(watched, name).summary["probe/first_cause"] == cause

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from probe.core.alerting.channels import AlertSender
-from probe.core.judged_findings import of_number, of_row
+from probe.core.judged_findings import of_number
 from probe.core.language import in_language, joined, message
 from probe.core.naming import row_name
 from probe.core.records import Alert, Finding, Severity
+from probe.core.rules.evaluate import judged
 from probe.core.run_state.rules import RunFinding
 from probe.core.sentinel.watch_summary import RunReport
 from probe.core.verdict import JudgedFinding
@@ -89,7 +90,7 @@ class Alarms:
         name = row_name(first.key)
         key = f"finding {first.rule} {first.signal} {name} {step}"
         labels = {"step": str(step), "rule": first.rule, "signal": first.signal, "name": name}
-        self._send_verdict(key, "finding", of_row(first), labels)
+        self._send_verdict(key, "finding", judged(first), labels)
         return key
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:

@@ -12,6 +12,7 @@ from probe.core.records import Batch, Finding, Key
 from probe.core.rules import Rule, about
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.skipped import is_evidence
+from probe.core.verdict import NON_FINITE, JudgedFinding
 
 
 def find(
@@ -77,6 +78,21 @@ def module_of(finding: Finding) -> str:
 def explain(finding: Finding) -> str:
     """Return a sentence about a finding: ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
     return f"{clause(finding)}."
+
+
+def judged(finding: Finding) -> JudgedFinding:
+    """Return a finding in the form of the verdict, as far as its row alone shows it."""
+    kind = word(finding.rule, finding.op, finding.value)
+    return JudgedFinding(
+        grade="critical" if kind in NON_FINITE else "warning",
+        kind=kind,
+        where=(row_name(finding.key),),
+        step=finding.step,
+        since=finding.step,
+        text=clause(finding),
+        evidence={finding.op: finding.value},
+        signal=finding.signal,
+    )
 
 
 def clause(finding: Finding) -> Message:

@@ -13,14 +13,14 @@ from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
-from probe.core.judged_findings import of_check, of_number, of_row
+from probe.core.judged_findings import of_check, of_number
 from probe.core.language import Message, message
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.output.sinks.overhead import OVERHEAD
 from probe.core.records import Finding, Snapshot
 from probe.core.rules.causal_order import causal_order
-from probe.core.rules.evaluate import module_of
+from probe.core.rules.evaluate import judged, module_of
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RunFinding, RunStep
@@ -261,6 +261,6 @@ def _unjudged(name: str, is_recorded: bool) -> Message:
 
 
 def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:
-    judged, phase = of_row(finding), signal_of(finding.signal).phase
-    located = judged.kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution
-    return judged._replace(located=located, after=after)
+    alone, phase = judged(finding), signal_of(finding.signal).phase
+    located = alone.kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution
+    return alone._replace(located=located, after=after)

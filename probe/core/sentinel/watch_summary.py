@@ -31,13 +31,16 @@ class LossSpan(NamedTuple):
     last_step: int = -1
     finite: float = math.nan
     """The last one that was finite."""
+    broken: float = math.nan
+    """The first one after it; NaN if there is none, too."""
 
     def at(self, step: int, value: float) -> LossSpan:
         """Return the span with one more step."""
         first = self.first if self.steps else value
         if math.isfinite(value):
             return LossSpan(first, value, step, self.steps + 1, step, value)
-        return LossSpan(first, value, self.finite_until, self.steps + 1, step, self.finite)
+        broken = value if self.last_step == self.finite_until else self.broken
+        return LossSpan(first, value, self.finite_until, self.steps + 1, step, self.finite, broken)
 
     def change(self) -> str:
         """Return the last finite loss and the last one as a clause; an empty text if every loss was finite, or none."""
@@ -47,7 +50,7 @@ class LossSpan(NamedTuple):
             "loss {before:.4g} at step {earlier} -> {after:.4g} at step {step}",
             before=self.finite,
             earlier=self.finite_until,
-            after=self.last,
+            after=self.broken,
             step=self.finite_until + 1,
         )
 
@@ -225,7 +228,7 @@ def _facts(ranks: Sequence[WatchSummary]) -> Iterator[str]:
 
 
 def _steps(ranks: Sequence[WatchSummary]) -> str:
-    first, fewest, most = ranks[0], min(each.steps for each in ranks), max(each.steps for each in ranks)
+    first, fewest, most = ranks[0], min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
     parts = [message("{number} step watched" if most == 1 else "{number} steps watched", number=most)]
     if fewest < most:
         parts = [message("{fewest} to {most} steps watched", fewest=fewest, most=most)]

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from probe.core.judged_findings import of_number, of_row
 from probe.core.language import plain
 from probe.core.naming import row_name
-from probe.core.records import Finding
+from probe.core.records import Finding, Severity
+from probe.core.rules.evaluate import judged
 from probe.core.trackers import Cell, Notice, TrackedTable
 from probe.core.trackers.tracked_series import TrackedSeries
-from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
+from probe.core.verdict import Grade, JudgedFinding, Looked, Verdict, verdict_of
 
 COLUMNS = ("step", "rank", "rule", "signal", "layer", "op", "value", "expected", "message")
 TABLE = "probe/findings"
@@ -39,6 +39,8 @@ class NumberFinding(Protocol):
     def expected(self) -> float: ...
     @property
     def message(self) -> str: ...
+    @property
+    def severity(self) -> Severity: ...
     @property
     def resolved(self) -> bool: ...
 
@@ -71,7 +73,7 @@ class TrackedFindings:
                 return None
             self._add([row_of(finding) for finding in findings])
             begins, self._in_incident, self._quiet = not self._in_incident, True, 0
-            self._note(of_row(findings[0])._replace(ranks=(findings[0].rank,)))
+            self._note(judged(findings[0])._replace(ranks=(findings[0].rank,)))
         return self._notice(step) if begins else None
 
     def run_found(self, finding: NumberFinding, rank: int | None = None) -> Notice | None:
@@ -86,7 +88,7 @@ class TrackedFindings:
             finding_rank = self._rank if rank is None else rank
             cells = finding_rank, finding.rule, "run", finding.name, "value", finding.value, finding.expected
             self._add([(finding.step, *cells, plain(finding.message))])
-            self._note(of_number(finding)._replace(ranks=() if rank is None else (rank,)))
+            self._note(_of_number(finding, () if rank is None else (rank,)))
         return self._notice(finding.step)
 
     @property
@@ -108,7 +110,7 @@ class TrackedFindings:
         self._rows += rows[: MOST_ROWS - len(self._rows)]
 
     def _note(self, finding: JudgedFinding) -> None:
-        if not self._first or (finding.is_non_finite and not any(each.is_non_finite for each in self._first)):
+        if not self._first or (finding.is_non_finite and not any(first.is_non_finite for first in self._first)):
             self._first.append(finding)
 
     def _notice(self, step: int) -> Notice | None:
@@ -122,6 +124,12 @@ class TrackedFindings:
                 return None
             self._titles.add(title)
         return Notice(title, "\n".join(verdict.lines()[1:]), critical, step)
+
+
+def _of_number(finding: NumberFinding, ranks: tuple[int, ...]) -> JudgedFinding:
+    grade: Grade = "note" if finding.severity == "info" else finding.severity
+    step, numbers = finding.step, {finding.name: finding.value}
+    return JudgedFinding(grade, finding.rule, (finding.name,), step, step, finding.message, numbers, ranks)
 
 
 def row_of(finding: Finding) -> tuple[Cell, ...]:

@@ -62,7 +62,7 @@ def test_mlflow_has_the_numbers_and_counts_in_place_of_nan(own: Path) -> None:
             nans[step] = nans.get(step, 0.0) + value
     assert [nans[step] > 0 for step in range(STEPS)] == [step >= BAD for step in range(STEPS)]
     assert f"at step {BAD}" in tags["probe/first_cause"]
-    assert "first bad" in tags[f"probe/alert/{BAD}"]
+    assert "NaN, first seen in " in tags[f"probe/alert/{BAD}"]
     assert [status for status, _ in runs] == ["FINISHED"]
     (path,) = own.glob("mlruns/*/*/artifacts/probe/findings.json")
     table = json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
@@ -75,7 +75,7 @@ def test_swanlab_has_the_numbers(own: Path) -> None:
     assert named(values, "probe/run/loss") == LOSSES
     assert math.isnan(named(values, "probe/grad_reduced/fc2.weight/norm")[STEPS - 1])
     assert any(f"on rank 0 at step {BAD}" in text and "first_cause" in text for text in texts[".txt"])
-    assert any("first bad" in text and "first_cause" not in text for text in texts[".txt"])
+    assert any("NaN, first seen in " in text and "first_cause" not in text for text in texts[".txt"])
     assert any("AnomalyNan" in text for text in texts[".json"])
 
 
@@ -86,7 +86,7 @@ def test_trackio_has_the_numbers(own: Path) -> None:
     assert math.isnan(named(values, "probe/grad_reduced/fc2.weight/norm")[STEPS - 1])
     assert f"at step {BAD}" in others["probe/summary"]
     assert {row["rule"] for row in others["probe/findings"]} == {"AnomalyNan"}
-    assert [(f"at step {BAD}" in title, level) for title, _, level in alerts] == [(True, "error")]
+    assert [(f", step {BAD}" in title, level) for title, _, level in alerts] == [(True, "error")]
 
 
 @pytest.mark.parametrize("how", ["step", "plain"])

@@ -56,9 +56,9 @@ def test_numbers_are_those_of_the_files(own: WandbRun, folder: Path) -> None:
 
 def test_a_planted_nan_is_named(own: WandbRun, folder: Path) -> None:
     """Its layer and step are in an alert, the table of findings, the summary, and the counts of its signal."""
-    (alert,) = [each for each in own.alerts if "first bad" in each[0]]
+    (alert,) = [each for each in own.alerts if f", step {BAD}" in each[0]]
     assert alert[2] == "ERROR"
-    assert f"at step {BAD}" in own.summary["probe/first_cause"]
+    assert f"step {BAD}: NaN at step {BAD}" in own.summary["probe/first_cause"]
     layer = own.summary["probe/grad_reduced/worst"]
     assert layer in {"fc.weight", "fc.bias", "fc2.weight"}
     rows = {row["probe/step"]: row for row in own.rows if "probe/grad_reduced/nan_layers" in row}

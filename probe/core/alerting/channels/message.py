@@ -66,8 +66,8 @@ def subject(alerts: Sequence[Alert]) -> str:
 
 def details(alert: Alert) -> str:
     """Return the lines below the heading of one alert: text, labels, time."""
-    shown = [(name, value) for name, value in alert.labels.items() if name not in PLACE]
-    labels = ", ".join(f"{_in_language_of(alert, message(name))} {value}" for name, value in shown)
+    pairs = [(name, value) for name, value in alert.labels.items() if name not in PLACE]
+    labels = ", ".join(f"{_in_language_of(alert, message(name))} {value}" for name, value in pairs)
     lines = (shortened(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), utc_text(alert.time))
     return "\n".join(filter(None, lines))
 

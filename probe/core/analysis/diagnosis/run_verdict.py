@@ -10,8 +10,9 @@ from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import NEXT, beginning
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.judged_findings import of_check, of_number, of_row
+from probe.core.judged_findings import of_check, of_number
 from probe.core.language import capitalized, joined, message
+from probe.core.rules.evaluate import judged
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import NAME, STEP, cell_name
 from probe.core.storage.problems import Problems
@@ -76,7 +77,7 @@ def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> Iterator[J
         pairs = (pair for pair in diagnosis.incident.findings if pair[0].is_non_finite)
         for located, cause in itertools.islice(pairs, 1):
             ranks = (located.rank,) if len(analysis.run.ranks) > 1 else ()
-            finding = of_row(located.finding)._replace(ranks=ranks, since=located.began)
+            finding = judged(located.finding)._replace(ranks=ranks, since=located.began)
             yield finding._replace(grade=grade_of(located, cause, diagnosis.spoilt))
 
 
