@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from tests.core.storage.run_files import write_run
+from tests.full_disk import files_of_at_most
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -44,17 +42,6 @@ def refused(run: Path, command: list[str], out: Path) -> Any:
     assert result.exit_code in (1, 2)
     assert out.name in result.output.replace("\n", "")
     return result
-
-
-@contextmanager
-def small_files() -> Iterator[None]:
-    """No file grows beyond 100 bytes: as on a full disk, a write ends half way."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
@@ -94,7 +81,7 @@ def test_a_full_disk(run: Path, tmp_path: Path, command: list[str]) -> None:
     """The earlier file stays, and no half of a file is left. The findings of anomalies are shown anyway."""
     write_nan(tmp_path / "run")
     out = tmp_path / "out.html"
-    with small_files():
+    with files_of_at_most(100):
         refused(run if "merge" in command else tmp_path / "run", command, out)
     assert [path for path in tmp_path.glob("**/*") if path.is_file() and path.parent.parent.name != "run"] == []
 
@@ -112,7 +99,7 @@ def test_a_full_disk_for_a_conversion(run: Path, tmp_path: Path, command: list[s
     """No database without rows and no event file that ends in the middle; converted again when there is room, all is
     there."""
     out = tmp_path / "out"
-    with small_files():
+    with files_of_at_most(100):
         refused(run, command, out)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     again = CliRunner().invoke(app, [str(run) if word == "RUN" else word for word in [*command, str(out)]])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
 import re
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,10 +24,10 @@ VOLATILE = frozenset(
     {"cost_seconds", "process", "host", "overhead", "hooks_seconds", "drain_seconds", "device_seconds"}
 )
 """Fields of JSON objects."""
-COST = re.compile(
-    r'<section id="cost".*?</section>|<script type="application/json" id="data-about">.*?</script>', re.DOTALL
-)
-"""Parts of a report."""
+PACKED = re.compile(r'(?<=[">])eN[A-Za-z0-9+/]{20,}=*(?=["<])')
+"""Data of a report that are compressed by zlib."""
+COST = re.compile(r'"costs": \[\[.*?\]\]')
+"""Seconds of the monitor in a report."""
 EVENTS = "events.out.tfevents"
 
 
@@ -53,7 +55,12 @@ def _text(path: Path, root: Path) -> bytes:
 
 
 def _page(path: Path, root: Path) -> bytes:
-    return COST.sub("", _text(path, root).decode()).encode()
+    text = PACKED.sub(_unpacked, path.read_text(encoding="utf-8"))
+    return COST.sub("", _steady(text, root)).encode()
+
+
+def _unpacked(packed: re.Match[str]) -> str:
+    return zlib.decompress(base64.b64decode(packed[0])).decode("latin-1")
 
 
 def _json(path: Path, root: Path) -> bytes:

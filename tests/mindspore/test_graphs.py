@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,6 @@ from tests.mindspore.toys import (
     weights,
     with_input_gradients,
 )
-
-
-@pytest.fixture
-def graph_mode() -> Iterator[None]:
-    """MindSpore's other mode, for one test."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    try:
-        yield
-    finally:
-        ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
 class Compiled(nn.Cell):

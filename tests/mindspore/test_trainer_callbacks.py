@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -17,16 +16,6 @@ from probe.mindspore.callbacks import RunCallback, register
 from tests.mindspore.toys import TinyNet, X, ms, nn, weights
 
 CONFIG = {"wg_distribution": True, "param_distribution": True, "ops": ["norm"]}
-
-
-@pytest.fixture
-def graph_mode() -> Iterator[None]:
-    """MindSpore's other mode, for one test."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    try:
-        yield
-    finally:
-        ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
 def rows_of(monitor: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ import csv
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,6 @@ EVERYTHING = {
     "target": None, "optimizer_state_format": BOTH, "weight_state_format": BOTH, "throughput_baseline": 100,
 }  # fmt: skip
 FOLDER = Path("worker/tensorboard/rank_0")
-
-
-@pytest.fixture
-def graph_mode() -> Iterator[None]:
-    """MindSpore's other mode, for one test."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    try:
-        yield
-    finally:
-        ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
 @pytest.fixture

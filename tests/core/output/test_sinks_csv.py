@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 from probe.core.output.sinks import SINKS
 from probe.core.records import Key
 from tests.core.output.sink_data import batch, context, snapshot
+from tests.full_disk import files_of_at_most
 
 NAN, INF = float("nan"), float("inf")
 
@@ -28,17 +26,6 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Inside, no file grows beyond ``size`` bytes: to a writer this is a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_layout_is_the_documented_one(tmp_path: Path) -> None:
@@ -218,7 +205,7 @@ def test_full_disk_costs_the_step_but_not_the_file(tmp_path: Path) -> None:
     sink.write(snapshot(0, batch("actv", 0, {"min": [1.0] * 10})))
     path = tmp_path / "run" / "actv_0-8.csv"
     before = path.read_bytes()
-    with largest_file(len(before) + 100), pytest.raises(OSError):  # noqa: PT011 (which errno is the system's affair)
+    with files_of_at_most(len(before) + 100), pytest.raises(OSError):  # noqa: PT011 (which errno is the system's affair)
         sink.write(snapshot(1, batch("actv", 1, {"min": [1.0] * 10})))
     assert path.read_bytes() == before
     sink.write(snapshot(2, batch("actv", 2, {"min": [1.0] * 10})))

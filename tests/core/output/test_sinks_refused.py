@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import resource
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,10 @@ import pytest
 from probe.core.output.sinks import SINKS
 from probe.core.records import Key
 from tests.core.output.sink_data import batch, context, finding, snapshot
+from tests.full_disk import files_of_at_most
 from tests.required import require
 
 SURROGATE, ESCAPED = "torn\udc80name", "torn\\udc80name"
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """No file of this process grows beyond ``size`` bytes, as on a full disk: a write that passes it is cut short."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def opened(name: str, root: Path, **fields: Any) -> Any:
