@@ -82,7 +82,8 @@ class Level:
         shape = len(rows), len(blocks)
         if shape != self.cells.shape:
             wide = CellArrays.of(*shape)
-            wide.merge(*np.ix_(np.arange(len(self.rows)), np.searchsorted(blocks, self.blocks)), self.cells)
+            lines, columns = np.ix_(np.arange(len(self.rows)), np.searchsorted(blocks, self.blocks))
+            wide.merge(lines, columns, self.cells)
             self.cells = wide
         self.rows, self.blocks = list(rows), blocks.tolist()
         self.cells.merge(found["line"], np.searchsorted(blocks, found["block"]), found)
@@ -97,7 +98,8 @@ class Level:
         for parity in (0, 1):
             part = np.flatnonzero(np.asarray(self.blocks) % 2 == parity)
             lines = np.arange(len(self.rows))
-            cells.merge(*np.ix_(lines, np.searchsorted(blocks, own[part])), self.cells.take(lines, part))
+            at = np.ix_(lines, np.searchsorted(blocks, own[part]))
+            cells.merge(at[0], at[1], self.cells.take(lines, part))
         self.cells, self.blocks, self.width = cells, blocks.tolist(), 2 * self.width
 
     def copy(self) -> Level:

@@ -4,7 +4,9 @@
  * @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary
  */
 
-const TYPES = { float64: Float64Array, float32: Float32Array, uint32: Uint32Array, int32: Int32Array };
+const TYPES = { float64: Float64Array, uint32: Uint32Array, int32: Int32Array, int16: Int16Array };
+const SPECIAL = 32767;
+const SPECIALS = [NaN, Infinity, -Infinity];
 
 /**
  * Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
@@ -21,9 +23,11 @@ export function unpacked(buffer) {
     const Type = TYPES[/** @type {keyof typeof TYPES} */ (type)];
     const bytes = length * Type.BYTES_PER_ELEMENT;
     arrays[name] = header.planes ? new Type(joined(new Uint8Array(buffer, at, bytes), length)) : new Type(buffer, at, length);
-    const digits = header.digits?.[name];
-    if (digits) arrays[name] = Float64Array.from(arrays[name], (value) => Number(value.toPrecision(digits)));
     at += bytes;
+  }
+  for (const [name] of header.arrays) {
+    const exponents = arrays[`${name}^`]; // of numbers that are mantissas and exponents of ten
+    if (exponents) arrays[name] = Float64Array.from(arrays[name], (mantissa, i) => (exponents[i] === SPECIAL ? SPECIALS[mantissa] : Number(`${mantissa}e${exponents[i]}`)));
   }
   return { header, arrays };
 }

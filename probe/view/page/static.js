@@ -51,7 +51,7 @@ async function part(name) {
  * @param {any} source
  * @param {number} i
  */
-const isMissing = (source, i) => Number.isNaN(source.value[i]) && !source.nan[i];
+const isMissing = (source, i) => Number.isNaN(source.value[i]) && !source.nan?.[i];
 
 /**
  * First and last step of each column.
@@ -104,7 +104,7 @@ function put(arrays, to, { source, rank }, i, first) {
   const value = source.value[i];
   if (!Number.isNaN(value)) arrays.minimum[to] = arrays.maximum[to] = value;
   arrays.least[to] = source.least ? source.least[i] : Number.isFinite(value) ? Math.abs(value) : NaN;
-  arrays.nan[to] = source.nan[i];
+  arrays.nan[to] = source.nan?.[i] ?? 0;
   arrays.inf[to] = source.inf ? source.inf[i] : Number(Math.abs(value) === Infinity);
   arrays.rank[to] = rank(i);
   arrays.step[to] = first + (source.step ? source.step[i] : 0);

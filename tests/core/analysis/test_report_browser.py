@@ -334,9 +334,8 @@ def test_ranks_are_zoomed_into_until_each_has_a_line(driver: Any, many: Path) ->
     cells = [re.fullmatch(r"rank (\d+), step (\d) · (\S+) · rank \1", text) for text in scan(driver)]
     found = {(int(cell[1]), int(cell[2])): float(cell[3]) for cell in cells if cell}
     assert found == {
-        (rank, step): pytest.approx(usual(rank, step, 0), abs=0.0501) for rank in range(768, 784) for step in range(4)
+        (rank, step): float(f"{usual(rank, step, 0):.2g}") for rank in range(768, 784) for step in range(4)
     }
-    assert all(number == round(number, 1) for number in found.values())
     broken = f"pp1:{FEW_NAMES[0]}"
     open_page(driver, many, signal="grad_reduced", op="norm", row=broken, axis="ranks")
     pixels = """const { width, height } = document.querySelector("#heatmap canvas");

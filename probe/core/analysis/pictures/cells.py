@@ -6,7 +6,7 @@ the rows of files; cells of parts of a run are merged in any order, with the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,7 +135,14 @@ class CellArrays(dict[str, Array]):
         return missing
 
 
-MERGED = {"minimum": np.fmin, "maximum": np.fmax, "least": np.fmin, "nan": np.add, "inf": np.add, "count": np.add}
+MERGED: dict[str, Callable[[Array, Array], Array]] = {
+    "minimum": np.fmin,
+    "maximum": np.fmax,
+    "least": np.fmin,
+    "nan": np.add,
+    "inf": np.add,
+    "count": np.add,
+}
 
 
 def together(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
@@ -187,8 +194,9 @@ def fetched(connection: Connection, query: str) -> dict[str, Array]:
     result: dict[str, Array] = {}
     for name, column in connection.execute(query).fetchnumpy().items():
         kind = KINDS.get(name.rpartition("_")[2], CellKind("<i8", 0, ""))
-        filled = column.filled(kind.nothing) if isinstance(column, np.ma.MaskedArray) else column
-        result[name] = filled.astype(kind.type)
+        if isinstance(column, np.ma.MaskedArray):
+            column = column.filled(kind.nothing)  # type: ignore[no-untyped-call]  # noqa: PLW2901
+        result[name] = column.astype(kind.type)
         if name.endswith("least"):
             result[name][np.isinf(result[name])] = np.nan
     return result

@@ -48,7 +48,7 @@ def payload(
         for row in range(found.ranks.rows if found.ranks else 0):
             assert found.ranks is not None
             for op, of_row in found.ranks.row_cells(row).items():
-                arrays = {"value": of_row.shown(), "nan": of_row["nan"]}
+                arrays = {"value": of_row.shown()} | ({"nan": of_row["nan"]} if of_row["nan"].any() else {})
                 packed[f"ranks/{n}/{signal.ops.index(op)}/{row}"] = embedded(arrays, {"value": digits})
     if work.plan.ranks:
         packed["ranks"] = embedded(dict(_rank_arrays(work, work.plan.ranks)))
