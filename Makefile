@@ -161,13 +161,14 @@ clean:
 	rm -rf $(VENV) $(NUMPY2) $(BENCH) $(DIST) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# A test opens the report in it. Only a fresh machine's root gets it installed; others are told, and skip that test.
+# Tests open pages in it, in Chinese too. Only a fresh machine's root gets it installed; others are told, and skip that test.
+BROWSER := chromium chromium-driver fonts-wqy-microhei
 browser:
 	@command -v chromedriver >/dev/null || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
-		apt-get install -y --no-install-recommends chromium chromium-driver >/dev/null || { \
-		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; }; }; } || \
-		echo "No browser, so its test is skipped. On Debian: apt-get install chromium chromium-driver" >&2
+		apt-get install -y --no-install-recommends $(BROWSER) >/dev/null || { \
+		apt-get update && apt-get install -y --no-install-recommends $(BROWSER); }; }; } || \
+		echo "No browser, so its test is skipped. On Debian: apt-get install $(BROWSER)" >&2
 
 # Tests start them; installed as the browser is.
 SERVERS := prometheus prometheus-alertmanager prometheus-pushgateway prometheus-node-exporter rsyslog rsyslog-elasticsearch

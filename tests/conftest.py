@@ -48,8 +48,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Commands that tests start print English, whatever the language of the machine.
 os.environ["LANGUAGE"] = "en"
 
-# Else threads of MindSpore's queues of operators spin: ten times the CPU of a small step (2.10.0). Programs of some
-# tests, and all of `make test-versions`, train with the queues.
+# Otherwise threads of MindSpore's queues of operators spin: ten times the CPU of a small step (2.10.0). All of `make
+# test-versions` trains with the queues, and here some programs.
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 
 

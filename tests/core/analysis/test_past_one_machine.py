@@ -29,11 +29,11 @@ from probe.core.storage.problems import Problems
 from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest
-from tests.ray_cluster import NODE, ray_cluster
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
+OBJECT_STORE_BYTES = 80 << 20
 PIECES = 12
 MOST_REQUESTS = 3
 READS_BEFORE_THE_LOSS = 3
@@ -111,19 +111,15 @@ def test_sql_gives_the_numbers_of_numpy(run: PackedRun) -> None:
 
 
 class TwoMachines:
-    """Cluster of two nodes of one CPU each.
+    """Cluster of two nodes of one CPU each."""
 
-    Args:
-        cluster: with a head alone.
-    """
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
 
-    def __init__(self, cluster: Any) -> None:
-        self._cluster, self._second = cluster, None
-        self.address = str(cluster.address)
-
-    def make_whole(self) -> None:
-        """Add the second node, unless it is there."""
-        self._second = self._second or self._cluster.add_node(**NODE)
+        size = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        self._second: Any = self._cluster.add_node(**size)
+        self.address = str(self._cluster.address)
 
     def lose_one(self) -> None:
         """Kill the second node, once."""
@@ -134,6 +130,9 @@ class TwoMachines:
     @property
     def is_whole(self) -> bool:
         return self._second is not None
+
+    def close(self) -> None:
+        self._cluster.shutdown()
 
 
 class Bucket(NamedTuple):
@@ -186,19 +185,14 @@ def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
     assert found == in_bytes(run.analysis) + b"\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TwoMachines]:
-    """A cluster for all tests."""
-    require("ray")
-    with ray_cluster(0) as started:
-        yield TwoMachines(started)
-
-
 @pytest.fixture
-def two_machines(cluster: TwoMachines) -> TwoMachines:
-    """The cluster, with both nodes, of which a test may lose one."""
-    cluster.make_whole()
-    return cluster
+def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
+    """A cluster of the test's own, as it loses a node."""
+    require("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    machines = TwoMachines()
+    yield machines
+    machines.close()
 
 
 MAP = "SELECT step, count(*) AS n, max(norm) AS m FROM actv WHERE isfinite(norm) GROUP BY step"
