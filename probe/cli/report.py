@@ -60,8 +60,8 @@ def report(
     text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
     if written.ranks == 1:
         text = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
-    line = message(text, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
-    typer.echo(printable(translated(line)))
+    size_line = message(text, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
+    typer.echo(printable(translated(size_line)))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -7,6 +7,7 @@ inputs, parameters and gradients that agree it computes numbers that agree, to a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from probe.core.analysis.compare.piece_rows import PieceRows, positions
@@ -115,7 +116,8 @@ def _causes(connection: Connection, least: float, found: Sequence[tuple[Any, ...
     marks = ", ".join("(?, ?)" for _ in modules)
     every = _JUMPS.format(first=max(0, step - BEHIND), last=until, least=least / 2, factor=FACTOR, digits=DIGITS)
     chosen = f"{every} WHERE (signal, module) IN ({marks})"
-    return connection.execute(chosen, [name for module in modules for name in module]).fetchall()
+    jumps_of_modules: list[tuple[Any, ...]] = connection.execute(chosen, [*chain.from_iterable(modules)]).fetchall()
+    return jumps_of_modules
 
 
 def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:
