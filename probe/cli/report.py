@@ -70,9 +70,9 @@ def report(
         template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} ranks"
         if written.ranks == 1:
             template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
-        summary = message(template, path=str(written.path), size=written.size / 1e6, rows=written.rows, ranks=written.ranks)
+        numbers = {"size": written.size / 1e6, "rows": written.rows, "ranks": written.ranks}
         typer.echo(printable_lines(written.diagnosis.paragraph))
-        typer.echo(printable(translated(summary)))
+        typer.echo(printable(translated(message(template, path=str(written.path), **numbers))))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -47,7 +47,7 @@ class NothingToApply(FactCheck):
             return
         self.judged = True
         if is_any(facts.gradients.there):
-            cause = CLEARED if _were_cleared(update) else None
+            cause: str | None = CLEARED if _were_cleared(update) else None
         else:
             moved = facts.values is not None and is_any(facts.values.moved)
             cause = None if moved else self._cause(update)

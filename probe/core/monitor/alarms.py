@@ -141,8 +141,8 @@ class Alarms:
             name = type(error).__name__ if error is not None else "an exception"
             lines = "".join(traceback.format_exception(error)).rstrip().splitlines() if error is not None else []
             title = message("{name} at step {step} on rank {rank}", name=name, step=step, rank=self._labels["rank"])
-            text = "\n".join(lines[-MOST_TRACEBACK:])
-            self._send(f"exception {name} {step}", "exception", "critical", title, text, at)
+            last_lines = "\n".join(lines[-MOST_TRACEBACK:])
+            self._send(f"exception {name} {step}", "exception", "critical", title, last_lines, at)
 
     def _resolve(self, key: str, text: str) -> None:
         text = in_language(text, self._language) if self._language else text
@@ -164,6 +164,7 @@ class Alarms:
     ) -> None:
         job = self._labels["job"]
         labels = self._labels | dict(more or {})
-        shown = [in_language(each, self._language) if self._language else str(each) for each in (title, text)]
-        alert = Alert(f"{job} {key}", kind, severity, *shown, labels, time.time(), lasting=lasting)
+        if self._language:
+            title, text = in_language(title, self._language), in_language(text, self._language)
+        alert = Alert(f"{job} {key}", kind, severity, title, text, labels, time.time(), lasting=lasting)
         self._sender.send(alert._replace(language=self._language))

@@ -155,6 +155,6 @@ def texts_of(verdict: Verdict) -> dict[str, Cell]:
         "probe/first_cause": f"{verdict.head()}: {verdict.text}",
         "probe/verdict/kind": plain(verdict.kind),
         "probe/verdict/where": ", ".join(verdict.where),
-        "probe/verdict/step": verdict.since,
+        "probe/verdict/step": -1 if verdict.since is None else verdict.since,
         "probe/verdict/ranks": ",".join(map(str, verdict.ranks)),
     }

@@ -118,8 +118,8 @@ def _causes(
     marks = ", ".join("(?, ?)" for _ in modules)
     every = _JUMPS.format(first=max(0, step - BEHIND), last=until, least=least / 2, factor=FACTOR, digits=DIGITS)
     chosen = f"{every} WHERE (signal, module) IN ({marks})"
-    found: list[tuple[Any, ...]] = connection.execute(chosen, [*chain(*modules)]).fetchall()
-    return found
+    jumps_of_modules: list[tuple[Any, ...]] = connection.execute(chosen, [*chain.from_iterable(modules)]).fetchall()
+    return jumps_of_modules
 
 
 def _spans(connection: Connection, least: float, last: int) -> Iterator[tuple[int, int]]:
