@@ -161,7 +161,7 @@ clean:
 	rm -rf $(VENV) $(NUMPY2) $(BENCH) $(DIST) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# Tests open pages in it, in Chinese too. Only a fresh machine's root gets it installed; others are told, and skip that test.
+# Tests open pages in it, also in Chinese. Only a fresh machine's root gets it installed; others are told, and skip that test.
 BROWSER := chromium chromium-driver fonts-wqy-microhei
 browser:
 	@command -v chromedriver >/dev/null || { \

@@ -41,7 +41,7 @@ ROOMS = {
     "core/storage": 7,
     "core/trackers": 0,
     "launch": 1,
-    "pytorch": 38,
+    "pytorch": 45,
     "services/exporter": 0,
     "services/performance": 0,
     "services/remediation": 0,

@@ -99,10 +99,10 @@ def holds(optimizer: Any, parameter: Any, main_grad: bool) -> bool:
     return gradient(optimizer, parameter, main_grad) is not None
 
 
-def on_gradient(parameter: Any, listen: Listen, *, single: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
-    """Call ``listen`` once a backward, with the gradient of this backward alone (``single``) or with the sum so far.
-    The sum of several backwards is None until a reducer or the optimizer receives it."""
-    if single:
+def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
+    """Call ``listen`` once a backward, with the gradient of this backward alone (``own``) or with the sum so far. The
+    sum of several backwards is None until a reducer or the optimizer receives it."""
+    if own:
         return _hook(parameter, guard(listen))
     entry = _Sum(guard(listen))
 

@@ -147,12 +147,12 @@ def differentiates() -> bool:
 
 
 def on_gradient(
-    parameter: torch.nn.Parameter, listen: Callable[..., None], *, single: bool, main_grad: bool, guard: Guard
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
-    """Listen once a backward: to the gradient of this backward alone (``single``), or to the sum after it."""
+    """Listen once a backward: to the gradient of this backward alone (``own``), or to the sum after it."""
     engine = home(parameter)
     place = native.on_gradient if engine is None else engine.on_gradient
-    return place(parameter, listen, single=single, main_grad=main_grad, guard=guard)
+    return place(parameter, listen, own=own, main_grad=main_grad, guard=guard)
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:

@@ -320,9 +320,7 @@ class RepeatedReader:
             others = [position for position in others if _has_numbers(self._parameters[position])]
         if not others:
             return quick, rows
-        wait = tensors.to_host(
-            [tensors.moments([self._parameters[position] for position in others], self._columns, 0.0)]
-        )
+        wait = tensors.to_host([tensors.moments([self._parameters[n] for n in others], self._columns, 0.0)])
         rank = {position: number for number, position in enumerate((*quick, *others))}
         present = [position for position in positions if position in rank]
         first = rows().reshape(-1, len(self._columns))
@@ -446,10 +444,8 @@ def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 def reduces(models: Iterable[torch.nn.Module]) -> bool | None:
     """Return whether a wrapper averages the gradients of the backward that runs over ranks; None without a wrapper."""
-    synchronized = [
-        bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)
-    ]
-    return all(synchronized) if synchronized else None
+    flags = [bool(model.require_backward_grad_sync) for model in models if isinstance(model, DistributedDataParallel)]
+    return all(flags) if flags else None
 
 
 def part_ways(models: Iterable[torch.nn.Module]) -> bool:

@@ -122,9 +122,7 @@ HOOKS = SimpleNamespace(
     adam=lambda optimizer: lambda parameter: None,
     backward_id=lambda: Tensor.in_backward,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
-    on_gradient=lambda p, hear, single, main_grad, guard: _add(
-        p.listeners, guard(lambda g: hear(g if single else p.grad))
-    ),
+    on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=lambda module, before, after, guard, **_: _add(module.before, guard(before), module.after, guard(after)),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),

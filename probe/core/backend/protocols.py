@@ -265,13 +265,11 @@ class Hooks(Protocol):
     def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
         """Listen to training steps: see ``docs/explanation/decisions/0002-training-steps.md``."""
 
-    def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
-    ) -> Remove:
-        """Listen once a backward, before any reduction: to this backward's gradient (``single``) or the sum so far,
-        None while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that
-        no sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later
-        gradients of the step do not contain it."""
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
+        """Listen once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
+        while the sum is unknown. Call ``listen`` with ``apart=True`` if backwards are reduced one by one, so that no
+        sum exists before reduction, and with ``reduced=True`` if this backward is reduced now, so that later gradients
+        of the step do not contain it."""
 
     def forward_kind(self, root: Module) -> ForwardKind | None:
         """Return the kind of the running forward of a module of ``root``; None for evaluation."""

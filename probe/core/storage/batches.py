@@ -80,25 +80,18 @@ def steps(
     names = None if signals is None else frozenset(signals)
     present = [signal for signal in rows.files if (signal != RUN if names is None else signal in names)]
     readers = [_tables(rows, signal, rank, first, last) for signal in present]
-    descriptions: dict[tuple[str, tuple[str, ...]], _About] = {}
+    layouts: dict[tuple[str, tuple[str, ...]], _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
         parts: dict[str, list[_Part]] = {}
         for table in tables:
             of_signal = parts.setdefault(table.signal, [])
             before = sum(part.rows for part in of_signal)
-            of_signal += [_part(alike, descriptions, before, rows.problems) for alike in _alike(table)]
-        full = [
-            signal_parts
-            for of_signal in parts.values()
-            if (signal_parts := [part for part in of_signal if not part.is_void])
-        ]
-        batches = [
-            signal_parts[0].batch if len(signal_parts) == 1 else _joined(signal_parts, rows.problems)
-            for signal_parts in full
-        ]
+            of_signal += [_part(alike, layouts, before, rows.problems) for alike in _alike(table)]
+        full = [group for of_signal in parts.values() if (group := [part for part in of_signal if not part.is_void])]
+        batches = [group[0].batch if len(group) == 1 else _joined(group, rows.problems) for group in full]
         batches.sort(key=lambda batch: (signal_of(batch.signal).phase, batch.signal))
-        ops = dict.fromkeys(op for signal_parts in full for part in signal_parts for op in part.ops)
+        ops = dict.fromkeys(op for group in full for part in group for op in part.ops)
         sizes = {signal: sum(len(part.batch) for part in of_signal) for signal, of_signal in parts.items()}
         yield StoredStep(step, rank, batches, tuple(ops), sizes)
 
@@ -204,34 +197,32 @@ class _Part(NamedTuple):
     """Number of rows in the file, with those of which a later one is taken."""
 
 
-def _part(
-    table: _Table, descriptions: dict[tuple[str, tuple[str, ...]], _About], before: int, problems: Problems
-) -> _Part:
+def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], before: int, problems: Problems) -> _Part:
     """Return the rows of a table without empty cells as a batch.
 
     Args:
         before: number of rows of the signal and step before those of the table's file.
     """
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    description = descriptions.get((table.signal, table.columns))
+    layout = layouts.get((table.signal, table.columns))
     described = tuple(cells.get(column) for column in DESCRIBING)
-    if description is None or description.cells != described:
-        description = descriptions[table.signal, table.columns] = _about(table, described, problems)
-    _record_twice(table.signal, table.step, len(table.rows) - len(description.kept), table.directory, problems)
-    values = {op: np.array(cells[op], dtype=np.float64)[description.kept] for op in table.columns if is_number(op)}
+    if layout is None or layout.cells != described:
+        layout = layouts[table.signal, table.columns] = _about(table, described, problems)
+    _record_twice(table.signal, table.step, len(table.rows) - len(layout.kept), table.directory, problems)
+    values = {op: np.array(cells[op], dtype=np.float64)[layout.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
     more = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
-    columns = moments_of(derived, description.counts) | more
+    columns = moments_of(derived, layout.counts) | more
     batch = Batch(
         signal=table.signal,
         step=table.step,
-        keys=description.keys,
-        shapes=description.shapes,
-        dtypes=description.dtypes,
-        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[description.kept] + before,
+        keys=layout.keys,
+        shapes=layout.shapes,
+        dtypes=layout.dtypes,
+        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[layout.kept] + before,
         columns=columns,
         micro_stepped=table.micro_stepped,
-        coverage=description.coverage,
+        coverage=layout.coverage,
     )
     return _Part(batch, tuple(derived), table.directory, table.is_void, len(table.rows))
 

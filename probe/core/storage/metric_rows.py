@@ -61,36 +61,30 @@ class MetricRows(NamedTuple):
 
 
 def assembled(
-    signal: str, rank: int, texts_of: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
+    signal: str, rank: int, cells: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
 ) -> MetricRows:
     """Return the rows of the cells of a table.
 
     Args:
-        texts_of: the columns that are not values.
+        cells: the columns that are not values.
 
     Raises:
         ValueError: if a whole number is outside of its column's range.
     """
-    zeros, nothing = [0] * len(texts_of["step"]), [""] * len(texts_of["step"])
-    keys = zip(
-        texts_of["name"],
-        texts_of["vpp_stage"],
-        texts_of.get("micro_step", zeros),
-        texts_of.get("call", zeros),
-        strict=True,
-    )
+    zeros, nothing = [0] * len(cells["step"]), [""] * len(cells["step"])
+    keys = zip(cells["name"], cells["vpp_stage"], cells.get("micro_step", zeros), cells.get("call", zeros), strict=True)
     targets, target = numbered(keys)
-    forms, form = numbered(zip(*(texts_of.get(column, nothing) for column in TensorForm._fields), strict=True))
+    forms, form = numbered(zip(*(cells.get(column, nothing) for column in TensorForm._fields), strict=True))
     return MetricRows(
         signal=signal,
         rank=rank,
-        steps=_steps(texts_of["step"]),
+        steps=_steps(cells["step"]),
         targets=[MetricTarget(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
         target=target,
         forms=[TensorForm(*(text or "" for text in texts)) for texts in forms],
         form=form,
         values=values,
-        micro_stepped="micro_step" in texts_of,
+        micro_stepped="micro_step" in cells,
     )
 
 

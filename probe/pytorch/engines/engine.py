@@ -19,9 +19,7 @@ Parameter = torch.nn.Parameter
 class Home(Protocol):
     """Place where a wrapper keeps one parameter's numbers."""
 
-    def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, single: bool, main_grad: bool, guard: Guard
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listen as :meth:`probe.core.backend.protocols.Hooks.on_gradient` does."""
 
     def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:

@@ -140,15 +140,7 @@ class FlatUnit:
         """True if a hook can be placed now."""
         return bool(self._flat.requires_grad)
 
-    def on_gradient(
-        self,
-        parameter: Parameter,
-        listen: Listen,
-        *,
-        single: bool,
-        main_grad: bool,  # noqa: ARG002
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
         under ``no_sync``."""
         piece = self.pieces[parameter]
@@ -159,7 +151,7 @@ class FlatUnit:
                 reduced = bool(getattr(self._module(), "_sync_gradients", True))
                 listen(flattened.view(piece.shape), reduced=reduced)
 
-        if single:
+        if own:
             return on_own(self._flat, arrived, guard)
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 

@@ -91,25 +91,17 @@ class Stored:
     def _reduces(self) -> bool:
         return bool(getattr(self._group_ref(), "reduce_grads", True))
 
-    def on_gradient(
-        self,
-        parameter: Parameter,  # noqa: ARG002
-        listen: Listen,
-        *,
-        single: bool,
-        main_grad: bool,  # noqa: ARG002
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""
-        receive = functools.partial(self._own if single else self._sum, listen)
+        receive = functools.partial(self._own if own else self._sum, listen)
         placed = ExitStack()
 
         def place() -> bool:
             unsharded = self._unsharded()
             if unsharded is None or not unsharded.requires_grad:
                 return False
-            placed.callback(on_own(unsharded, receive, guard) if single else on_accumulated(unsharded, guard(receive)))
+            placed.callback(on_own(unsharded, receive, guard) if own else on_accumulated(unsharded, guard(receive)))
             return True
 
         if not place():

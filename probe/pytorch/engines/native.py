@@ -45,10 +45,10 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 
 
 def on_gradient(
-    parameter: torch.nn.Parameter, listen: Callable[..., None], *, single: bool, main_grad: bool, guard: Guard
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listen to the gradient of a parameter that holds its own numbers."""
-    if single:
+    if own:
         return on_own(parameter, listen, guard)
 
     def accumulated(parameter: torch.nn.Parameter) -> None:

@@ -172,13 +172,9 @@ def analyse(
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, of_checks)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    checks = {(on_ranks.finding.check, on_ranks.ranks) for on_ranks in of_checks}
-    new = [
-        on_ranks
-        for on_ranks in of_peers
-        if on_ranks.finding.where or (on_ranks.finding.check, on_ranks.ranks) not in checks
-    ]
-    every_check = sorted([*of_checks, *new], key=lambda on_ranks: on_ranks.finding.since)
+    checks = {(case.finding.check, case.ranks) for case in of_checks}
+    new = [case for case in of_peers if case.finding.where or (case.finding.check, case.ranks) not in checks]
+    every_check = sorted([*of_checks, *new], key=lambda case: case.finding.since)
     return Analysis(
         run,
         tuple(judged),
@@ -188,12 +184,8 @@ def analyse(
         problems,
         topo,
         not requested,
-        tuple(on_rank for on_rank in of_run if not requested or on_rank.finding.step in requested),
-        tuple(
-            on_ranks
-            for on_ranks in every_check
-            if not requested or {on_ranks.finding.step, on_ranks.finding.since} & {*requested}
-        ),
+        tuple(case for case in of_run if not requested or case.finding.step in requested),
+        tuple(case for case in every_check if not requested or {case.finding.step, case.finding.since} & {*requested}),
     )
 
 
@@ -315,10 +307,7 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
 def _plan_notes(run: RecordedRun) -> Iterable[str]:
     """Name the steps in which an edit of the configuration held on some ranks alone."""
     differences = plan_differences(run)
-    spans = [
-        str(difference.first) if difference.first == difference.last else f"{difference.first}-{difference.last}"
-        for difference in differences
-    ]
+    spans = [str(span.first) if span.first == span.last else f"{span.first}-{span.last}" for span in differences]
     if spans:
         yield message(
             "ranks {ranks} collected by another configuration than the others at steps {steps}: changes reached them "

@@ -61,8 +61,8 @@ def check_findings(rows: Readable, run: RecordedRun) -> list[RankCheckFinding]:
     return sorted([*_of_ranks(rows, run), *_between_ranks(rows, run)], key=_in_order)[:MOST]
 
 
-def _in_order(on_ranks: RankCheckFinding) -> tuple[int, int, tuple[int, ...]]:
-    return on_ranks.finding.since, on_ranks.finding.step, on_ranks.ranks
+def _in_order(case: RankCheckFinding) -> tuple[int, int, tuple[int, ...]]:
+    return case.finding.since, case.finding.step, case.ranks
 
 
 def _of_ranks(rows: Readable, run: RecordedRun) -> Iterator[RankCheckFinding]:
@@ -84,27 +84,25 @@ def spoilt_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
     """Return the steps whose updates have applied gradients that are not finite, in order: from then on numbers are not
     finite in innocent modules, too."""
     name = GradientNotFinite.name
-    return sorted(
-        {on_ranks.finding.step for on_ranks in findings if on_ranks.finding.check == name and on_ranks.is_critical}
-    )
+    return sorted({case.finding.step for case in findings if case.finding.check == name and case.is_critical})
 
 
 def sought_steps(findings: Sequence[RankCheckFinding]) -> list[int]:
     """Return the first steps in which something was found whose cause may have begun earlier."""
-    steps = {on_ranks.finding.since for on_ranks in findings if on_ranks.is_grave and on_ranks.finding.check in LATE}
+    steps = {case.finding.since for case in findings if case.is_grave and case.finding.check in LATE}
     return sorted(steps)[:MOST_SOUGHT]
 
 
 def with_onsets(findings: Sequence[RankCheckFinding], judged: Sequence[EvaluatedRank]) -> list[RankCheckFinding]:
     """Return findings with what the rows before them show, else with what the run itself has seen before them."""
-    return [on_ranks._replace(finding=_with_onset(on_ranks, judged)) for on_ranks in findings]
+    return [case._replace(finding=_with_onset(case, judged)) for case in findings]
 
 
-def _with_onset(on_ranks: RankCheckFinding, judged: Sequence[EvaluatedRank]) -> CheckFinding:
-    finding = on_ranks.finding
+def _with_onset(case: RankCheckFinding, judged: Sequence[EvaluatedRank]) -> CheckFinding:
+    finding = case.finding
     if finding.check not in LATE:
         return finding
-    answers = [rank.onsets.get(finding.since) for rank in judged if rank.rank in on_ranks.ranks]
+    answers = [rank.onsets.get(finding.since) for rank in judged if rank.rank in case.ranks]
     answer = reduce(rarer, (possible for possible in answers if possible is not None and possible.looked), None)
     return finding if answer is None else finding._replace(onset=rarer(answer, finding.onset))
 

@@ -60,7 +60,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if reduced:
                 restarted.add(identity)
 
-        return hooks.on_gradient(thing, listen, single=per_micro_batch is True, main_grad=run.main_grad, guard=guard)
+        return hooks.on_gradient(thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard)
 
     guard = run.guard_of("gradient")
 

@@ -62,16 +62,8 @@ class BlockWork(NamedTuple):
     def mark(self) -> str:
         """Text that is another one if any source is another one."""
         described = [
-            (
-                str(source.original),
-                *source.file[1:5],
-                source.size,
-                source.modified_ns,
-                source.until,
-                source.position,
-                source.name,
-            )
-            for source in self.sources
+            (str(part.original), *part.file[1:5], part.size, part.modified_ns, part.until, part.position, part.name)
+            for part in self.sources
         ]
         return hashlib.sha256(json.dumps([self.path, described]).encode()).hexdigest()
 

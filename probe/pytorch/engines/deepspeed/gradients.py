@@ -58,18 +58,10 @@ class DeepSpeedHome:
         self._optimizer = weakref.ref(optimizer)
         self._summed = summed
 
-    def on_gradient(
-        self,
-        parameter: Parameter,
-        listen: Listen,
-        *,
-        single: bool,
-        main_grad: bool,  # noqa: ARG002
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
-        if single or summed is None:
+        if own or summed is None:
             apart = summed is None
             return on_own(parameter, lambda gradient: listen(gradient, apart=apart), guard)
 

@@ -106,7 +106,7 @@ class MegatronHome:
         self.coverage = _split(parameter, ranks)
         self._term = _term(parameter, sequence)
 
-    def on_gradient(self, parameter: Any, listen: Listen, *, single: bool, main_grad: bool, guard: Guard) -> Remove:
+    def on_gradient(self, parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listen to this backward's gradient when it arrives, or to the step's sum when its reduction begins."""
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class MegatronHome:
             total: Any = getattr(parameter, "main_grad", None) if main_grad else None
             listen(self._fed(parameter, parameter.grad if total is None else total))
 
-        if single:
+        if own:
             return on_own(parameter, arrived, guard)
         if buffered(parameter):
             return _on_reduction(parameter, guard(lambda: listen(self._fed(parameter, parameter.main_grad))))
