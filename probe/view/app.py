@@ -163,7 +163,7 @@ class ViewEndpoints:
     def _listed_run(self, number: int) -> ListedRun:
         run = self._runs.run(number)
         if run is None:
-            raise HTTPException(404, f"run {number}: there is no run of this number: the list of runs has those that there are")
+            raise HTTPException(404, f"run {number}: there is no run of this number; see the list of runs")
         if run.gone:
             raise HTTPException(410, f"run {number}: {run.place} has been removed")
         return run
