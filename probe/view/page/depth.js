@@ -13,7 +13,7 @@ export class Depth {
     this.column = 0;
     this.chart = new Chart(t("depth"), 240, { pick: (_, point) => this.answer && choose(this.answer.header.lines[point], this.answer.header.steps[this.column][0]) });
     this.title = element("h2", { id: "depth-title" });
-    this.element = element("section", { className: "card", id: "depth" }, this.title, this.chart.element);
+    this.element = element("section", { className: "card", id: "depth", hidden: true }, this.title, this.chart.element);
   }
 
   /**

@@ -77,7 +77,8 @@ export class One {
    * @param {State} state
    */
   placed(state) {
-    const place = this.run && placeOf(this.run);
+    const named = this.run && placeOf(this.run);
+    const place = this.run?.signals.some((/** @type {any} */ { name }) => name === named?.signal) ? named : null;
     const { signal, row, step, rank, axis } = state;
     if (!place || signal || row || axis || step !== null || rank !== null) return state;
     return { ...state, signal: place.signal, op: state.op || place.op, row: place.row, rank: place.rank, step: place.step };
@@ -163,7 +164,7 @@ export class One {
     this.card.show({ run: this.number, signal: signal?.name ?? "", op: this.op(), row: state.row, rank: state.rank, step: state.step, micro: state.micro });
     if (signal) this.askCells(signal.name);
     else this.problem.textContent = t("heatmap.none");
-    this.heatmap.element.hidden = !signal;
+    this.parts.classList.toggle("bare", !signal);
     const { from, to } = state;
     const loss = lossOf(run.numbers ?? []);
     if (loss) this.losses.want(address(`runs/${this.number}/numbers`, { names: loss, from, to, points: POINTS }));

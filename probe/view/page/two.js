@@ -196,7 +196,7 @@ export class Two {
    */
   head(run, n) {
     return element("div", { className: "title" }, element("span", { className: `chip line-${n}`, textContent: "AB"[n] }),
-      element("a", { href: addressOf({ run: run.number }), textContent: run.name }), aliveness(run), element("span", { className: "quiet", textContent: `${t("runs.steps")} ${stepsOf(run)}` }),
+      element("a", { href: addressOf({ run: run.number }), textContent: run.name }), aliveness(run), element("span", { className: "quiet", textContent: stepsOf(run) && `${t("runs.steps")} ${stepsOf(run)}` }),
       element("code", { className: "quiet", textContent: run.location }));
   }
 
