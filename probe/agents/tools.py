@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from probe.agents.answers import (
     Answer,
@@ -29,13 +28,14 @@ from probe.agents.arguments import (
     RunsArguments,
     SignalsArguments,
 )
+from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
 from probe.core.config.reference import references
 from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.view.background import TaskResult, comparison_arguments
-from probe.view.curves import RankChoice, number_curves, row_curves
+from probe.view.curves import RankChoice, row_curves, run_curves
 from probe.view.findings import FoundFinding, chosen, health_of
-from probe.view.heatmap import Picture, Span, heatmap_of_ranks, heatmap_of_rows
+from probe.view.heatmap import heatmap_of_ranks, heatmap_of_rows
 from probe.view.located_row import located_row
 from probe.view.run_list import ListedRun, RunList
 from probe.view.viewed_run import ViewedRun, version_of
@@ -165,14 +165,14 @@ class RunTools:
         else:
             name = chosen_name("name", query.name or _loss(viewed), viewed.about()["numbers"])
             rank = None if ranks is None else next(iter(ranks), None)
-            found = number_curves(viewed.reader, [name], span, rank, query.points)
+            found = run_curves(viewed.reader, [name], span, rank, query.points)
             fields |= {"number": short_name(name)}
         cells, of = found.cells, "rank" if query.signal else "number"
         lines = [
             {of: short_name(line) if isinstance(line, str) else line, "values": _values(cells, n, "largest")}
             for n, line in enumerate(found.lines)
         ]
-        fields |= {"steps": [*map(_column, found.spans)]}
+        fields |= {"steps": [*map(_column, found.steps)]}
         total = sum(ranks is None or rank in ranks for rank in viewed.reader.listing().run.ranks)
         page = 0, MOST_RANKS, total if query.signal else len(lines)
         return bounded(
@@ -188,10 +188,10 @@ class RunTools:
         op, span = _op(signal, query.op), _span(query.first_step, query.last_step)
         if query.row:
             row, order = chosen_name("row", query.row, signal["rows"]), viewed.order("rank")
-            picture, _ = heatmap_of_ranks(viewed.reader, signal["name"], op, span, query.columns, row, order)
+            picture = heatmap_of_ranks(viewed.reader, signal["name"], op, span, query.columns, row, order)
         else:
             rank, columns = query.rank, query.columns
-            picture, _ = heatmap_of_rows(viewed.reader, viewed.levels, signal["name"], op, span, columns, rank)
+            picture = heatmap_of_rows(viewed.reader, viewed.levels, signal["name"], op, span, columns, rank)
         text = query.text.casefold()
         lines = [n for n, line in enumerate(picture.lines) if query.row or text in line.casefold()]
         entries = [_line(picture, n, query) for n in lines[query.offset : query.offset + query.limit]]
@@ -370,20 +370,21 @@ def _column(span: tuple[int, int]) -> int | list[int]:
     return span[0] if span[0] == span[1] else [*span]
 
 
-def _values(cells: Any, line: int, shown: str) -> list[float | int | str | None]:
+def _values(cells: CellArrays, line: int, shown: str) -> list[float | int | str | None]:
     """Return the numbers of a line; a cell with a NaN is one, whatever else is in it."""
-    array = cells.maximum if shown == "largest" else cells.minimum
+    array = cells["maximum" if shown == "largest" else "minimum"]
     return [
         "nan" if nan else None if not count else number(value)
-        for value, nan, count in zip(array[line], cells.nan[line], cells.count[line], strict=True)
+        for value, nan, count in zip(array[line], cells["nan"][line], cells["count"][line], strict=True)
     ]
 
 
 def _line(picture: Picture, line: int, query: HeatmapArguments) -> Answer:
     """Return a line of a heatmap: its values, and its first column with a number that is not finite."""
     cells, label = picture.cells, picture.lines[line]
-    bad = [n for n in range(len(picture.steps)) if cells.nan[line, n] or cells.inf[line, n]]
-    first = {"steps": _column(picture.steps[bad[0]]), "rank": int(cells.rank[line, bad[0]])} if bad else None
+    bad = [n for n in range(len(picture.steps)) if cells["nan"][line, n] or cells["inf"][line, n]]
+    ranks = RANKS.of(cells).directory
+    first = {"steps": _column(picture.steps[bad[0]]), "rank": int(ranks[line, bad[0]])} if bad else None
     of = {"rank": label} if query.row else {"row": short_name(label)}
     return {**of, "values": _values(cells, line, query.shown), "not_finite": first}
 

@@ -51,7 +51,6 @@ export class One {
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
     this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
     this.losses = new Source(binary, (answer) => this.drawLoss(answer), () => {});
-    this.located = new Source(binary, (answer) => this.locate(answer), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
@@ -340,7 +339,7 @@ export class One {
   }
 
   close() {
-    for (const source of [this.summary, this.cells, this.losses, this.curves, this.located, this.card.source, this.findings.source]) source.clear();
+    for (const source of [this.summary, this.cells, this.losses, this.curves, this.card.source, this.findings.source]) source.clear();
     this.picture.close();
     this.numbers.close();
     this.details.close();
