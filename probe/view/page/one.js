@@ -2,7 +2,6 @@
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { weightsAndBiases } from "./bands.js";
-import { shownOf } from "./cells.js";
 import { controls } from "./controls.js";
 import { Depth } from "./depth.js";
 import { Details } from "./details.js";

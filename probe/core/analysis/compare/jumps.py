@@ -102,23 +102,23 @@ def jumps(rows: PieceRows) -> list[Jump]:
 
 
 def _causes(
-    connection: Connection, least: float, shown: Sequence[tuple[Any, ...]], last: int
+    connection: Connection, least: float, records: Sequence[tuple[Any, ...]], last: int
 ) -> Sequence[tuple[Any, ...]]:
-    """Return the jumps of the modules in which those that are shown may begin, in every step that shows them.
+    """Return the jumps of the modules in which those of the records may begin, in every step that shows them.
 
     A formula that differs does so in every step, but the norms of a step may agree by chance: what a wrong forward
     does to the backward of another module can show before it. So forwards of the steps behind come first, and half as
     much shows the earliest step of a module that is known to part the runs.
     """
-    step = shown[0][2]
+    step = records[0][2]
     until = min(last, step + BEHIND)
     behind = _JUMPS.format(first=step, last=until, least=least, factor=FACTOR, digits=DIGITS)
-    rows = connection.execute(f"{behind} WHERE signal = '{FORWARD}'").fetchall() or shown
+    rows = connection.execute(f"{behind} WHERE signal = '{FORWARD}'").fetchall() or records
     modules = sorted({(row[0], row[6]) for row in rows})[:MOST]
     marks = ", ".join("(?, ?)" for _ in modules)
     every = _JUMPS.format(first=max(0, step - BEHIND), last=until, least=least / 2, factor=FACTOR, digits=DIGITS)
-    chosen = f"{every} WHERE (signal, module) IN ({marks})"
-    jumps_of_modules: list[tuple[Any, ...]] = connection.execute(chosen, [*chain.from_iterable(modules)]).fetchall()
+    query = f"{every} WHERE (signal, module) IN ({marks})"
+    jumps_of_modules: list[tuple[Any, ...]] = connection.execute(query, [*chain.from_iterable(modules)]).fetchall()
     return jumps_of_modules
 
 
