@@ -26,7 +26,7 @@ from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
-from probe.core.analysis.diagnosis.run_verdict import picture_about, verdict_about
+from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.language import joined, message, translated
@@ -36,7 +36,6 @@ from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
-from probe.core.verdict_picture import card_lines
 
 WIDTH = 160
 """Characters of a line without a terminal."""
@@ -150,9 +149,7 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
     verdict = verdict_about(analysis)
-    if verdict.kind:
-        picture = picture_about(verdict, analysis)
-        card = card_lines(verdict, picture, printable(shown_path(str(directory))), blocks=has_blocks(sys.stdout))
+    if card := card_about(verdict, analysis, printable(shown_path(str(directory))), has_blocks(sys.stdout)):
         _print(console, [*card, ""], style="bold red" if verdict.grade == "critical" else "bold yellow")
     found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
     if analysis.extent.rows and analysis.diagnosis:

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 from urllib.parse import urlencode
@@ -15,11 +16,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from probe.core.messages import shown_path
+from probe.core.errors import missing
+from probe.core.messages import has_blocks, printable, shown_path
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
 from probe.core.storage.layout import CSV, names_of
+from probe.core.storage.location import located
 from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
 from probe.demo.training import DemoOutcome, DemoPlan, DemoProgress
@@ -65,11 +68,11 @@ def _count(findings: int) -> str:
 
 
 def show(console: Console, plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None, matched: bool) -> None:
-    """Print the verdict, the findings, and where to look at them."""
+    """Print what was broken and what was named, the findings, where to look at them, and the card."""
     console.print(_comparison(outcome.injection, diagnosis))
     colour = "green" if matched else "red"
     console.print(f"[bold {colour}]{'match' if matched else 'no match'}[/]: {_verdict(outcome.injection, matched)}\n")
-    for line in (*_found(diagnosis), *_places(plan, outcome, diagnosis), *_costs(outcome)):
+    for line in (*_found(diagnosis), *_places(plan, outcome, diagnosis), *_costs(outcome), *_card(outcome)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -128,6 +131,19 @@ def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) ->
     if "tensorboard" in plan.formats:
         yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
     yield f"  all files      {shown_path(str(directory))}"
+
+
+def _card(outcome: DemoOutcome) -> Iterator[str]:
+    """Yield the card of the run's files, as ``probe run`` and ``probe anomalies`` print it."""
+    if find_spec("duckdb") is None:
+        yield missing("The verdict", "duckdb", "analysis")
+        return
+    from probe.core.analysis.diagnosis.analyse import analyse
+    from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
+
+    analysis = analyse(located(outcome.directory))
+    files = printable(shown_path(str(outcome.directory)))
+    yield from ("", *card_about(verdict_about(analysis), analysis, files, has_blocks(sys.stdout)))
 
 
 def _costs(outcome: DemoOutcome) -> Iterator[str]:

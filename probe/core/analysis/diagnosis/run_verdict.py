@@ -18,7 +18,7 @@ from probe.core.storage.layout import NAME, STEP, cell_name
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 from probe.core.verdict import Grade, JudgedFinding, Looked, Verdict, verdict_of
-from probe.core.verdict_picture import Cell, VerdictPicture, column_of, picture_from
+from probe.core.verdict_picture import Cell, VerdictPicture, card_lines, column_of, picture_from
 
 EARLIER, LATER = 200, 50
 """Steps before the first bad one, and after it, that are read for a picture."""
@@ -35,6 +35,11 @@ def verdict_about(analysis: Analysis) -> Verdict:
     ]
     looked = Looked((analysis.extent.text,) if analysis.extent.rows else ())
     return verdict_of(findings, looked)
+
+
+def card_about(verdict: Verdict, analysis: Analysis, files: str, blocks: bool) -> list[str]:
+    """Return the card of a verdict, as :func:`probe.core.verdict_picture.card_lines`; empty if nothing was found."""
+    return card_lines(verdict, picture_about(verdict, analysis), files, blocks=blocks) if verdict.kind else []
 
 
 def picture_about(verdict: Verdict, analysis: Analysis) -> VerdictPicture | None:
