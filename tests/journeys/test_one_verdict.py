@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.agents.agent_client import asking
 from tests.core.alerting.receivers import Receiver, serving, text_of
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.journeys.commands import ROOT, card, probe, run
@@ -22,6 +23,7 @@ from tests.required import require, require_version
 require("torch")
 require("httpx")
 require("duckdb")
+require("mcp")
 
 BAD = 16
 RANKS = """
@@ -118,12 +120,18 @@ def of_page(run: Planted) -> Seen:
     """Read the answer that the page gets from the analysis."""
     directory = next(run.folder.glob("monitor_output/*rank1*")).name
     place = str(run.folder / "monitor_output")
-    command = [sys.executable, "-m", "probe.view.background", "[]", "analyse", place, directory]
+    command = [sys.executable, "-m", "probe.view.background", "0", "[]", "analyse", place, directory]
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     return of_json(json.loads(subprocess.run(command, capture_output=True, check=True, env=own).stdout)["verdict"])
 
 
-READERS = [of_card, of_command, of_command_as_json, of_alert, of_tracker, of_page]
+def of_agent(run: Planted) -> Seen:
+    """Read the answer that an agent gets."""
+    with asking(run.folder / "monitor_output", run.folder) as agent:
+        return of_json(agent.ask("verdict")["verdict"])
+
+
+READERS = [of_card, of_command, of_command_as_json, of_alert, of_tracker, of_page, of_agent]
 """Everybody who reads a verdict. To add one, write a function that returns what it has read."""
 
 
