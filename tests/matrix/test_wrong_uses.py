@@ -260,6 +260,9 @@ ATTACHMENTS: dict[str, Use] = {
         "got NoneType",
         "give one, such as",
     ),
+    "no argument": Use(
+        lambda p: p.new(), "config_file_path", "the path of a file or a mapping", "got NoneType", "such as"
+    ),
     "a text for a group": Use(
         lambda p: p.new(WG, process_group="x"), "process_group", "expected", "got 'x'", "pass the group itself, or None"
     ),

@@ -59,7 +59,7 @@ class Monitor(AssignedSettings):
 
     def __init__(
         self,
-        config_file_path: str | os.PathLike[str] | Mapping[str, Any],
+        config_file_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         process_group: Any = None,
         params_have_main_grad: bool = True,
         opt_ty: str | None = None,
@@ -67,7 +67,7 @@ class Monitor(AssignedSettings):
         param_have_main_grad: bool | None = None,
     ) -> None:
         self._main_grad = main_grad_of(opt_ty, param_have_main_grad, params_have_main_grad)
-        super().__init__(config_file_path)
+        super().__init__(config_file_path)  # type: ignore[arg-type]  # refused there, in words
         self._process_group = process_group
         ranks_of(self.framework, "process_group", process_group)
         self._listening.start()  # there are collectives before there is a model
