@@ -336,8 +336,9 @@ def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> Judge
     return next((row for row in rows if row.where and row.where[0].startswith(modules)), traced)
 
 
-def _order(finding: JudgedFinding) -> tuple[int, bool, bool]:
-    return finding.since, not (finding.located and finding.where), not finding.where
+def _order(finding: JudgedFinding) -> tuple[int, bool, bool, bool]:
+    seen = finding.located or finding.signal  # a row says more than a number of the run
+    return finding.since, not (finding.located and finding.where), not finding.where, not seen
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -281,15 +281,14 @@ print(sum(float(p.detach().double().sum()) for p in net.parameters()))
 """The program of a user, in which the graph shows but a checkpoint."""
 SENTENCES = {
     True: "at step 31, with finite weights, it shows first in input",
-    False: "the weights were already spoilt, by an update up to step 30, when more was collected, so that later steps "
-    "name no module",
+    False: "critical: loss-not-finite in input, step 30 the loss is nan: NaN is in the input of `checkpoint_function`",
 }
-"""End of the verdict, with a scaler that skips the update and without one."""
+"""Part of the verdict, with a scaler that skips the update and without one, where later steps name no module."""
 
 
 @pytest.mark.parametrize("scaled", SENTENCES)
 def test_probe_run_names_the_steps_and_the_module(tmp_path: Path, scaled: bool) -> None:
-    """In its last lines; or says that the weights were spoilt. The program prints what it prints alone."""
+    """In its last lines, or that the input was bad already. The program prints what it prints alone."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM.format(scaled=scaled))
