@@ -133,7 +133,7 @@ def running(program: str, options: Sequence[str], log: Path, ready: str = "/-/re
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         server = Server(process, port, log)
         try:
-            wait_for(lambda: _is_ready(server, ready), log.read_text("utf-8"))
+            wait_for(lambda: _is_ready(server, ready), server.process)
             yield server
         finally:
             process.kill()

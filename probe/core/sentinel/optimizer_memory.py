@@ -76,6 +76,8 @@ class OptimizerMemory:
     def __init__(self, loop: TrainingLoop, tensors: Tensors) -> None:
         self._tensors = tensors
         self.parameters: Sequence[Parameter] = ()
+        self.thread: int | None = None
+        """Thread of the last update."""
         self.is_ready = False
         """True if all that follows from the parameters is known."""
         self.every: object = None

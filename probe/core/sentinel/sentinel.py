@@ -59,6 +59,8 @@ class Sentinel:
         """Reader of the losses."""
         self._running: dict[int, RunningBackward] = {}
         """The backward that runs on each thread; one that has raised stays until the next."""
+        self._training_threads: set[int] = set()
+        """Threads on which backwards have run."""
         self._clipping: list[tuple[OptimizerMemory, Sequence[int]]] = []
         """Positions of the gradients whose total norm was computed last."""
         self._cut = False
@@ -95,14 +97,22 @@ class Sentinel:
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
         running = RunningBackward(inputs)
-        others = [backward for thread, backward in self._running.items() if thread != running.thread]
+        others = [backward for thread, backward in [*self._running.items()] if thread != running.thread]
+        self._training_threads.add(running.thread)
         self._running[running.thread] = running
         for backward in (running, *others) if others else ():
             backward.shared = True
         if root is not None:
             running.root = self.roots.value(root, running)
         for memory in self._optimizers.all():
-            self._look_before(memory, running)
+            if self._is_near(memory):
+                self._look_before(memory, running)
+
+    def _is_near(self, memory: OptimizerMemory) -> bool:
+        """Return False if another thread trains these parameters: it may free their gradients while they are read."""
+        if memory.thread is None:  # nothing has freed its gradients yet
+            return True
+        return memory.thread == threading.get_ident() or memory.thread not in self._training_threads
 
     def _look_before(self, memory: OptimizerMemory, running: RunningBackward) -> None:
         """Note which gradients were cleared, and which the backward will find."""
@@ -138,7 +148,7 @@ class Sentinel:
         if running is None or self._blind:
             return
         for memory in self._optimizers.all():
-            if id(memory) not in running.counted:
+            if id(memory) not in running.counted and self._is_near(memory):
                 self._count(memory, running)
         running.before.clear()
 
@@ -177,6 +187,8 @@ class Sentinel:
             return
         identities = {*map(id, gradients)}
         for memory, optimizer in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
+            if not self._is_near(memory):
+                continue
             all_gradients = self._loop.held(memory.parameters)
             positions = [
                 n for n, gradient in enumerate(all_gradients) if gradient is not None and id(gradient) in identities
@@ -210,6 +222,7 @@ class Sentinel:
             return
         self._optimizers.look_again()
         memory = self._optimizers.updating(optimizer)
+        memory.thread = threading.get_ident()
         for running in [*self._running.values()]:  # an update within a backward
             if id(memory) not in running.counted:
                 running.counted.add(id(memory))

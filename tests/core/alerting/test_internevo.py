@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import re
 import signal
 import subprocess
 import sys
@@ -66,8 +67,9 @@ def messages(receiver: Receiver) -> str:
 
 
 def number(receiver: Receiver, words: str) -> int:
-    """How often ``words`` stand in a heading."""
-    return sum(line.startswith("[") and words in line for line in messages(receiver).split("\n"))
+    """How often ``words`` stand in the heading of an alert."""
+    heading = re.compile(rf"^(?!.*\d alerts: ).*\[\w+\] .*{re.escape(words)}", re.MULTILINE)
+    return len(heading.findall(messages(receiver)))
 
 
 def script(text: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
