@@ -309,12 +309,12 @@ class RunList:
         waiting = [run for run in self.runs if run.summary is not None and run.summary.changed and not run.analysed]
         if not waiting or not self.tasks.is_idle:
             return
-        run = max(waiting, key=lambda run: run.summary.changed if run.summary else 0.0)
-        run.analysed = True
-        key = ("analysis", run.place, run.directory)
+        newest = max(waiting, key=lambda run: run.summary.changed if run.summary else 0.0)
+        newest.analysed = True
+        key = ("analysis", newest.place, newest.directory)
         if self.tasks.result(key) is None:
             with suppress(OSError, ValueError, RunGone):  # its page names it
-                analysed(self.tasks, key, self._files_of(run).look())
+                analysed(self.tasks, key, self._files_of(newest).look())
 
     def _rank_folders(self, folder: Place, depth: int = 0) -> Iterator[Place]:
         """Yield the folders in which ranks have written: ``folder``, or those in it."""

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import re
-import re
 import signal
 import subprocess
 import sys
@@ -68,8 +67,8 @@ def messages(receiver: Receiver) -> str:
 
 def number(receiver: Receiver, words: str) -> int:
     """How often ``words`` stand in the heading of an alert."""
-    heading = re.compile(rf"^(?!.*\d alerts: ).*\[\w+\] .*{re.escape(words)}", re.MULTILINE)
-    return len(heading.findall(messages(receiver)))
+    headings = re.findall(r"^(?!.*\d alerts: ).*(\[\w+\] .*)", messages(receiver), re.MULTILINE)
+    return sum(words in heading for heading in headings)
 
 
 def script(text: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
