@@ -95,6 +95,8 @@ class VerdictAnswer(AnswerPart):
     """Further criticals and warnings."""
     notes: int
     onset: OnsetAnswer | None
+    signal: str
+    """Signal of the row; empty for anything else."""
 
 
 class PrintedVerdict(VerdictAnswer):

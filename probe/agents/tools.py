@@ -32,6 +32,7 @@ from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
 from probe.core.config.reference import references
 from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
+from probe.core.storage.layout import STEP
 from probe.view.background import TaskResult, comparison_arguments
 from probe.view.curves import RankChoice, row_curves, run_curves
 from probe.view.findings import FoundFinding, chosen, health_of
@@ -108,7 +109,7 @@ class RunTools:
         answer, diagnosis = result.answer, viewed.diagnosis()[0]
         findings = max(diagnosis.total, len(diagnosis.findings))
         recorded = None if run.summary is None else run.summary.findings
-        verdict = {name: value for name, value in answer["verdict"].items() if name != "lines"}
+        verdict = {name: value for name, value in answer["verdict"].items() if name not in ("lines", "zh")}
         names = [*verdict["where"], *answer["judged"]["signals"], *(finding.row for finding in diagnosis.findings)]
         verdict["where_left_off"] = max(0, len(verdict["where"]) - MOST_PLACES)
         verdict["where"] = [*map(short_name, verdict["where"][:MOST_PLACES])]
@@ -209,7 +210,8 @@ class RunTools:
         found = located_row(viewed.reader, signal["name"], row, query.rank, query.step, query.micro_step)
         if found is None:
             ranks = viewed.about()["rank_list"]
-            recorded = f"steps {signal['first_step']} to {signal['last_step']} of ranks {ranks}, as far as recorded"
+            first, last = _steps_of(viewed, signal["name"])
+            recorded = f"steps {first} to {last} of ranks {ranks}, as far as recorded"
             raise WrongArgument("step", f"a step and a rank at which the row was recorded: {recorded}", (), query.step)
         values = {name: number(value, 9) for name, value in found["values"].items()}
         return {"run": self._named(run), **found, "row": short_name(row), "values": values}
@@ -336,10 +338,19 @@ def _rows_answer(fields: Answer, viewed: ViewedRun, query: SignalsArguments) -> 
     if query.signal != RUN:
         signal = _signal(viewed, query.signal)
         names = signal["rows"]
-        fields |= {name: signal[name] for name in ("name", "ops", "first_step", "last_step")}
+        first, last = _steps_of(viewed, signal["name"])
+        fields |= {"name": signal["name"], "ops": signal["ops"], "first_step": first, "last_step": last}
         fields["meaning"] = sentence(signal["meaning"], [signal["name"]])
     rows = [row for row in names if query.text.casefold() in row.casefold()]
     return bounded(fields, "rows", [*map(short_name, rows[query.offset :])], (query.offset, query.limit, len(rows)))
+
+
+def _steps_of(viewed: ViewedRun, signal: str) -> tuple[int, int]:
+    """Return the first and the last recorded step of a signal."""
+    with viewed.reader.rows([signal]) as rows:
+        query = f"SELECT min({STEP}), max({STEP}) FROM {rows.view(signal)}"  # noqa: S608 - our own words
+        first, last = rows.connection.execute(query).fetchall()[0]
+    return first, last
 
 
 def _op(signal: Answer, op: str) -> str:
