@@ -22,7 +22,7 @@ torch = require("torch")
 PACKAGE = f"{Path(probe.__file__).parent}/"
 MOST_FILES = 16
 MOST_RETURNS = 2
-STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 27, 69, 27
+STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 26, 69, 28
 """Most files of a whole sampled step of one weight, calls from one of them into another, and those of them into a file
 that the same part of the step has entered before."""
 Record = TypeVar("Record")

@@ -126,7 +126,7 @@ def test_commands_answer_with_the_same_bytes(packed: bool, seaweed_variables: Ob
     if packed:
         folder = tmp_path / "packed"
         pack(plain, folder)
-    url = seaweed_variables.put(folder, f"commands{packed}")
+    url = seaweed_variables.put(folder, f"commands{packed}/{folder.name}")  # a page has the name of its folder
     out = tmp_path / "page.html"
     pages = []
     for root in (str(folder), url):
