@@ -184,9 +184,9 @@ class PerformanceMonitor:
         without readings. A number that is unknown is None.
 
         Raises:
-            ValueError: if ``hours`` is no number above 0.
+            ValueError: if ``hours`` is no number of at least 0.
         """
-        hours = _positive("hours", hours, "hours")
+        hours = hours if hours == 0 else _positive("hours", hours, "hours")
         end = time.time()
         begin = end - hours * HOUR
         some = [reading for reading in self.readings if begin <= reading.time <= end]
