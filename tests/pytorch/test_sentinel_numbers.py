@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from tests.required import require
 torch = require("torch")
 
 from probe.core.naming import APPLIED_NORM, BACKWARDS, GRADIENT_NORM, LOSS_ROOT  # noqa: E402
-from probe.pytorch import TrainerMon  # noqa: E402
+from probe.pytorch import TrainerMon, training_loop  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "format": "api",
@@ -376,6 +378,33 @@ def test_norms_of_other_tensors(name: str) -> None:
     monitor.stop()
     assert monitor.faults == {}
     assert column(numbers, APPLIED_NORM) == pytest.approx(norms, rel=1e-3 if name == "in_bfloat16" else 1e-5)
+
+
+def test_a_thread_leaves_the_gradients_of_another_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once both have made updates: the other thread may free a gradient while it is read."""
+    read, updates, owners = training_loop.held, Counter[int](), dict[int, int]()
+    readers: dict[int, set[int]] = {0: set(), 1: set()}
+    monitors: list[TrainerMon] = []
+
+    def held(parameters: Any) -> Any:
+        model = owners.get(id(parameters[0])) if len(parameters) else None
+        if model is not None and updates[model] > 1:
+            readers[model].add(threading.get_ident())
+        return read(parameters)
+
+    def attach(model: Any, optimizer: Any) -> None:
+        number = len(monitors)
+        owners.update({id(parameter): number for parameter in model.parameters()})
+        optimizer.register_step_post_hook(lambda *_: updates.update([number]))
+        monitors.append(TrainerMon(SETTINGS))
+        monitors[-1].set_monitor(model, 1, optimizer)
+
+    monkeypatch.setattr(training_loop, "held", held)
+    LOOPS["in_two_threads"](attach)
+    for monitor in monitors:
+        monitor.stop()
+    assert [len(readers[0]), len(readers[1])] == [1, 1]
+    assert readers[0].isdisjoint(readers[1])
 
 
 def test_two_trainings_in_two_threads() -> None:
