@@ -14,7 +14,7 @@ from probe.core.output.sinks import SINKS, Sink, anomaly
 from probe.core.records import Key
 from probe.core.rules.evaluate import explain
 from tests.core.output.sink_data import context, finding, snapshot
-from tests.core.output.test_sinks_csv import largest_file
+from tests.full_disk import files_of_at_most
 
 
 def dumping(root: Path, **fields: object) -> Sink:
@@ -123,10 +123,10 @@ def test_dump_is_bounded_and_says_so(
 def test_dump_recovers_from_a_full_disk(tmp_path: Path) -> None:
     """The findings that did not fit are reported as lost; the file stays valid and takes the next ones."""
     sink = dumping(tmp_path)
-    with largest_file(100), pytest.raises(OSError):  # noqa: PT011 (which errno is the system's affair)
+    with files_of_at_most(100), pytest.raises(OSError):  # noqa: PT011 (which errno is the system's affair)
         sink.write(snapshot(0, findings=[finding(0)]))
     sink.write(snapshot(1, findings=[finding(1)]))
-    with largest_file(where(tmp_path).stat().st_size + 50), pytest.raises(OSError):  # noqa: PT011
+    with files_of_at_most(where(tmp_path).stat().st_size + 50), pytest.raises(OSError):  # noqa: PT011
         sink.write(snapshot(2, findings=[finding(2)]))
     assert [entry["step"] for entry in json.loads(where(tmp_path).read_text()).values()] == [1]
     sink.write(snapshot(3, findings=[finding(3)]))
