@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.gradient_fades import EXTREME, FEWEST, falls
 from probe.core.checks.places import listing, module_of
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import ParameterFacts, Trial, finite
 
-EXTREME = 1e4
-FEWEST = 4
-"""Layers with a weight at least."""
 SPARSE = "Embedding", "EmbeddingBag"
-STEEP = 0.75
-"""Share of neighbouring layers, at least, between which the gradient changes in the same direction."""
 
 
 class VanishingGradient(Precheck):
@@ -69,9 +64,7 @@ def _judged(check: Precheck, trial: Trial, vanishing: bool) -> Iterator[CheckFin
     sizes = [_size(row) for row in rows]
     last, first = sizes[-1], sizes[0]
     factor = last / first if vanishing else first / last
-    rises = [after > before for before, after in pairwise(sizes)]
-    steep = sum(rises if vanishing else [not rise for rise in rises]) / len(rises)
-    if factor <= EXTREME or steep < STEEP:
+    if factor <= EXTREME or not falls(sizes if vanishing else sizes[::-1]):
         return
     small = [
         row for row, size in zip(rows, sizes, strict=True) if (last / size if vanishing else size / last) > EXTREME
