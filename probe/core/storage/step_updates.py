@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
@@ -13,15 +12,13 @@ from probe.core.records import Outcome, Update
 from probe.core.storage.batches import Readable, StoredStep
 from probe.core.storage.cost_file import PACKED_COSTS
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.files import LONGEST_LINE, opened
 from probe.core.storage.layout import COSTS, UPDATE_COLUMNS
 from probe.core.storage.manifest import is_whole
-from probe.core.storage.packed.run import packed_index
-from probe.core.storage.sql import literal, pattern_of
+from probe.core.storage.side_files import packed_records, parsed_lines, whole_lines
 
 Dated = tuple[int, Update]
 """Step and its update."""
-FETCHED = 1000
+ABOUT = "the updates of steps"
 OUTCOMES: tuple[Outcome, ...] = ("applied", "skipped", "unknown", "partial")
 
 
@@ -54,54 +51,15 @@ class StepUpdates:
 
 def _of(rows: Readable, directory: RankDirectory) -> Iterator[Dated]:
     """Yield the updates of one directory, those of steps that were done again left out."""
-    read = _lines(rows, directory) if directory.packed is None else _packed(rows, directory)
+    path = directory.path / COSTS
+    if directory.packed is None:
+        read = parsed_lines(whole_lines(path, ABOUT, rows.problems), dict[str, Any], path, ABOUT, rows.problems)
+    else:
+        read = packed_records(rows, directory, PACKED_COSTS, ABOUT, "ORDER BY step")
     for cells in read:
         step: Any = cells.get("step")
         if is_whole(step) and (directory.until is None or step < directory.until):
             yield step, _update(cells)
-
-
-def _lines(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]:
-    path, bad = directory.path / COSTS, 0
-    if not path.is_file():
-        return
-    try:
-        file = opened(path)
-    except OSError as error:
-        rows.problems.add(path, f"{error}; the updates of steps are unknown")
-        return
-    with file:
-        while line := file.readline(LONGEST_LINE):
-            try:
-                cells = json.loads(line)
-            except (ValueError, RecursionError):
-                cells = None
-            if isinstance(cells, dict):
-                yield cells
-            else:
-                bad += line.endswith(b"\n")  # the last line may be in the making
-    if bad:
-        rows.problems.add(path, f"lines that cannot be read, about the updates of steps: {bad}")
-
-
-def _packed(rows: Readable, directory: RankDirectory) -> Iterator[dict[str, Any]]:
-    index, connection = packed_index(directory.path.parent), getattr(rows, "connection", None)
-    if connection is None or (table := index.table(PACKED_COSTS)) is None:
-        return
-    place = directory.rank, int(index.directories["position"][directory.packed or 0])
-    query = f"SELECT * FROM read_parquet({literal(pattern_of(table))}) WHERE rank = ? AND directory = ? ORDER BY step"  # noqa: S608
-    cursor = connection.cursor()
-    try:
-        try:
-            cursor.execute(query, place)
-        except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
-            rows.problems.add(table, f"{' '.join(str(error).split())}; the updates of steps are unknown")
-            return
-        names = [column[0] for column in cursor.description]
-        while some := cursor.fetchmany(FETCHED):
-            yield from (dict(zip(names, cells, strict=True)) for cells in some)
-    finally:
-        cursor.close()
 
 
 def _update(cells: dict[str, Any]) -> Update:
