@@ -20,11 +20,11 @@ LONGEST = 1 << 20
 FETCHED = 1000
 
 
-def whole_lines(path: Place, about: str, problems: Problems) -> Iterator[bytes]:
+def whole_lines(path: Place, subject: str, problems: Problems) -> Iterator[bytes]:
     """Yield the lines of a file, none if there is no file. An unfinished last line may be in the making.
 
     Args:
-        about: subject of the lines, for messages.
+        subject: their subject, for messages.
     """
     if not path.is_file():
         return
@@ -32,11 +32,11 @@ def whole_lines(path: Place, about: str, problems: Problems) -> Iterator[bytes]:
         with opened(path) as file:
             yield from (line for line in iter(lambda: file.readline(LONGEST), b"") if line.endswith(b"\n"))
     except OSError as error:
-        problems.add(path, f"{error}; {about} are unknown")
+        problems.add(path, f"{error}; {subject} are unknown")
 
 
 def parsed_lines(
-    lines: Iterable[bytes], parse: Callable[[Any], T], path: Place, about: str, problems: Problems
+    lines: Iterable[bytes], parse: Callable[[Any], T], path: Place, subject: str, problems: Problems
 ) -> Iterator[T]:
     """Yield what ``parse`` makes of the JSON of each line; lines at which it fails are counted in ``problems``."""
     bad = 0
@@ -48,11 +48,11 @@ def parsed_lines(
         else:
             yield parsed
     if bad:
-        problems.add(path, f"lines that cannot be read, about {about}: {bad}")
+        problems.add(path, f"lines that cannot be read, about {subject}: {bad}")
 
 
 def packed_records(
-    rows: Readable, directory: RankDirectory, name: str, about: str, more: str
+    rows: Readable, directory: RankDirectory, name: str, subject: str, more: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows about a directory in a table of a packed run; none if the run has no such table.
 
@@ -71,7 +71,7 @@ def packed_records(
         try:
             cursor.execute(f"SELECT * FROM {source} WHERE rank = ? AND directory = ? {more}", place)  # noqa: S608
         except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
-            rows.problems.add(table, f"{' '.join(str(error).split())}; {about} are unknown")
+            rows.problems.add(table, f"{' '.join(str(error).split())}; {subject} are unknown")
             return
         names = [column[0] for column in cursor.description]
         while some := cursor.fetchmany(FETCHED):
