@@ -10,11 +10,10 @@ from typing import Any
 
 from probe.core.records import Outcome, Update
 from probe.core.storage.batches import Readable, StoredStep
-from probe.core.storage.cost_file import PACKED_COSTS
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import COSTS, UPDATE_COLUMNS
 from probe.core.storage.manifest import is_whole
-from probe.core.storage.side_files import packed_records, parsed_lines, whole_lines
+from probe.core.storage.side_files import PACKED_COSTS, packed_records, parsed_lines, whole_lines
 
 Dated = tuple[int, Update]
 """Step and its update."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import NamedTuple
 
-from probe.core.storage.cost_file import PACKED_COSTS, costs_source, packed_costs_source
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Connection
 from probe.core.storage.layout import COST_COLUMNS, COSTS
 from probe.core.storage.packed.run import packed_index
+from probe.core.storage.side_files import PACKED_COSTS, costs_source, packed_costs_source
 
 
 class RankCost(NamedTuple):

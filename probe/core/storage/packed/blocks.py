@@ -15,10 +15,9 @@ from probe.core.storage.files import moved, replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed.run import DIRECTORY, FILE, RANK, digest
-from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, readable
 
 ROW_GROUP = 122_880
 """Rows of a row group: the unit in which readers skip rows by their statistics."""

@@ -19,10 +19,9 @@ from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.packed.blocks import BlockWork, Source
 from probe.core.storage.packed.draft import IndexDraft
 from probe.core.storage.packed.run import WrittenName
-from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sqlite_reader import FORMAT as SQLITE
-from probe.core.storage.table_files import TableFile, each_once, tables
+from probe.core.storage.table_files import TableFile, each_once, readable, tables
 
 LOOKED_AT = 16
 """Directories from whose sizes the number of ranks that are packed together follows."""
