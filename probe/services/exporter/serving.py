@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.errors import needed
-from probe.services.web.hosts import is_loopback
-from probe.services.web.listening import ServerError, bound
+from probe.services.web.listening import ServerError, bound, is_loopback
 
 if TYPE_CHECKING:
     from probe.services.exporter.reading_process import ReadingProcess

@@ -20,7 +20,7 @@ from probe.core.control.command_requests import (
     request,
 )
 from probe.core.errors import missing
-from probe.core.fields import Names, Number, Section, Text, Variants, not_empty
+from probe.core.fields import Names, Number, Section, Text, Variants, not_empty, section_within
 from probe.core.messages import plural, printable
 from probe.core.storage.layout import ranks_text
 from probe.services.remediation.label_fields import Label, label_of, one_of
@@ -35,7 +35,6 @@ from probe.services.remediation.planned_action import (
     RefusedAlertError,
     Surroundings,
 )
-from probe.services.remediation.sections import section_within
 
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the acknowledgements."""
