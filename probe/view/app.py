@@ -326,7 +326,7 @@ def _sort_key(name: str, run: ListedRun) -> tuple[bool, Any, int]:
 
 
 class AddressParameters:
-    """AddressParameters of an address."""
+    """Parameters in the query of an address."""
 
     def __init__(self, request: Request) -> None:
         self._query = request.query_params

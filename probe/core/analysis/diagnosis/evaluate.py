@@ -92,7 +92,7 @@ class EvaluatedRank:
 
 
 def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSettings:
-    """AlertSettings rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
+    """Settings of alerts of a run, with the default rules if its manifest names none; always with ``AnomalyNan``."""
     settings = manifest.config.get("alert")
     alert = AlertSettings()
     try:
