@@ -231,18 +231,13 @@ def comparison_arguments(one: tuple[str, str], other: tuple[str, str]) -> list[s
 def main(arguments: Sequence[str]) -> None:
     """Do a task and print its result as JSON."""
     nice, folders, kind, *names = arguments
-    _yield_processor(int(nice))
+    os.nice(max(0, int(nice) - os.nice(0)))  # unless the priority of the server is lower
     if permitted := json.loads(folders):
         confine(map(Path, permitted))
     if kind == "analyse":
         print(json.dumps(_analysed(*names), allow_nan=False))  # noqa: T201 - its parent reads it
     else:
         print(json.dumps(_compared(*names), allow_nan=False))  # noqa: T201
-
-
-def _yield_processor(nice: int) -> None:
-    """Run with a priority, unless that of the server is lower."""
-    os.nice(max(0, nice - os.nice(0)))
 
 
 def _analysed(place: str, directory: str) -> dict[str, Any]:

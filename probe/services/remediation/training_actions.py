@@ -221,7 +221,8 @@ def command_ranks(job: Job, commands: Sequence[Command], sender: str, execution:
             requested[request(job.configuration, command, sender)] = command
         except OSError as error:  # one of them is BlockingIOError: too many wait
             raise FailedActionError(f"{described(command)}: cannot be requested: {error}") from None
-        execution.record(f"requested {_requests_text(requested)}", "")
+        requests = ", ".join(f"{described(command)} as {name}" for name, command in requested.items())
+        execution.record(f"requested {requests}", "")
     finished = _followed(job, list(requested), execution)
     answers = {name: acknowledgements(folder_of(job.configuration), name) for name in requested}
     text = "; ".join(_answers_text(name, command, answers[name]) for name, command in requested.items())
@@ -259,10 +260,6 @@ def _check_configuration(path: Path) -> None:
 def _would_request(job: Job, commands: Sequence[Command]) -> str:
     _check_configuration(job.configuration)
     return f"would request {', '.join(map(described, commands))} in {folder_of(job.configuration)}"
-
-
-def _requests_text(requested: Mapping[str, Command]) -> str:
-    return ", ".join(f"{described(command)} as {name}" for name, command in requested.items())
 
 
 def _answers_text(name: str, command: Command, answers: Sequence[Acknowledgement]) -> str:

@@ -57,7 +57,8 @@ class LocalEngine:
         self, function: Callable[[Piece], R], piece: Piece, result: R | Exception
     ) -> Iterator[tuple[Piece, R | Exception]]:
         """Yield the result of a piece, or those of its halves if it did not fit into memory."""
-        halves = halved(piece) if _is_too_large(result) else ()
+        failed = isinstance(result, WorkersDiedError) or (isinstance(result, Exception) and is_of_memory(result))
+        halves = halved(piece) if failed else ()
         if not halves:
             yield piece, result
         for half in halves:
@@ -76,7 +77,3 @@ def _recorded(source: Iterator[Piece], pending: deque[Piece]) -> Iterator[Piece]
     for piece in source:
         pending.append(piece)
         yield piece
-
-
-def _is_too_large(result: object) -> bool:
-    return isinstance(result, Exception) and (is_of_memory(result) or isinstance(result, WorkersDiedError))

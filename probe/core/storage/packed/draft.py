@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.core.storage.directories import RankDirectory, has_rows
+from probe.core.storage.directories import RankDirectory, ranks_with_rows
 from probe.core.storage.files import moved
 from probe.core.storage.layout import is_number
 from probe.core.storage.location import Place
@@ -152,7 +152,7 @@ class IndexDraft:
             "time": [d.time for d in directories],
             "began": [d.began for d in directories],
             "first_step": [d.first_step for d in directories],
-            "written": [has_rows(d) for d in directories],
+            "written": [bool(ranks_with_rows([d])) for d in directories],
         }
         signals = {name: draft.entry(len(directories)) for name, draft in self.signals.items() if draft.blocks}
         problems = {

@@ -183,7 +183,9 @@ class PackedIndex:
         blocks = (block for signal in self.signals.values() for block in signal.blocks)
         for block in blocks:
             path = self.root / block.path
-            if first <= block.ranks[1] and block.ranks[0] <= last and not _is_whole(path, block):
+            if block.ranks[1] < first or last < block.ranks[0]:
+                continue
+            if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
                 yield path
 
     def files_of(self, signal: str, number: int, lost: Collection[Place] = ()) -> Iterator[TableFile]:
@@ -278,10 +280,6 @@ def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
     """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
     first = file.ranks[0] if file.ranks else 0
     return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
-
-
-def _is_whole(path: Place, block: PackedBlock) -> bool:
-    return path.is_file() and path.stat().st_size == block.bytes and digest(path) == block.sha256
 
 
 def digest(path: Place) -> str:
