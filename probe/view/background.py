@@ -27,8 +27,7 @@ from probe.core.child_process import python_module
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.language import message
-from probe.core.storage.confinement import confine
-from probe.core.storage.files import MOST_JSON
+from probe.core.storage.files import MOST_JSON, confine
 from probe.core.worker import Worker
 
 _log = logging.getLogger("probe.view")

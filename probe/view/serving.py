@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from probe.core.errors import needed
 from probe.core.language import message
-from probe.core.storage.confinement import confine
+from probe.core.storage.files import confine
 from probe.core.storage.location import MARK, located
 from probe.services.web.listening import bound, is_local_name, is_loopback, is_own_name
 

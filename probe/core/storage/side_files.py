@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import nan
 from typing import Any, TypeVar
 
-from probe.core.storage.batches import Readable
+from probe.core.records import Outcome, Update
+from probe.core.storage.batches import Readable, StoredStep
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
-from probe.core.storage.layout import COST_COLUMNS, UPDATE_COLUMNS
+from probe.core.storage.layout import COST_COLUMNS, COSTS, UPDATE_COLUMNS
 from probe.core.storage.location import Place
+from probe.core.storage.manifest import is_whole
 from probe.core.storage.packed.run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed, literal, pattern_of
@@ -19,6 +24,12 @@ T = TypeVar("T")
 LONGEST = 1 << 20
 """Bytes of a line at most."""
 FETCHED = 1000
+PACKED_COSTS = "costs.parquet"
+"""Table of a packed run: the lines of all these files, with ``rank`` and ``directory`` as in packed files."""
+Dated = tuple[int, Update]
+"""Step and its update."""
+ABOUT = "the updates of steps"
+OUTCOMES: tuple[Outcome, ...] = ("applied", "skipped", "unknown", "partial")
 
 
 def whole_lines(path: Place, subject: str, problems: Problems) -> Iterator[bytes]:
@@ -81,10 +92,6 @@ def packed_records(
         cursor.close()
 
 
-PACKED_COSTS = "costs.parquet"
-"""Table of a packed run: the lines of all these files, with ``rank`` and ``directory`` as in packed files."""
-
-
 def costs_source(paths: Sequence[Place]) -> str:
     """Return SQL that reads such files with the columns of :data:`COST_COLUMNS`, those of :data:`UPDATE_COLUMNS` and
     ``filename``; lines that cannot be parsed are left out."""
@@ -107,3 +114,52 @@ def packed_costs_source(root: Place, folders: Sequence[tuple[int, int, Place]]) 
         f"FROM read_parquet({literal(pattern_of(root / PACKED_COSTS))}) AS c "
         f"JOIN (VALUES {places}) AS f(rank, directory, filename) USING (rank, directory))"
     )
+
+
+class StepUpdates:
+    """The updates of one rank, read along with its rows; runs of older versions have none.
+
+    Args:
+        rows: a reader of the rank's rows; of a packed run one that has a ``connection``.
+    """
+
+    def __init__(self, rows: Readable, rank: int) -> None:
+        of_rank = [directory for directory in rows.directories if directory.rank == rank]
+        self._updates = heapq.merge(*(_of(rows, directory) for directory in of_rank), key=lambda dated: dated[0])
+        self._next: Dated | None = next(self._updates, None)
+
+    def put_into(self, step: StoredStep) -> StoredStep:
+        """Return ``step`` with its update in every batch. Call in the order of steps."""
+        update = self._at(step.step)
+        if update is None:
+            return step
+        return step._replace(batches=[replace(batch, update=update) for batch in step.batches])
+
+    def _at(self, step: int) -> Update | None:
+        update = None
+        while self._next is not None and self._next[0] <= step:
+            update = self._next[1] if self._next[0] == step else None
+            self._next = next(self._updates, None)
+        return update
+
+
+def _of(rows: Readable, directory: RankDirectory) -> Iterator[Dated]:
+    """Yield the updates of one directory, those of steps that were done again left out."""
+    path = directory.path / COSTS
+    if directory.packed is None:
+        read = parsed_lines(whole_lines(path, ABOUT, rows.problems), dict[str, Any], path, ABOUT, rows.problems)
+    else:
+        read = packed_records(rows, directory, PACKED_COSTS, ABOUT, "ORDER BY step")
+    for cells in read:
+        step: Any = cells.get("step")
+        if is_whole(step) and (directory.until is None or step < directory.until):
+            yield step, _update(cells)
+
+
+def _update(cells: dict[str, Any]) -> Update:
+    """Parse an update; a cell that is missing or not as it is written is unknown."""
+    written: list[Any] = [cells.get(name) for name in UPDATE_COLUMNS]
+    outcome, skips, begun, rate = written
+    valid: Outcome = outcome if outcome in OUTCOMES else "unknown"
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return Update(valid, skips if is_whole(skips) else 0, begun is not False, float(rate) if is_number else nan)

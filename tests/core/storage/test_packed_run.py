@@ -22,8 +22,7 @@ from probe.core.storage.packed.pack import pack
 from probe.core.storage.packed.run import INDEX, is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
-from probe.core.storage.side_files import PACKED_COSTS
-from probe.core.storage.step_updates import StepUpdates
+from probe.core.storage.side_files import PACKED_COSTS, StepUpdates
 from tests.core.output.sink_data import context, snapshot
 from tests.core.storage.run_files import write_run
 from tests.core.storage.test_sqlite_reader import plain, step_of

@@ -16,7 +16,7 @@ from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, only_ran
 from probe.core.analysis.compare.passes import ComparisonPasses
 from probe.core.analysis.compare.side import Side, found
 from probe.core.analysis.engines import PieceEngine
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from probe.core.storage.location import Place
 
 MOST_POINTS = 1000

@@ -30,7 +30,7 @@ from probe.core.storage.layout import ranks_text
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
-from probe.core.storage.step_updates import StepUpdates
+from probe.core.storage.side_files import StepUpdates
 
 ALWAYS = AnomalyNan.__name__
 JUDGING = ("rules", "warnings_per_10000_steps")

@@ -21,8 +21,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.storage import confinement
-from probe.core.storage.files import opened
+from probe.core.storage.files import check_permitted, opened
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import MOST_RANKS, Manifest
 from probe.core.storage.problems import Problem, Problems
@@ -324,7 +323,7 @@ def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     index = PackedIndex(root, fields)
     if isinstance(root, Path):
         for block in (block for signal in index.signals.values() for block in signal.blocks):
-            confinement.check(root / block.path)
+            check_permitted(root / block.path)
     return index
 
 
