@@ -94,23 +94,23 @@ class PerformancePicture(NamedTuple):
 def performance_picture(rows: Rows, run: RecordedRun, root: Place) -> PerformancePicture:
     """Return the performance of the run in ``rows``."""
     try:
-        found = performance(rows, run, root)
+        result = performance(rows, run, root)
     except NoNumbersError:
         return PerformancePicture(None)
-    data = {"lines": list(summary_lines(found)), "tables": list(performance_tables(found)), **_curve(found)}
-    return PerformancePicture(data, found.paces)
+    data = {"lines": list(summary_lines(result)), "tables": list(performance_tables(result)), **_curve(result)}
+    return PerformancePicture(data, result.paces)
 
 
-def _curve(found: Performance) -> dict[str, object]:
+def _curve(result: Performance) -> dict[str, object]:
     """Return the points of the curve, the healthy throughput, and the drops by their first and last step."""
-    steps, speeds = found.series.steps, found.speeds
+    steps, speeds = result.series.steps, result.speeds
     bins = np.array_split(np.arange(len(steps)), min(POINTS, len(steps)))
     points = [(int(steps[part[0]]), speeds[part][np.isfinite(speeds[part])]) for part in bins]
-    healthy = found.levels.healthy
+    healthy = result.levels.healthy
     return {
-        "unit": found.rates[0].unit,
+        "unit": result.rates[0].unit,
         "steps": [step for step, _ in points],
         "speeds": [float(np.median(some)) if len(some) else None for _, some in points],
         "healthy": healthy.speed if healthy else None,
-        "drops": [[drop.first_step, drop.last_step, drop.factor] for drop in found.drops],
+        "drops": [[drop.first_step, drop.last_step, drop.factor] for drop in result.drops],
     }
