@@ -258,7 +258,7 @@ def _report(progress: str) -> None:
 
 def _compared(one: str, one_directory: str, other: str, other_directory: str) -> dict[str, Any]:
     from probe.core.analysis.compare.compare import compare
-    from probe.core.analysis.compare.page import answer
+    from probe.core.analysis.compare.explain import answer
     from probe.core.analysis.engines import engine_of
     from probe.core.storage.location import located
 

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from probe.core.analysis.pictures.cells import CellArrays, Picture, Span, cell_query, fetched, narrowed, picture
-from probe.core.analysis.pictures.run_numbers import number_curves
+from probe.core.analysis.pictures.run_details import number_curves
 from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.naming import RUN
 from probe.core.storage.layout import rank_span

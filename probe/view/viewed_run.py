@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_details import run_description, signal_description
-from probe.core.analysis.pictures.run_numbers import number_names
+from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
 from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun

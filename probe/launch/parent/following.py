@@ -14,7 +14,7 @@ from pathlib import Path
 from probe.core.launch import launch_names
 from probe.core.messages import complain
 from probe.core.sentinel.board import BOARD, LOCK, Board
-from probe.core.storage.shared_folders import digest, private, shared_folder
+from probe.core.storage.mapped_parts import digest, private, shared_folder
 from probe.launch.environment import WATCHED, is_watched
 from probe.launch.parent.program import END_SECONDS, Program, end_as, end_within, inherited_descriptors
 from probe.launch.parent.vigil import Vigil

@@ -14,6 +14,10 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as MetricFamily
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from probe import __version__
 from probe.core.faults import Faults
@@ -24,6 +28,8 @@ from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import NodeRanks, ShownRank
 from probe.services.exporter.reading_process import ReadingProcess, Sample
 from probe.services.exporter.readings.catalogue import READINGS
+from probe.services.web.answers import failures, json_answer
+from probe.services.web.gate import Gate, admission
 
 OPENMETRICS = "application/openmetrics-text"
 FILES = "files"
@@ -237,3 +243,24 @@ def _gauge(name: str, help_text: str, value: float) -> MetricFamily:
 
 def _counter(name: str, help_text: str, value: float) -> MetricFamily:
     return CounterMetricFamily(name, help_text, value=value)
+
+
+def application(page: NodePage, token: str | None, *, local: bool) -> Gate:
+    """Return the ASGI application of the exporter.
+
+    Args:
+        page: its page.
+        token: token that requests carry; None if none is needed.
+        local: whether only this machine can connect.
+    """
+
+    async def metrics(request: Request) -> Response:
+        content, kind = await page.text(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": kind})
+
+    async def health(_: Request) -> Response:
+        return json_answer(200, {"status": "ok", "hung": page.hung})
+
+    routes = [Route("/metrics", metrics), Route("/health", health)]
+    inner = Starlette(routes=routes, exception_handlers=failures())
+    return Gate(inner, admission(token, "exporter", to_all=not local))

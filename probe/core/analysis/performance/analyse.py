@@ -10,11 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.performance.devices import Devices, devices
-from probe.core.analysis.performance.efficiency import LOW, Efficiency, efficiency
 from probe.core.analysis.performance.loss_stretches import LossStretch, loss_stretches
 from probe.core.analysis.performance.slow_ranks import RankPace, SlowRank, rank_paces, slow_ranks
 from probe.core.analysis.performance.step_table import NoNumbersError, RunSeries, StepTable
-from probe.core.analysis.performance.throughput import Drop, Flags, Numbers, ThroughputLevels, judged
+from probe.core.analysis.performance.throughput import (
+    LOW,
+    Drop,
+    Efficiency,
+    Flags,
+    Numbers,
+    ThroughputLevels,
+    efficiency,
+    judged,
+)
 from probe.core.analysis.performance.time_use import Communication, PhaseTime, communication, phase_times
 from probe.core.naming import STEP_SECONDS, THROUGHPUT, TOKENS_PER_SECOND
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run

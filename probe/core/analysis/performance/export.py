@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probe.core.analysis.performance.analyse import Performance, performance
-from probe.core.analysis.performance.efficiency import FORMULA
 from probe.core.analysis.performance.slow_ranks import RankPace
 from probe.core.analysis.performance.step_table import NoNumbersError
 from probe.core.analysis.performance.summary import performance_tables, summary_lines
+from probe.core.analysis.performance.throughput import FORMULA
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.location import Place
