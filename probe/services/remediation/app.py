@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,6 +16,7 @@ from probe.services.remediation.service import RemediationService
 from probe.services.web.answers import failures, json_answer
 from probe.services.web.body import BodyReader
 from probe.services.web.gate import Gate, admission
+from probe.services.web.prometheus import CONTENT_TYPE, counter, gauge, page
 
 _log = logging.getLogger("probe.remediation")
 
@@ -25,7 +24,6 @@ MOST_BYTES = 4 << 20
 """Most bytes of a body."""
 MOST_READING = 32 << 20
 """Most bytes of all bodies that are read at one time."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def application(service: RemediationService) -> Gate:
@@ -73,62 +71,35 @@ class WebhookEndpoints:
 
     async def metrics(self, _: Request) -> Response:
         """Return the numbers of the service for Prometheus."""
-        return Response(exposition(self._service), headers={"Content-Type": CONTENT_TYPE})
+        return Response(page(families(self._service)), headers={"Content-Type": CONTENT_TYPE})
 
 
-def exposition(service: RemediationService) -> bytes:
-    """Return the page of ``/metrics``."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServiceNumbers(service))
-    return generate_latest(registry)
-
-
-class ServiceNumbers(Collector):
-    """Collector of the numbers of one service."""
-
-    def __init__(self, service: RemediationService) -> None:
-        self._service = service
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield every metric."""
-        yield self._counter("requests", "Answers by status.", ("status",))
-        yield self._counter("alerts", "Alerts that were over, or had been sent before.", ("result",))
-        yield self._counter(
+def families(service: RemediationService) -> Iterator[Metric]:
+    """Yield the numbers of the service; labels have values of the configuration alone."""
+    for name, help_text, labels in (
+        ("requests", "Answers by status.", ["status"]),
+        ("alerts", "Alerts that were over, or had been sent before.", ["result"]),
+        (
             "actions",
             "Changes of the state of actions; an empty name: alerts without an action.",
-            ("action", "state", "dry_run"),
-        )
-        yield from self._gauges()
-
-    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"probe_remediation_{name}", help_text, labels=labels)
-        for (kind, *values), count in sorted(self._service.counts.copy().items()):
-            if kind == name:
-                family.add_metric(values, count)
-        return family
-
-    def _gauges(self) -> Iterator[Metric]:
-        service = self._service
-        yield _gauge("waiting", "Actions that have not begun.", service.workers.waiting)
-        yield _gauge("running", "Actions under way.", service.workers.running)
-        yield _gauge("up", "1 if every worker runs.", float(service.workers.alive))
-        yield _gauge(
-            "last_webhook_timestamp_seconds",
-            "Unix time of the last request of Alertmanager; 0 before the first.",
-            service.last_webhook,
-        )
-        yield CounterMetricFamily(
-            "probe_remediation_history_failures",
-            "Entries of the history that could not be written.",
-            value=service.workers.store_failures,
-        )
-        live = GaugeMetricFamily(
-            "probe_remediation_action_live", "0 if an action is rehearsed only.", labels=("action",)
-        )
-        for action in service.options.actions:
-            live.add_metric((action.name,), float(not action.dry_run))
-        yield live
-
-
-def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"probe_remediation_{name}", help_text, value=value)
+            ["action", "state", "dry_run"],
+        ),
+    ):
+        counts = [(values, count) for (kind, *values), count in sorted(service.counts.copy().items()) if kind == name]
+        yield counter(f"probe_remediation_{name}", help_text, counts, labels)
+    workers = service.workers
+    yield gauge("probe_remediation_waiting", "Actions that have not begun.", workers.waiting)
+    yield gauge("probe_remediation_running", "Actions under way.", workers.running)
+    yield gauge("probe_remediation_up", "1 if every worker runs.", float(workers.alive))
+    yield gauge(
+        "probe_remediation_last_webhook_timestamp_seconds",
+        "Unix time of the last request of Alertmanager; 0 before the first.",
+        service.last_webhook,
+    )
+    yield counter(
+        "probe_remediation_history_failures",
+        "Entries of the history that could not be written.",
+        workers.store_failures,
+    )
+    live = [((action.name,), float(not action.dry_run)) for action in service.options.actions]
+    yield gauge("probe_remediation_action_live", "0 if an action is rehearsed only.", live, ["action"])

@@ -19,12 +19,13 @@ from probe.core.naming import STEP_SECONDS
 from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS, number_text, travelling
 from probe.services.server.board import NUMBERS, JobView, RankSummary, RunBoard
 from probe.services.server.judge import ranges
-from probe.services.server.metrics import CONTENT_TYPE, exposition
+from probe.services.server.metrics import exposition
 from probe.services.server.service import HeartbeatService
 from probe.services.server.store import StoredMessage
 from probe.services.web.answers import PAGE, failures, jobs_page, json_answer, page_file
 from probe.services.web.body import BodyReader
 from probe.services.web.gate import HEALTH, Gate, admission
+from probe.services.web.prometheus import CONTENT_TYPE
 
 MOST_READING = 64 << 20
 """Most bytes of all bodies that are read at one time."""
