@@ -115,8 +115,8 @@ MUTATIONS = (
     Mutation("agents/tools.py", 'text in (run.name, self._path(run), short_name(run.name))', 'text.endswith(run.name)', "test_hostile_runs.py", "leads_out"),
     Mutation("agents/answers.py", 'any_part.sub(lambda match: json.dumps(short_name(match[0])), text)', "text", "test_hostile_runs.py", "injected"),
     # services beside training
-    Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.alive", "test_exporter_ranks.py", "reused or later or nobody"),
-    Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),
+    Mutation("services/exporter/ranks.py", "return state.started == started and state.alive", "return state.alive", "test_exporter_ranks.py", "reused or later or nobody"),
+    Mutation("services/exporter/ranks.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),
     Mutation("services/exporter/reading_process.py", "return last if last is not None and self.age < self._interval + self._deadline else None", "return last", "test_exporter_devices.py", "hangs or command"),
     Mutation("services/exporter/reading_process.py", "if len(self._left) < MOST_LEFT:", "if True:", "test_exporter_devices.py", "killed"),
     Mutation("services/exporter/rank_text.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),

@@ -34,9 +34,8 @@ from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.core.storage.layout import STEP
 from probe.view.background import TaskResult, comparison_arguments
-from probe.view.curves import RankChoice, row_curves, run_curves
 from probe.view.findings import FoundFinding, chosen, health_of
-from probe.view.heatmap import heatmap_of_ranks, heatmap_of_rows
+from probe.view.heatmap import RankChoice, heatmap_of_ranks, heatmap_of_rows, row_curves, run_curves
 from probe.view.located_row import located_row
 from probe.view.run_list import ListedRun, RunList
 from probe.view.viewed_run import ViewedRun, version_of

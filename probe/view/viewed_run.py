@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_details import run_description, signal_description
-from probe.core.analysis.pictures.run_numbers import number_names
-from probe.core.analysis.pictures.survey import micro_stepped
+from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
+from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.location import located
@@ -95,7 +94,7 @@ class ViewedRun:
         """Return the label of a row."""
         if signal not in self.reader.listing().files and not self.reader.listing().databases:
             return name
-        return self.names(signal).labelled(pp_stage, vpp_stage, name)
+        return self.names(signal).label(SurveyRow(pp_stage, vpp_stage, name))
 
     def order(self, title: str) -> list[int]:
         """Return the ranks in an order; by rank if there is none of this title."""
@@ -132,7 +131,9 @@ class ViewedRun:
     def _signals(self, listing: RunListing) -> Iterator[dict[str, Any]]:
         with self.reader.rows(list(listing.files), files=_ends(listing)) as rows:
             signals = {s: (rows.numbers(s), micro_stepped(rows, s)) for s in rows.signals if s != RUN}
-        for signal, (ops, has_micro_steps) in sorted(signals.items(), key=lambda pair: _phase(pair[0])):
+        for signal, (ops, has_micro_steps) in sorted(
+            signals.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])
+        ):
             names = self.names(signal)
             labels = [names.label(names.rows[n]) for n in names.order(names.rows)]
             yield signal_description(signal, ops, labels, has_micro_steps)
@@ -162,10 +163,6 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
         kept = {(n, file.path): (n, file) for n, file in (*first.values(), *last.values())}
         found[signal] = sorted(kept.values(), key=lambda pair: (pair[0], pair[1].first))
     return found
-
-
-def _phase(signal: str) -> tuple[int, str]:
-    return signal_of(signal).phase, signal
 
 
 def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from probe.core.alert import (
     read_monitor_config,
     send_feishu_msg_with_webhook,
 )
-from probe.core.internevo.losses import LossRatio
+from probe.core.internevo.recipients import LossRatio
 from probe.core.launch import RESTARTS, VARIABLES, WORLDS
 from probe.core.monitor_manager import MonitorManager, MonitorTracker, initialize_monitor_manager
 from tests.core.alerting.receivers import Receiver, black_hole, raw_server, serving, text_of

@@ -11,15 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.engines import PieceEngine
+from probe.core.analysis.performance.export import performance_picture
 from probe.core.analysis.pictures.cells import Span
 from probe.core.analysis.pictures.farthest import FarKind, far_picture
 from probe.core.analysis.pictures.layout import ReportPlan, SignalPlan, plan
 from probe.core.analysis.pictures.payload import payload
-from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
-from probe.core.analysis.pictures.run_details import run_description, run_details, signal_description
-from probe.core.analysis.pictures.run_numbers import number_curves, number_names
+from probe.core.analysis.pictures.run_details import (
+    number_curves,
+    number_names,
+    run_description,
+    run_details,
+    signal_description,
+)
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
