@@ -95,7 +95,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
 def _undenied(sign: Sign, low: bytes) -> Any:
     """Return the first match of the phrases of ``sign`` that the words around it do not deny, or None."""
     match, tried = sign.phrases.search(low), 1
-    while match is not None and _denied(low, match.start(), match.end(), sign.kind in FACTS):
+    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), sign.kind in FACTS):
         match = sign.phrases.search(low, match.end()) if tried < MOST_MATCHES else None
         tried += 1
     return match

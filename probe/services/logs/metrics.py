@@ -6,6 +6,7 @@ unit. Names are looked up in :data:`NAMES`; which program wrote the line is not 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from math import isfinite, isinf
 from typing import Any
@@ -19,11 +20,11 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 WORDS = {
-    "loss": "loss, lm loss, train loss, training loss, avg loss, average loss, total loss, reduced train loss, "
-    "train loss step, loss step, step loss, loss train, crossentropyloss, loss/train/total",
+    "loss": "loss, lm loss, train loss, training loss, avg loss, average loss, total loss, tot loss, reduced train loss, "
+    "train loss step, loss step, step loss, loss train, cross entropy loss, loss/train/total",
     "validation_loss": "val loss, valid loss, validation loss, loss val",
     "eval_loss": "eval loss",
-    "learning_rate": "lr, learning rate, cur lr, current lr, lr 0",
+    "learning_rate": "lr, learning rate, cur lr, current lr, train lr, lr 0",
     "accuracy": "accuracy, acc, train acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
     "gradient_norm": "grad norm, gradient norm, global norm, gnorm, norm, global grad norm, total grad norm, "
@@ -31,7 +32,7 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, current steps, current step, train step, step i",
+    "num updates, updates, current steps, current step, train step, step i",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
@@ -39,18 +40,15 @@ WORDS = {
     "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
     "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
     "epoch_time": "epoch time, train epoch time",
-    "throughput": "throughput, samples/sec, samples/s, samples per second, train samples per second, "
-    "interval samples per second, currsamplespersec, ips",
-    "tokens_per_second": "tps, wps, tokens per sec, tokens per second, tokens/sec, tokens/s, tok/s, tok/sec",
-    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/s/gpu, tokens/gpu/s, tokens/sec/gpu, "
-    "tokens per second per gpu, tokens per sec per gpu, tokens per gpu per second",
-    "steps_per_second": "it/s, it/sec, iter/s, steps/s, steps/sec, steps per second, train steps per second, "
-    "interval steps per second, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/gpu, throughput per gpu, train throughput per npu, "
-    "model tflops per gpu, tflops per gpu",
-    "memory_used_gb": "memory, mem, memory usage, memory used, memallocated",
-    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, maxmemallocated, memory peak",
-    "throughput_mean": "runningavgsamplespersec",
+    "throughput": "throughput, samples/s, train samples/s, interval samples/s, curr samples/s, ips",
+    "tokens_per_second": "tps, wps, tokens/s, tok/s",
+    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s",
+    "steps_per_second": "it/s, iter/s, steps/s, step/s, train steps/s, interval steps/s, train speed",
+    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, train throughput/device, "
+    "model tflops/device",
+    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated",
+    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
+    "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
     "nan_steps": "number of nan iterations",
     "consumed_samples": "consumed samples",
@@ -65,8 +63,15 @@ WORDS = {
     "exit_code": "exitcode",
     "local_rank": "local rank",
 }
-"""Our names, and those in logs: lower case, with spaces for underscores and hyphens."""
+"""Our names, and those in logs as :func:`_spelled` spells them."""
 NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
+ALONE = frozenset({"scale", "norm"})
+"""Names that other words before them make another quantity: ``logit scale``."""
+PER_SECOND, PER_DEVICE = re.compile(r"(?: per |/)sec(?:ond)?\b"), re.compile(r"(?: per |/)[gn]pu\b")
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Boundary of words within ``SamplesPerSec``."""
+OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
+"""Names of a throughput by the beginning of its unit."""
 SCOPES = frozenset(
     {
         "train",
@@ -89,7 +94,7 @@ HELD_OUT = {
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
 }
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[(?:val|valid)\]|(?:\[?(eval|evaluation)|\[?validation|validate)\b)"
+    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[val\]|\[?(?:(eval|evaluation)|valid(?:ation|ate)?)\b)"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -116,7 +121,7 @@ THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS)"
+UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
@@ -132,9 +137,10 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/"
+    rb"\s{0,6}(\d{1,9})\b"
 )
-"""``Epoch: [3][ 50/391]``: epoch, and batch of batches."""
+"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
 RATE = Expression(
     rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
 )
@@ -145,6 +151,10 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]")
+"""Count of a whole in brackets: ``Training  [ 10/1000]``."""
+WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
+"""Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
     rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|\s{0,16}$"
 )
@@ -155,6 +165,8 @@ BAR = Expression(
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
+LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
+"""State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
 SAMPLES = Expression(rb"([\d.]{1,16}) samples/s/p\b")
 OVERFLOW = Expression(rb"OVERFLOW! (?:Rank (\d{1,7}) )?Skipping step\.(?: Attempted loss scale: ([\d.]{1,24}))?")
 NAMED_BARS = (b"", b"epoch", b"train", b"step", b"iter")
@@ -171,6 +183,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if b"elapsed time per iteration" in low or b" | lm loss" in low:
         return _piped(low)
     metrics: Metrics = {}
+    if b"time (ms) |" in low:
+        return metrics  # a row of times; ``step: 12.3`` is that of the optimizer
     if b"%|" in line:
         _bar(line, metrics)
     if b"={'" in line or b": {'" in line:
@@ -182,7 +196,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low:
-            _counts(EPOCH, ("epoch", "batch", "total_batches"), line, metrics)
+            _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
         _fields(line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -194,8 +208,11 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
 
 def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add numbers whose name stands behind them, in another column, or nowhere."""
+    if b".py:" in low:
+        _counts(WRITER, ("step",), line, metrics)
     if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
-        _counts(FIRST, ("step", "total_steps"), line, metrics)
+        for expression in (FIRST, BRACKETED, LOGGED_BAR):
+            _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
     if b"/s" in low:
@@ -206,7 +223,7 @@ def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics
     """Add the groups of the first match under ``names``."""
     if found := expression.search(line):
         for name, text in zip(names, found.groups(), strict=True):
-            _put(metrics, name, text)
+            _put(metrics, name, text or b"")
 
 
 def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -266,21 +283,26 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
 @lru_cache(MOST * 16)
 def ours(name: str) -> str:
     """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
-    words = name.lower().split(" ")
+    words = HUMP.sub("_", name).lower().split(" ")
     for start in range(len(words)):
-        if start and words[start - 1] in OTHERWISE:
+        if start and (words[start - 1] in OTHERWISE or words[start] in ALONE):
             break
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
-        if known := NAMES.get(plain) or _of_scope(*plain.rpartition("/")[::2]):
+        if known := NAMES.get(_spelled(plain)) or _of_scope(*plain.rpartition("/")[::2]):
             return known
     last = words[-1]
     return last if last.endswith("loss") or last.startswith("loss/") else ""
 
 
+def _spelled(name: str) -> str:
+    """Return a name with one spelling of the units in it: ``tokens per sec per gpu`` is ``tokens/s/device``."""
+    return PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name))
+
+
 def _of_scope(scope: str, name: str) -> str:
     """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
     first = scope.partition("/")[0]
-    known = NAMES.get(name, "") if first in SCOPES or first in HELD_OUT else ""
+    known = NAMES.get(_spelled(name), "") if first in SCOPES or first in HELD_OUT else ""
     if first.startswith("timing"):
         return "step_time" if known == "step" else known
     return HELD_OUT[first] if known == "loss" and first in HELD_OUT else known if first in SCOPES else ""
@@ -293,13 +315,18 @@ def _plain(name: bytes) -> str:
 def _entries(line: bytes, metrics: Metrics) -> None:
     """Add the entries of a dictionary, those whose name is not ours under the program's."""
     for name, text, second in ENTRY.findall(line):
-        plain = name.partition(b"/")[0] if second else name
-        plain, _, unit = plain.partition(b"(")
-        known = ours(plain.decode("ascii").strip())
-        if _put(metrics, known or _plain(name), text, _divisor(known, unit.rstrip(b")").decode())) and second:
-            _put(metrics, TOTALS.get(known, ""), second)
+        put_entry(metrics, name.decode("ascii"), text, second, _plain(name))
     if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
         metrics["loss_mean"] = metrics.pop("loss")
+
+
+def put_entry(metrics: Metrics, name: str, text: bytes, second: bytes, otherwise: str) -> None:
+    """Add an entry of a dictionary, with ``/ second`` where there is one: under our name, or else under ``otherwise``,
+    which may be empty."""
+    plain, _, unit = (name.partition("/")[0] if second else name).partition("(")
+    known = ours(plain.strip())
+    if _put(metrics, known or otherwise, text, _divisor(known, unit.rstrip(")"))) and second:
+        _put(metrics, TOTALS.get(known, ""), second)
 
 
 def _nested(line: bytes, metrics: Metrics) -> bytes:
@@ -355,7 +382,7 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b" (")
     plain = plain.replace(b"_", b" ").removesuffix(b" value")
-    known = NAMES.get(plain.decode("utf-8", "replace"), "")
+    known = NAMES.get(_spelled(plain.decode("utf-8", "replace")), "")
     if not known and plain.endswith(b"loss") and plain.isascii():
         known = _plain(plain)
     field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
@@ -411,7 +438,7 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return known, unit
+        return OF_UNIT.get(unit[:3].lower(), known) if known == "throughput" else known, unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from probe.services.logs.anomalies import Judged, anomalies_of, component_of, judge
-from probe.services.logs.metrics import Metrics, metrics_of, number_of, ours
+from probe.services.logs.metrics import Metrics, metrics_of, put_entry
 from probe.services.logs.normal import with_plain_numbers, without_escapes
 from probe.services.logs.structure import exception_of, json_of, level_of, pairs_of, rank_of, text_of
 from probe.services.logs.texts import LANGUAGES
@@ -188,10 +188,9 @@ def _add_metrics(data: dict[str, Any], metrics: Metrics) -> None:
     inner = data.get("metrics")
     for source, known_alone in ((inner if isinstance(inner, dict) else {}, False), (data, True)):
         for name, value in list(source.items())[:128]:
-            known = ours(name) or ("" if known_alone else name)
-            number = number_of(value) if isinstance(value, str) else value
-            if known and _is_number(number):
-                metrics.setdefault(known, number)
+            if isinstance(value, str) or _is_number(value):
+                text, _, second = str(value).encode("utf-8", "replace").partition(b"/")
+                put_entry(metrics, name, text, second, "" if known_alone else name)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

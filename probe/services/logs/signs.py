@@ -85,7 +85,7 @@ SIGNS: tuple[Sign, ...] = (
         "oom_error critical gpu oom",
         "oom, out of memory, outofmemory, out_of_memory, memory not enough, alloc_failed, el0004",
         rb"\bout of memory\b",
-        rb"outofmemoryerror",
+        rb"outofmemory(?:error)?\b",
         rb"cuda_error_out_of_memory",
         rb"cublas_status_alloc_failed",
         rb"\bmemory not enough\b",
@@ -129,7 +129,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "loss_explosion high training",
         "explod, diverg, loss spike",
-        rb"\bloss\b[^|]{0,40}\b(?:explod|diverg)",
+        rb"\bloss\b[^|]{0,40}\b(explod|diverg)",  # words before the group deny it: ``loss is probably exploding``
         rb"\bdiverging loss\b",
         rb"\bloss spike (?:detected|found|at|may be happened in step)\b",
     ),
@@ -210,7 +210,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "ecc_error critical gpu device",
         "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
-        rb"uncorrectable (?:\w{1,16} )?(?:ecc )?error (?:encountered|detected|occurred)",
+        rb"uncorrectable (?:(?:ecc|memory|hbm|dram|sram) ){0,2}error (?:encountered|detected|occurred)",
         rb"(?:double|multi|single)[ -]bit ecc",
         rb"\bedac\b[^|]{0,60}\b\d{1,9} [cu]e\b",
         rb"\[hardware error\]:",
@@ -220,15 +220,14 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
-        "_status_i, aicore, ai core, error code, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "cuda error, hip error, device-side assert, illegal memory access, launch failure, misaligned address, "
+        "_status_, aicore, ai core, error code, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
         rb"misaligned address",
-        rb"cuda error: (?:[^o]|o[^u])",
-        rb"cudnn_status_(?:execution_failed|internal_error)",
-        rb"cublas_status_(?:execution_failed|internal_error)",
+        rb"\b(?:cuda|hip) error: (?:[^o]|o[^u])",
+        rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
         rb"\bai ?core (?:error|exception|execute failed)",
         CODE % rb"[a-hk-z1-9]\d{4}",
@@ -246,8 +245,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "disk_error high storage",
-        "i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
+        "pytorchstreamwriter, inline_container, i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
         "xfs_force_shutdown, nvme, nfs: server, lustreerror",
+        rb"\bpytorchstreamwriter failed writing",
+        rb"\binline_container\.cc:\d{1,5}\] \. unexpected pos",
         rb"\bi/o error, dev \w",
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
@@ -261,12 +262,15 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, got signal: 15, got signal: sig, death signal",
+        "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
+        "got sig, caught sig, received sig, death signal",
         rb"\bcancelled at\b",
         rb"due to time limit",
         rb"due to preemption",
-        rb"got signal: (?:15\b|sigterm)",
-        rb"received (?:15|sigterm) death signal",
+        rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
+        rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
+        rb"\b(?:got|caught|received) (?:signal:? )?sig(?:hup|int|quit|usr[12]|term|xcpu)\b",
+        rb"\breceived \w{1,8} death signal",
     ),
     _sign(
         "process_failed high launcher process",
