@@ -43,7 +43,7 @@ WORDS = {
     "throughput": "throughput, samples/s, train samples/s, interval samples/s, curr samples/s, ips",
     "tokens_per_second": "tps, wps, tokens/s, tok/s",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s",
-    "steps_per_second": "it/s, iter/s, steps/s, step/s, train steps/s, interval steps/s, train speed",
+    "steps_per_second": "it/s, iter/s, steps/s, step/s, global step/s, train steps/s, interval steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, train throughput/device, "
     "model tflops/device",
     "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated",
@@ -168,7 +168,10 @@ BAR = Expression(
 LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
 """State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
 SAMPLES = Expression(rb"([\d.]{1,16}) samples/s/p\b")
-OVERFLOW = Expression(rb"OVERFLOW! (?:Rank (\d{1,7}) )?Skipping step\.(?: Attempted loss scale: ([\d.]{1,24}))?")
+OVERFLOW = Expression(
+    rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
+)
+"""Step that a loss scaler leaves out, and the scale, in lower case."""
 NAMED_BARS = (b"", b"epoch", b"train", b"step", b"iter")
 """Beginnings of the titles of bars that show training, not a download."""
 
@@ -232,9 +235,9 @@ def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
         _memory(found.groups(), metrics)
     if b"samples/s/p" in line and (found := SAMPLES.search(line)):
         _put(metrics, "throughput_per_device", found.group(1))
-    if b"OVERFLOW!" in line and (found := OVERFLOW.search(line)):
+    if b"skipping" in low and (found := OVERFLOW.search(low)):
         metrics["overflow"] = 1
-        _put(metrics, "loss_scale", found.group(2) or b"")
+        _put(metrics, "loss_scale", found.group(1) or b"")
     elif b"overflow cond: " in line:
         metrics["overflow"] = int(b"overflow cond: True" in line)
 
@@ -380,8 +383,8 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     lines have the same."""
     plain, unit = name.strip(), b""
     if plain.endswith(b")"):
-        plain, _, unit = plain.rpartition(b" (")
-    plain = plain.replace(b"_", b" ").removesuffix(b" value")
+        plain, _, unit = plain.rpartition(b"(")
+    plain = plain.strip().replace(b"_", b" ").removesuffix(b" value")
     known = NAMES.get(_spelled(plain.decode("utf-8", "replace")), "")
     if not known and plain.endswith(b"loss") and plain.isascii():
         known = _plain(plain)
@@ -399,6 +402,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
+    loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
         if pending is not None and pending[0] == found.start():
@@ -407,6 +411,9 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not sign and name.endswith(" is"):
             name, sign = name[:-3], b"is"
         known, unit = _with_unit(name, found.group(6) or found.group(2))
+        if not known and loss_before:
+            known = HELD_OUT.get(name.lower(), "")
+        loss_before = known == "loss"
         if not known or _no_unit_of(known, unit, text):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:

@@ -66,7 +66,7 @@ SIGNS: tuple[Sign, ...] = (
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, unexpected bus error, due to memory pressure",
+        "memory, unexpected bus error, due to memory pressure, resource: memory",
         rb"out of memory: killed process",
         rb"invoked oom-killer",
         rb"oom_reaper: reaped",
@@ -78,6 +78,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"killed due to memory pressure",
+        rb"was low on resource: memory\b",
         rb"insufficient shared memory",
         rb"unexpected bus error encountered in worker",
     ),
@@ -200,11 +201,14 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal)",
+        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
+        "marked for reset",
         rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
+        rb"\brm_?init_?adapter failed",
+        rb"\bgpu marked for reset\b",
         rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
     _sign(
@@ -221,7 +225,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, hip error, device-side assert, illegal memory access, launch failure, misaligned address, "
-        "_status_, aicore, ai core, error code, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "_status_, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -232,7 +236,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bai ?core (?:error|exception|execute failed)",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
-        rb"\berror code(?: is|:|=)? ?(?:[125]07|[135]61)\d{3}\b",
+        rb"\b(?:memory access fault|hw exception) by gpu\b",
+        rb"\b(?:error code|runtime result)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
