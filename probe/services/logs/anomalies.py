@@ -12,7 +12,7 @@ from math import isfinite, nan
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.metrics import Metrics
+from probe.services.logs.metrics import COUNTERS, TOTALS, Metrics
 from probe.services.logs.signs import FACTS, SIGNS, Sign
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
@@ -64,6 +64,7 @@ LOST_XIDS = frozenset({79, 119, 120})
 """Xid numbers after which the device does not answer any more."""
 OF_WATCHDOG = Expression(rb"detected by watchdog|watchdog thread terminated")
 """Messages of a watchdog that follow the one about a timeout, or about an error."""
+COUNTED = COUNTERS | {TOTALS[name] for name in COUNTERS}
 LASTING = 10
 """Lines in a row with NaN gradients from which a loss scaler, which halves its scale each time, is no cause."""
 COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "training"}
@@ -180,14 +181,22 @@ class Judged:
     """Lines in a row whose gradients were NaN or infinite."""
     waited: set[int | None] = field(default_factory=set)
     """Ranks of which a collective has not ended in time."""
+    counters: dict[int | None, Metrics] = field(default_factory=dict)
+    """Step, epoch and batch of the latest line of each rank that had any: the head of a block."""
 
 
-def judge(record: dict[str, Any], judged: Judged, language: str) -> None:
-    """Judge the anomalies of a record in the light of the lines before it.
+def judge(record: dict[str, Any], judged: Judged, within: bool, language: str) -> None:
+    """Judge a record in the light of the lines before it.
 
     NaN gradients that stay are no loss scaler's; after a watchdog's timeout the rest of its block is about that.
+    Numbers of a line ``within`` a block, which is set in or a table's row, get the step at the block's head.
     """
-    norm, rank = record["metrics"].get("gradient_norm"), record["rank"]
+    metrics, rank = record["metrics"], record["rank"]
+    if counters := {name: value for name, value in metrics.items() if name in COUNTED}:
+        judged.counters[rank] = counters
+    elif within and record["component"] == "training":
+        metrics |= judged.counters.get(rank, {})
+    norm = metrics.get("gradient_norm")
     if norm is not None:
         judged.lost = 0 if isfinite(norm) else judged.lost + 1
     for place, anomaly in enumerate(record["anomalies"]):

@@ -40,9 +40,10 @@ WORDS = {
     "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
     "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
     "epoch_time": "epoch time, train epoch time",
-    "throughput": "throughput, samples/s, train samples/s, interval samples/s, curr samples/s, ips",
-    "tokens_per_second": "tps, wps, tokens/s, tok/s",
-    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s",
+    "throughput": "throughput, samples/s, train samples/s, interval samples/s, curr samples/s, ips, "
+    "throughput/samples/s",
+    "tokens_per_second": "tps, wps, tokens/s, tok/s, throughput/tokens/s",
+    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "it/s, iter/s, steps/s, step/s, global step/s, train steps/s, interval steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, train throughput/device, "
     "model tflops/device",

@@ -78,12 +78,14 @@ class TrainingLogParser:
         return record
 
     def batch_parse_logs(self, log_lines: Iterable[str]) -> list[Record]:
-        """Parse lines; blank ones are left out, and NaN gradients that stay are judged together."""
+        """Parse lines; blank ones are left out, and those of a block are judged together."""
         if isinstance(log_lines, str | bytes):
             raise TypeError("batch_parse_logs: expected lines, got one text; pass text.splitlines()")
-        records, judged = [self.parse_log_line(line) for line in log_lines if line.strip()], Judged()
-        for record in records:
-            judge(record, judged, self.language)
+        records, judged = [], Judged()
+        for line in log_lines:
+            if line.strip():
+                records.append(self.parse_log_line(line))
+                judge(records[-1], judged, line[0] in " \t|", self.language)
         return records
 
     def record(self, line: bytes, *, searched: bool = True, cut: int = 0) -> Record:
