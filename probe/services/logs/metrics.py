@@ -20,33 +20,34 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 WORDS = {
-    "loss": "loss, lm loss, train loss, training loss, avg loss, average loss, total loss, tot loss, reduced train loss, "
+    "loss": "loss, lm loss, avg loss, average loss, total loss, tot loss, reduced train loss, "
     "train loss step, loss step, step loss, loss train, cross entropy loss, loss/train/total",
     "validation_loss": "val loss, valid loss, validation loss, loss val",
     "eval_loss": "eval loss",
-    "learning_rate": "lr, learning rate, cur lr, current lr, train lr, lr 0",
-    "accuracy": "accuracy, acc, train acc",
+    "learning_rate": "lr, learning rate, cur lr, current lr, lr 0, optim0 lr0",
+    "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
     "gradient_norm": "grad norm, gradient norm, global norm, gnorm, norm, global grad norm, total grad norm, "
     "gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, updates, current steps, current step, train step, step i",
+    "num updates, train num updates, updates, current steps, current step, train step, step i",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
     "time": "time, seconds, dt",
     "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
     "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
-    "epoch_time": "epoch time, train epoch time",
-    "throughput": "throughput, samples/s, train samples/s, interval samples/s, curr samples/s, ips, "
+    "epoch_time": "epoch time",
+    "validation_time": "val time, validation time, eval time",
+    "throughput": "throughput, samples/s, interval samples/s, curr samples/s, ips, "
     "throughput/samples/s",
     "tokens_per_second": "tps, wps, tokens/s, tok/s, throughput/tokens/s",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
-    "steps_per_second": "it/s, iter/s, steps/s, step/s, global step/s, train steps/s, interval steps/s, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, train throughput/device, "
-    "model tflops/device",
+    "steps_per_second": "it/s, iter/s, steps/s, step/s, global step/s, interval steps/s, "
+    "train speed",
+    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
     "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated",
     "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
     "throughput_mean": "running avg samples/s",
@@ -64,7 +65,7 @@ WORDS = {
     "exit_code": "exitcode",
     "local_rank": "local rank",
 }
-"""Our names, and those in logs as :func:`_spelled` spells them."""
+"""Our names, and those in logs: lower case, with spaces for underscores and hyphens, ``/s`` and ``/device``."""
 NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
 ALONE = frozenset({"scale", "norm"})
 """Names that other words before them make another quantity: ``logit scale``."""
@@ -292,21 +293,27 @@ def ours(name: str) -> str:
         if start and (words[start - 1] in OTHERWISE or words[start] in ALONE):
             break
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
-        if known := NAMES.get(_spelled(plain)) or _of_scope(*plain.rpartition("/")[::2]):
+        if known := _named(plain) or _of_scope(*plain.rpartition("/")[::2]):
             return known
     last = words[-1]
     return last if last.endswith("loss") or last.startswith("loss/") else ""
 
 
-def _spelled(name: str) -> str:
-    """Return a name with one spelling of the units in it: ``tokens per sec per gpu`` is ``tokens/s/device``."""
-    return PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name))
+def _named(name: str) -> str:
+    """Return our name for one with any spelling of the units in it, and for that of the training: ``train lr``; a
+    ``train steps`` and a ``train time`` are totals."""
+    spelled = PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name))
+    if known := NAMES.get(spelled):
+        return known
+    first, _, rest = spelled.partition(" ")
+    known = NAMES.get(rest, "") if first in ("train", "training") else ""
+    return "" if known in COUNTERS or known == "time" else known
 
 
 def _of_scope(scope: str, name: str) -> str:
     """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
     first = scope.partition("/")[0]
-    known = NAMES.get(_spelled(name), "") if first in SCOPES or first in HELD_OUT else ""
+    known = _named(name) if first in SCOPES or first in HELD_OUT else ""
     if first.startswith("timing"):
         return "step_time" if known == "step" else known
     return HELD_OUT[first] if known == "loss" and first in HELD_OUT else known if first in SCOPES else ""
@@ -386,7 +393,7 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b"(")
     plain = plain.strip().replace(b"_", b" ").removesuffix(b" value")
-    known = NAMES.get(_spelled(plain.decode("utf-8", "replace")), "")
+    known = _named(plain.decode("utf-8", "replace"))
     if not known and plain.endswith(b"loss") and plain.isascii():
         known = _plain(plain)
     field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS

@@ -100,6 +100,12 @@ SIGNS: tuple[Sign, ...] = (
         rb"minimum loss scale reached",
     ),
     _sign(
+        "nan_gradient medium training nan",
+        "nan, inf, finite",
+        rb"\b(?:nans?|infs?|infinite|no[nt][ -]?finite)(?: (?:or|and) (?:nans?|infs?))?(?: values?)? (?:in )?(?:the )?"
+        rb"grad(?:s|ients?)?\b",  # whatever else the line has about a loss
+    ),
+    _sign(
         "nan_loss critical training nan",
         "nan, inf, finite, invalid loss",
         NOT_FINITE,
@@ -161,7 +167,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
+        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
         "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
         "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
         "rendezvousclosed, by watchdog at work, err02, [error] hccl(, connect to, "
@@ -175,7 +181,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
-        rb"\bnccl error\b",
+        rb"\bnccl (?:error|failure)\b",
         rb"nccl watchdog thread terminated",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
