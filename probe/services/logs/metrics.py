@@ -70,10 +70,12 @@ NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", 
 ALONE = frozenset({"scale", "norm"})
 """Names that other words before them make another quantity: ``logit scale``."""
 PER_SECOND, PER_DEVICE = re.compile(r"(?: per |/)sec(?:ond)?\b"), re.compile(r"(?: per |/)[gn]pu\b")
+SAMPLE = re.compile(r"\b(?:examples|images|imgs?|sequences|records)/s")
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
+OF_TRAINING = frozenset({"train", "training"})
 SCOPES = frozenset(
     {
         "train",
@@ -88,6 +90,7 @@ SCOPES = frozenset(
         "timing",
         "global",
         "system",
+        "counters",
     }
 )
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
@@ -123,7 +126,7 @@ THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
+UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
@@ -144,10 +147,10 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
+    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
-RATES = {b"s": "throughput", b"t": "tokens_per_second"}
+RATES = {b"it": "steps_per_second", b"st": "steps_per_second", b"to": "tokens_per_second"}
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
@@ -250,7 +253,7 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low
+        or b"batch" in low or b"tok" in low or b"/sec" in low
     )  # fmt: skip
 
 
@@ -302,17 +305,19 @@ def ours(name: str) -> str:
 def _named(name: str) -> str:
     """Return our name for one with any spelling of the units in it, and for that of the training: ``train lr``; a
     ``train steps`` and a ``train time`` are totals."""
-    spelled = PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name))
+    spelled = SAMPLE.sub("samples/s", PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name)))
     if known := NAMES.get(spelled):
         return known
     first, _, rest = spelled.partition(" ")
-    known = NAMES.get(rest, "") if first in ("train", "training") else ""
+    known = NAMES.get(rest, "") if first in OF_TRAINING else ""
     return "" if known in COUNTERS or known == "time" else known
 
 
 def _of_scope(scope: str, name: str) -> str:
     """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
     first = scope.partition("/")[0]
+    if first == "loss":  # the other way round
+        return "loss" if name in OF_TRAINING else HELD_OUT.get(name, "")
     known = _named(name) if first in SCOPES or first in HELD_OUT else ""
     if first.startswith("timing"):
         return "step_time" if known == "step" else known
@@ -480,8 +485,7 @@ def _divisor(name: str, unit: str) -> float:
 def _rates(line: bytes, metrics: Metrics) -> None:
     for text, thousands, name, _ in RATE.findall(line):
         if name:
-            known = "steps_per_second" if name[:2] in (b"it", b"st") else RATES[name[:1]]
-            _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
+            _put(metrics, RATES.get(name[:2], "throughput"), text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
         else:
             _put(metrics, "step_time", text, UNITS["ms"])
 

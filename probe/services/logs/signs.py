@@ -95,9 +95,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "loss_scale_exhausted critical training",
-        "scale already at minimum, minimum loss scale reached",
+        "scale already at minimum, minimum loss scale reached, in a row due to overflow",
         rb"loss scale already at minimum",
         rb"minimum loss scale reached",
+        rb"skipped \d{1,6} \w{1,12} in a row due to overflow",
     ),
     _sign(
         "nan_gradient medium training nan",
@@ -143,13 +144,13 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at, "
+        "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
         "barrier timed out",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
         rb"collective operation[^|.]{0,60} timed out",
-        rb"heartbeat monitor timed out",
+        rb"\bheartbeat (?:monitor timed out|timeout(?:[.!,]|$))",
         rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
@@ -231,7 +232,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, hip error, device-side assert, illegal memory access, launch failure, misaligned address, "
-        "_status_, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -243,6 +244,9 @@ SIGNS: tuple[Sign, ...] = (
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
+        rb"\bsynstatus[ =:]{1,3}[1-9]",
+        rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
+        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\b(?:error code|runtime result)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
@@ -274,20 +278,20 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "job_cancelled medium launcher process",
         "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
-        "got sig, caught sig, received sig, death signal",
+        "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
         rb"due to time limit",
         rb"due to preemption",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
-        rb"\b(?:got|caught|received) (?:signal:? )?sig(?:hup|int|quit|usr[12]|term|xcpu)\b",
+        rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
         rb"\breceived \w{1,8} death signal",
     ),
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, died, srun: error, non-zero exit status",
+        "general protection, exited unexpectedly, died, back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
@@ -304,7 +308,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]",
         rb"\bactor died unexpectedly\b",
-        rb"\bworker(?: process)? (?:has )?died\b",
+        rb"\b(?:actor|worker)(?: process)? ?(?:has )?died(?:error)?\b",
+        rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
     ),
 )
