@@ -13,7 +13,7 @@ from typing import Any
 
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import COUNTERS, TOTALS, Metrics
-from probe.services.logs.signs import FACTS, SIGNS, Sign
+from probe.services.logs.signs import FACTS, LAST, SIGNS, Sign
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
@@ -82,7 +82,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
     groups = set(known)
     for index in sorted({index for needle, index in _FLAT if needle in low}):
         sign = SIGNS[index]
-        if sign.group in groups or sign.kind in groups:
+        if sign.group in groups or sign.kind in groups or (sign.group == LAST and found):
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):

@@ -20,15 +20,13 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 WORDS = {
-    "loss": "loss, lm loss, avg loss, average loss, total loss, tot loss, reduced train loss, "
-    "train loss step, loss step, step loss, loss train, cross entropy loss, loss/train/total",
+    "loss": "loss, lm loss, tot loss, loss step, step loss, loss train, cross entropy loss, loss/train/total",
     "validation_loss": "val loss, valid loss, validation loss, loss val",
     "eval_loss": "eval loss",
-    "learning_rate": "lr, learning rate, cur lr, current lr, lr 0, optim0 lr0",
+    "learning_rate": "lr, learning rate, lr 0, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, global norm, gnorm, norm, global grad norm, total grad norm, "
-    "gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, norm, gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
@@ -38,17 +36,16 @@ WORDS = {
     "batch": "batch",
     "time": "time, seconds, dt",
     "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
-    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
+    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
-    "throughput": "throughput, samples/s, interval samples/s, curr samples/s, ips, "
+    "throughput": "throughput, samples/s, ips, "
     "throughput/samples/s",
     "tokens_per_second": "tps, wps, tokens/s, tok/s, throughput/tokens/s",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
-    "steps_per_second": "it/s, iter/s, steps/s, step/s, global step/s, interval steps/s, "
-    "train speed",
+    "steps_per_second": "it/s, iter/s, steps/s, step/s, train speed",
     "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated",
+    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
     "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
@@ -69,13 +66,15 @@ WORDS = {
 NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
 ALONE = frozenset({"scale", "norm"})
 """Names that other words before them make another quantity: ``logit scale``."""
-PER_SECOND, PER_DEVICE = re.compile(r"(?: per |/)sec(?:ond)?\b"), re.compile(r"(?: per |/)[gn]pu\b")
+PER_SECOND, PER_DEVICE = re.compile(r"(?: per |/)sec(?:ond)?\b"), re.compile(r"(?: per |/)(?:[gn]pu|device)\b")
 SAMPLE = re.compile(r"\b(?:examples|images|imgs?|sequences|records)/s")
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_TRAINING = frozenset({"train", "training"})
+QUALIFIERS = OF_TRAINING | {"interval", "avg", "average", "mean", "cur", "curr", "current", "global", "total", "reduced"}
+"""Words before a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = frozenset(
     {
         "train",
@@ -158,6 +157,8 @@ FIRST = Expression(
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
 BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]")
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
+COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
+"""Step in the first column: ``1230 | loss 5.4``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
 """Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
@@ -219,7 +220,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b".py:" in low:
         _counts(WRITER, ("step",), line, metrics)
     if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
-        for expression in (FIRST, BRACKETED, LOGGED_BAR):
+        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
             _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
@@ -303,13 +304,13 @@ def ours(name: str) -> str:
 
 
 def _named(name: str) -> str:
-    """Return our name for one with any spelling of the units in it, and for that of the training: ``train lr``; a
-    ``train steps`` and a ``train time`` are totals."""
+    """Return our name for one with any spelling of the units in it and with qualifiers; a ``train steps`` and a
+    ``total time`` are other quantities."""
     spelled = SAMPLE.sub("samples/s", PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name)))
     if known := NAMES.get(spelled):
         return known
     first, _, rest = spelled.partition(" ")
-    known = NAMES.get(rest, "") if first in OF_TRAINING else ""
+    known = _named(rest) if first in QUALIFIERS else ""
     return "" if known in COUNTERS or known == "time" else known
 
 
