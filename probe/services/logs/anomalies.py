@@ -12,7 +12,8 @@ from math import isfinite, nan
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.metrics import COUNTERS, TOTALS, Metrics
+from probe.services.logs.metrics import TOTALS, Metrics
+from probe.services.logs.names import COUNTERS, OTHERWISE
 from probe.services.logs.signs import FACTS, LAST, SIGNS, Sign
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
@@ -30,6 +31,8 @@ ADVICE = Expression(
     rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
+OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symbol)")
+"""Words of a message about a library that a program does without."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
 """Words after a phrase that make it a guess: ``a deadlock may occur``."""
 SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
@@ -45,7 +48,7 @@ AFTER = Expression(
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
-CODED = Expression(rb"(?:^|[\s\])|(])(e[a-z]\d{4}|e\d{5}|err\d{5})(?:\b)")
+CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
 """Errors of memory that were corrected, and processes that the launcher ended after another had failed."""
@@ -114,7 +117,7 @@ def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
     before = low[max(0, start - AROUND) : start + 1]
     begins = [found.start() for found in SENTENCE.finditer(before)]
     sentence = before[begins[-1] :] if begins else before
-    if ADVICE.search(sentence[:-1]) is not None:
+    if ADVICE.search(sentence[:-1]) is not None or OPTIONAL.search(low, start, end + AROUND) is not None:
         return True
     if whole:
         return False
@@ -140,7 +143,9 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
     anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
     counted = b"number of nan iterations" in low
     named = not finite and any(
-        not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
+        not isfinite(value)
+        for name, value in metrics.items()
+        if name == "loss_scale" or name[:5] == "loss/" or not OTHERWISE.isdisjoint(name.split("_"))
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
     stated = frozenset(kind for part, kind in STATED.items() if any(part in name for name in _finite(metrics)))
@@ -213,7 +218,7 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     if finite:
         return [("nan_loss", "high")] if metrics.get("nan_steps", 0) > 0 else []
     found: list[tuple[str, str]] = []
-    lost = [name for name, value in metrics.items() if not isfinite(value) and "loss" in name and "scale" not in name]
+    lost = [name for name, value in metrics.items() if not isfinite(value) and _is_loss(name)]
     if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
         lost = [name for name in lost if not name.startswith("loss/")]
     if lost:
@@ -223,6 +228,11 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     if any(not isfinite(value) for name, value in metrics.items() if name.startswith("gradient_norm")):
         found.append(("training_lost", "high") if metrics.get("loss") == 0 else ("nan_gradient", "medium"))
     return found
+
+
+def _is_loss(name: str) -> bool:
+    """Return whether a metric is a loss of now: no scale, and no ``best_train_loss`` that is infinite at the start."""
+    return "loss" in name and "scale" not in name and OTHERWISE.isdisjoint(name.split("_"))
 
 
 def _anomaly(kind: str, severity: str, language: str) -> dict[str, Any]:

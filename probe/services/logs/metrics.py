@@ -1,17 +1,17 @@
 """Numbers that training programs log: steps, losses, learning rates, norms, times, throughput, memory.
 
 A line in normal form (:mod:`probe.services.logs.normal`) is a row of fields: a name, a sign or a space, a number, a
-unit. Names are looked up in :data:`NAMES`; which program wrote the line is not asked. Times are in seconds.
+unit. Its name is looked up in :mod:`probe.services.logs.names`; which program wrote the line is not asked. Times are in
+seconds.
 """
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
+from probe.services.logs.names import COUNTERS, HELD_OUT, named, ours
 from probe.services.logs.normal import NUMBER
 
 Number = int | float
@@ -19,94 +19,13 @@ Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, loss train, cross entropy loss, loss/train/total",
-    "validation_loss": "val loss, valid loss, validation loss, loss val",
-    "eval_loss": "eval loss",
-    "learning_rate": "lr, learning rate, lr 0, optim0 lr0",
-    "accuracy": "accuracy, acc",
-    "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, norm, gradients norm, norm grad",
-    "parameter_norm": "params norm, weight norm, param norm",
-    "loss_scale": "loss scale, grad scale, scale",
-    "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, train num updates, updates, current steps, current step, train step, step i",
-    "total_steps": "total steps, max steps, total optimization steps",
-    "epoch": "epoch",
-    "batch": "batch",
-    "time": "time, seconds, dt",
-    "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
-    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost",
-    "epoch_time": "epoch time",
-    "validation_time": "val time, validation time, eval time",
-    "throughput": "throughput, samples/s, ips, "
-    "throughput/samples/s",
-    "tokens_per_second": "tps, wps, tokens/s, tok/s, throughput/tokens/s",
-    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
-    "steps_per_second": "it/s, iter/s, steps/s, step/s, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
-    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
-    "throughput_mean": "running avg samples/s",
-    "skipped_steps": "skipped, number of skipped iterations",
-    "nan_steps": "number of nan iterations",
-    "consumed_samples": "consumed samples",
-    "consumed_tokens": "consumed tokens, num consumed tokens",
-    "global_batch_size": "global batch size",
-    "gradient_zeros": "num zeros",
-    "local_loss": "local loss",
-    "device_local_norm": "device local norm",
-    "throughput_linearity": "throughput linearity",
-    "mfu": "mfu",
-    "train_seconds": "train runtime",
-    "exit_code": "exitcode",
-    "local_rank": "local rank",
-}
-"""Our names, and those in logs: lower case, with spaces for underscores and hyphens, ``/s`` and ``/device``."""
-NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
-ALONE = frozenset({"scale", "norm"})
-"""Names that other words before them make another quantity: ``logit scale``."""
-PER_SECOND, PER_DEVICE = re.compile(r"(?: per |/)sec(?:ond)?\b"), re.compile(r"(?: per |/)(?:[gn]pu|device)\b")
-SAMPLE = re.compile(r"\b(?:examples|images|imgs?|sequences|records)/s")
-HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-"""Boundary of words within ``SamplesPerSec``."""
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
-OF_TRAINING = frozenset({"train", "training"})
-QUALIFIERS = OF_TRAINING | {"interval", "avg", "average", "mean", "cur", "curr", "current", "global", "total", "reduced"}
-"""Words before a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
-SCOPES = frozenset(
-    {
-        "train",
-        "training",
-        "trainer",
-        "actor",
-        "policy",
-        "model",
-        "optim",
-        "optimizer",
-        "perf",
-        "timing",
-        "global",
-        "system",
-        "counters",
-    }
-)
-"""Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
-HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
-    **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
-}
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:-] )\W{0,4}(?:\[val\]|\[?(?:(eval|evaluation)|valid(?:ation|ate)?)\b)"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
-OTHERWISE = frozenset(
-    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
-    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
-)
-"""Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 COUNTS = frozenset(
     {"step", "epoch", "batch", "skipped_steps", "nan_steps", "consumed_samples", "consumed_tokens", "exit_code"}
     | {"global_batch_size", "local_rank", "total_steps", "total_epochs", "total_batches"}
@@ -114,8 +33,6 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
-COUNTERS = frozenset({"step", "epoch", "batch"})
-"""Names that a number may follow within a sentence: ``at step 150 the``."""
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
@@ -128,12 +45,12 @@ UNSTATED = 1000
 UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}([:=]|[-=]>)|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
-the separator after it."""
+the separator after it, which may be a line of a frame."""
 NESTED = Expression(rb"\b([A-Za-z_][\w/.-]{0,48})['\"]?\s{0,2}[:=]\s{0,2}\{([^{}]{1,512})\}")
 """Dictionary as a value: ``grad_norm={'0_default': 2.15}``."""
 ENTRY = Expression(
@@ -146,7 +63,8 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
+    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))"
+    rb"(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 RATES = {b"it": "steps_per_second", b"st": "steps_per_second", b"to": "tokens_per_second"}
@@ -178,8 +96,8 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-NAMED_BARS = (b"", b"epoch", b"train", b"step", b"iter")
-"""Beginnings of the titles of bars that show training, not a download."""
+TITLE = Expression(rb"(?:^|[\s\]\[(:])(?:(epoch)|train|step|iter)[^|]{0,40}$")
+"""Title of a bar that shows training, not a download."""
 
 
 def metrics_of(line: bytes, low: bytes) -> Metrics:
@@ -289,42 +207,6 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
     return True
 
 
-@lru_cache(MOST * 16)
-def ours(name: str) -> str:
-    """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
-    words = HUMP.sub("_", name).lower().split(" ")
-    for start in range(len(words)):
-        if start and (words[start - 1] in OTHERWISE or words[start] in ALONE):
-            break
-        plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
-        if known := _named(plain) or _of_scope(*plain.rpartition("/")[::2]):
-            return known
-    last = words[-1]
-    return last if last.endswith("loss") or last.startswith("loss/") else ""
-
-
-def _named(name: str) -> str:
-    """Return our name for one with any spelling of the units in it and with qualifiers; a ``train steps`` and a
-    ``total time`` are other quantities."""
-    spelled = SAMPLE.sub("samples/s", PER_DEVICE.sub("/device", PER_SECOND.sub("/s", name)))
-    if known := NAMES.get(spelled):
-        return known
-    first, _, rest = spelled.partition(" ")
-    known = _named(rest) if first in QUALIFIERS else ""
-    return "" if known in COUNTERS or known == "time" else known
-
-
-def _of_scope(scope: str, name: str) -> str:
-    """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
-    first = scope.partition("/")[0]
-    if first == "loss":  # the other way round
-        return "loss" if name in OF_TRAINING else HELD_OUT.get(name, "")
-    known = _named(name) if first in SCOPES or first in HELD_OUT else ""
-    if first.startswith("timing"):
-        return "step_time" if known == "step" else known
-    return HELD_OUT[first] if known == "loss" and first in HELD_OUT else known if first in SCOPES else ""
-
-
 def _plain(name: bytes) -> str:
     return name.decode("ascii").replace(" ", "_")
 
@@ -399,7 +281,7 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b"(")
     plain = plain.strip().replace(b"_", b" ").removesuffix(b" value")
-    known = _named(plain.decode("utf-8", "replace"))
+    known = named(plain.decode("utf-8", "replace"))
     if not known and plain.endswith(b"loss") and plain.isascii():
         known = _plain(plain)
     field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
@@ -509,8 +391,8 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     metrics["percent"] = int(percent)
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
-    if title.startswith(NAMED_BARS[1:]) or not title:
-        name = "batch" if title.startswith(b"epoch") else "step"
+    if not title or (named_so := TITLE.search(title)):
+        name = "batch" if title and named_so.group(1) else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)

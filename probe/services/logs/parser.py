@@ -14,8 +14,9 @@ from probe.services.logs.timestamps import iso_of, now, time_of
 
 LIMIT = 64 * 1024
 """Length in bytes to which a line is cut."""
-OF_CONTAINER = b'{"log":"'
-"""Begin of a line in Docker's log of a container, which has the program's own line in it."""
+OF_CONTAINER = "log"
+TEXTS = (OF_CONTAINER, "message", "msg", "text")
+"""Fields of a line of JSON that have the program's own line: that of a container's log, and those of loggers."""
 Record = dict[str, Any]
 LEVELS = {
     **dict.fromkeys(("trace", "debug"), "DEBUG"),
@@ -99,18 +100,20 @@ class TrainingLogParser:
         Returns:
             The same record, but ``timestamp`` is None if the line states no time.
         """
-        if line.startswith(OF_CONTAINER) and isinstance(text := (outer := json_of(line)).get("log"), str):
+        inner: Record = {}
+        if line.startswith(b"{") and (text := _text_in(outer := json_of(line))):
             inner = self.record(text.strip().encode("utf-8", "backslashreplace"), searched=searched, cut=cut)
-            time = inner["timestamp"] or _time_in(outer)
-            return inner | {"timestamp": time, "timestamp_source": "line" if time else None}
+            if OF_CONTAINER in outer:
+                time = inner["timestamp"] or _time_in(outer)
+                return inner | {"timestamp": time, "timestamp_source": "line" if time else None}
         raw = without_escapes(line)
         line = with_plain_numbers(raw)
         low = line.lower()
         data: dict[str, Any] = json_of(line) if b"{" in line else {}
-        metrics = metrics_of(line, low)
+        metrics = inner["metrics"] if inner else metrics_of(line, low)
         if data:
             _add_metrics(data, metrics)
-        anomalies = anomalies_of(low, metrics, searched, self.language)
+        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language)
         time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {
@@ -131,6 +134,11 @@ class TrainingLogParser:
         if cut:
             record["cut"] = cut
         return record
+
+
+def _text_in(data: dict[str, Any]) -> str:
+    """Return the program's own line within a line of JSON; empty if there is none."""
+    return next((text for name in TEXTS if isinstance(text := data.get(name), str)), "")
 
 
 def _component(data: dict[str, Any], low: bytes, metrics: Metrics, anomalies: list[dict[str, Any]]) -> str:

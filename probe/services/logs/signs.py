@@ -47,7 +47,7 @@ LAST = "last"
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
-CODE = rb"(?:^|[\s\])|:]|\w\()e%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
+CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
 """Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
 parentheses behind a name."""
 NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|infinite|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
@@ -162,7 +162,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsocket timeout\b",
         rb"client socket has timed out",
         rb"timed out connecting",
-        rb"(?:^|[\s\])|(])ei000[26](?:\)?: |\[pid)",
+        rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
         rb"\bbarrier timed out",
         rb"\btimed out initializing process group\b",
