@@ -18,6 +18,7 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from probe.cli import VERBS
 from tests import user_scripts
 from tests.forks import LONGEST, ForkServer
 
@@ -39,6 +40,8 @@ if code < 0:
 os._exit(code)
 """
 """With options of the interpreter, or for ``multiprocessing``, it starts Python."""
+COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe.cli.usage")
+"""What verbs of ``probe`` import. Without what reads the language of the environment at its import."""
 
 _paths: dict[tuple[str, ...], str] = {}
 """Executables made so far, by what they import: they go with this process."""
@@ -59,6 +62,11 @@ def quick_python(*modules: str) -> str:
         threading.Thread(target=_serve, args=(listener, server, str(path)), daemon=True).start()
         _paths[modules] = str(path)
     return _paths[modules]
+
+
+def probe_command(*words: object) -> list[str]:
+    """What runs ``probe`` with these words."""
+    return [quick_python(*COMMANDS), "-m", "probe", *map(str, words)]
 
 
 def _serve(listener: socket.socket, server: ForkServer, path: str) -> None:
