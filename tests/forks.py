@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -168,8 +169,9 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     if environment.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     if encoding := environment.get("PYTHONIOENCODING"):
-        sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = (open(n, "w", encoding=encoding, closefd=False) for n in (1, 2))  # noqa: SIM115 - for all of its life
     random.seed()
+    tempfile.tempdir = None  # of this environment
     if process := sys.modules.get("multiprocessing.process"):
         process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if numpy := sys.modules.get("numpy"):

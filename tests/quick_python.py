@@ -15,10 +15,10 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from probe.cli import VERBS
 from tests import user_scripts
 from tests.forks import LONGEST, ForkServer
 
@@ -40,8 +40,6 @@ if code < 0:
 os._exit(code)
 """
 """With options of the interpreter, or for ``multiprocessing``, it starts Python."""
-COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe.cli.usage")
-"""What verbs of ``probe`` import. Without what reads the language of the environment at its import."""
 
 _paths: dict[tuple[str, ...], str] = {}
 """Executables made so far, by what they import: they go with this process."""
@@ -64,9 +62,9 @@ def quick_python(*modules: str) -> str:
     return _paths[modules]
 
 
-def probe_command(*words: object) -> list[str]:
-    """What runs ``probe`` with these words."""
-    return [quick_python(*COMMANDS), "-m", "probe", *map(str, words)]
+def probe_command(*words: object, modules: Sequence[str] = user_scripts.COMMANDS) -> list[str]:
+    """What runs ``probe`` with these words, and programs that it starts, by an interpreter that has imported these."""
+    return [quick_python(*modules), "-m", "probe", *map(str, words)]
 
 
 def _serve(listener: socket.socket, server: ForkServer, path: str) -> None:
