@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -171,6 +172,7 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     if encoding := environment.get("PYTHONIOENCODING"):
         sys.stdout, sys.stderr = (open(n, "w", encoding=encoding, closefd=False) for n in (1, 2))  # noqa: SIM115 - for all of its life
     random.seed()
+    time.tzset()
     tempfile.tempdir = None  # of this environment
     if process := sys.modules.get("multiprocessing.process"):
         process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
