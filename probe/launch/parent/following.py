@@ -119,7 +119,7 @@ def follow(command: Sequence[str], environ: dict[str, str]) -> None:
     vigil = Vigil(board.path, environ[WATCHED], local_ranks(environ))
     status = program.wait(vigil.look)
     try:
-        end_within(END_SECONDS, status)
+        end_within(END_SECONDS, status, vigil.late)
         vigil.report()
         board.remove()
     finally:
