@@ -194,7 +194,7 @@ class ViewEndpoints:
         }
         limit, offset = query.whole("limit", 200, 0, MOST_LISTED), query.whole("offset", 0)
         found = chosen(viewed.diagnosis()[0].findings, wanted)
-        return page_data({"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]})
+        return page_data({"total": len(found), "findings": [each.shown for each in found[offset : offset + limit]]})
 
     def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op, span = self._signal(viewed, query), query.text("op"), query.span()

@@ -10,6 +10,7 @@ from typing import Any
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
 from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
+from probe.core.analysis.report.findings import stages_of_ranks
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.location import located
@@ -87,8 +88,7 @@ class ViewedRun:
                 return of_analysis(found.answer, self.label), found
             listing = self.reader.listing()
             marks, number = self._dumped.read(located(self.place), listing.run, Problems())
-            stages = {d.rank: d.manifest.pipeline_stage for d in listing.run.directories}
-            return of_dump(marks, number, self.label, lambda rank: stages.get(rank, 0)), found
+            return of_dump(marks, number, self.label, stages_of_ranks(listing.run)), found
 
     def label(self, signal: str, pp_stage: int, vpp_stage: int, name: str) -> str:
         """Return the label of a row."""
@@ -168,7 +168,7 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
 def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:
     """Return the fields of an answer about a run that its findings fill."""
     return {
-        "finding_list": [each._asdict() for each in diagnosis.findings[:MOST_SHOWN]],
+        "finding_list": [each.shown for each in diagnosis.findings[:MOST_SHOWN]],
         "finding_total": max(diagnosis.total, len(diagnosis.findings)),
         "cause": diagnosis.cause,
         **diagnosis.page,
