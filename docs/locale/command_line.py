@@ -48,6 +48,12 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterato
                 first = node.args[0]
                 values = named.get(first.id, []) if isinstance(first, ast.Name) else [first]
                 yield from (text for value in values for text in _texts(value))
+            elif node.func.id == "counted":
+                one, *several = (text for argument in node.args[1:] for text in _texts(argument))
+                yield from (f"{{n:,}} {noun}" for noun in (one, *(several or [f"{one}s"])))
+            elif node.func.id == "_table":
+                parts = (part for argument in node.args[1:2] for part in ast.walk(argument))
+                yield from (text for part in parts for text in _texts(part) if isinstance(part, ast.Constant))
             elif node.func.id == "_many":
                 yield from (text for each in node.args[1:] for text in _texts(each))
 
@@ -88,8 +94,12 @@ COMPARED = (
 def words() -> Iterator[str]:
     """Texts of tables of which each entry becomes a message."""
     from probe.cli.anomalies import COLUMNS
+    from probe.cli.config_summary import HEADINGS
+    from probe.cli.control import ANSWERS, STATES
+    from probe.core.analysis.compare.explain import COLUMNS as DIFFERENCES
     from probe.core.analysis.diagnosis.causality import Cause
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
+    from probe.core.analysis.performance.efficiency import LOWEST, RATINGS
     from probe.core.checks import CHECKS
     from probe.core.config.parse import KINDS
     from probe.core.judged_findings import BATCH
@@ -105,6 +115,12 @@ def words() -> Iterator[str]:
         "warning",
         "info",
         *COLUMNS,
+        *DIFFERENCES,
+        *HEADINGS,
+        *ANSWERS,
+        *STATES,
+        *(rating for _, rating in RATINGS),
+        LOWEST,
         *KINDS.values(),
         "device",
         *KINDS_OF_TENSOR.values(),

@@ -10,6 +10,7 @@ from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.explain import COLUMNS, about, place, sentence, verdict
 from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.pictures.static_page import static_page
+from probe.core.language import in_language, message
 from probe.core.naming import signal_of
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.run_directory import plain
@@ -28,7 +29,7 @@ def page(comparison: Comparison) -> str:
 
 
 def answer(comparison: Comparison) -> dict[str, Any]:
-    """Comparison as the page asks for it; NaN and Inf are texts."""
+    """Comparison as the page asks for it, its sentences in Chinese under ``zh``; NaN and Inf are texts."""
     differences = [_difference(row) for row in comparison.first]
     fields: dict[str, Any] = plain(
         {
@@ -37,25 +38,35 @@ def answer(comparison: Comparison) -> dict[str, Any]:
             "first_difference": differences[0] if differences else None,
             "differences": differences,
             "beyond": comparison.beyond,
-            "columns": ("rank", *COLUMNS),
             "rows": [(row.rank, *place(row)) for row in comparison.first],
             "jumps": [
                 (j.rank, f"{j.step}.{j.micro_step}", j.signal, j.module, f"{j.before:.2g}", f"{j.after:.2g}")
                 for j in comparison.jumps
             ],
-            "counts": [
-                (signal, signal_of(signal).meaning, rows, beyond, f"{largest:.2g}")
-                for signal, rows, beyond, largest in comparison.counts
-            ],
             "growth": comparison.growth,
             "layers": comparison.layers,
             "tolerance": comparison.tolerance,
-            "verdict": verdict(comparison),
-            "about": list(about(comparison)),
+            **_texts(comparison, "en"),
+            "zh": _texts(comparison, "zh_CN"),
             "problems": comparison.problems,
         }
     )
     return fields
+
+
+def _texts(comparison: Comparison, language: str) -> dict[str, Any]:
+    def text(template: str) -> str:
+        return in_language(message(template), language)
+
+    return {
+        "verdict": in_language(verdict(comparison), language),
+        "about": [in_language(line, language) for line in about(comparison)],
+        "columns": [text(column) for column in ("rank", *COLUMNS)],
+        "counts": [
+            (signal, text(signal_of(signal).meaning), rows, beyond, f"{largest:.2g}")
+            for signal, rows, beyond, largest in comparison.counts
+        ],
+    }
 
 
 def _difference(row: DifferingRow) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from probe.core.analysis.performance.analyse import Performance, performance
 from probe.core.analysis.performance.slow_ranks import RankPace
 from probe.core.analysis.performance.step_table import NoNumbersError
 from probe.core.analysis.performance.summary import performance_tables, summary_lines
+from probe.core.language import in_language
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.location import Place
@@ -34,8 +35,19 @@ def performance_picture(rows: Rows, run: RecordedRun, root: Place) -> Performanc
         found = performance(rows, run, root)
     except NoNumbersError:
         return PerformancePicture(None)
-    data = {"lines": list(summary_lines(found)), "tables": list(performance_tables(found)), **_curve(found)}
+    data = {**_texts(found, "en"), "zh": _texts(found, "zh_CN"), **_curve(found)}
     return PerformancePicture(data, found.paces)
+
+
+def _texts(found: Performance, language: str) -> dict[str, object]:
+    def texts(parts: Iterable[str]) -> list[str]:
+        return [in_language(part, language) for part in parts]
+
+    tables = [
+        {"title": in_language(title, language), "header": texts(header), "rows": [*map(texts, rows)]}
+        for title, header, rows in performance_tables(found)
+    ]
+    return {"lines": texts(summary_lines(found)), "tables": tables}
 
 
 def _curve(found: Performance) -> dict[str, object]:

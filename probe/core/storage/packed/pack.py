@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe.core.messages import plural
+from probe.core.language import Message, message
+from probe.core.messages import counted
 from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.check_lines import CHECKS
 from probe.core.storage.directories import last_run, place
@@ -65,12 +66,17 @@ class PackedReport:
         return {**vars(self), **problems}
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """One line for people."""
-        files, blocks = plural(self.files, "file"), plural(self.blocks, "file")
-        return (
-            f"{self.rows:,} rows of {self.ranks} {plural(self.ranks, 'rank')}: {self.files:,} {files} with "
-            f"{self.before / 1e6:,.1f} MB are {self.blocks:,} {blocks} with {self.bytes / 1e6:,.1f} MB in {self.out}"
+        return message(
+            "{rows} of {ranks}: {files} with {before:,.1f} MB are {blocks} with {after:,.1f} MB in {out}",
+            rows=counted(self.rows, "row"),
+            ranks=counted(self.ranks, "rank"),
+            files=counted(self.files, "file"),
+            before=self.before / 1e6,
+            blocks=counted(self.blocks, "file"),
+            after=self.bytes / 1e6,
+            out=self.out,
         )
 
 
