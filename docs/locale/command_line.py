@@ -49,8 +49,8 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterato
                 values = named.get(first.id, []) if isinstance(first, ast.Name) else [first]
                 yield from (text for value in values for text in _texts(value))
             elif node.func.id == "counted":
-                one, *several = (text for argument in node.args[1:] for text in _texts(argument))
-                yield from (f"{{n:,}} {noun}" for noun in (one, *(several or [f"{one}s"])))
+                nouns = [text for argument in node.args[1:] for text in _texts(argument)]
+                yield from (f"{{n:,}} {noun}" for noun in (nouns if len(nouns) != 1 else [*nouns, f"{nouns[0]}s"]))
             elif node.func.id == "_table":
                 parts = (part for argument in node.args[1:2] for part in ast.walk(argument))
                 yield from (text for part in parts for text in _texts(part) if isinstance(part, ast.Constant))

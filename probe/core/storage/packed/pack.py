@@ -153,18 +153,30 @@ def pack_followed(
 def _check(root: Path, out: Path) -> None:
     """Raise ValueError if ``root`` cannot be packed into ``out``."""
     if root.is_dir() and is_packed(root):
-        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run already")
+        raise ValueError(
+            message(
+                "{root}: expected the directory in which ranks have written; this is a packed run already", root=root
+            )
+        )
     source, target = root.resolve(), out.resolve()
     if target == source or source in target.parents or target in source.parents:
-        raise ValueError(f"{out}: expected a folder that is neither in {root} nor around it: a source is never changed")
+        raise ValueError(
+            message(
+                "{out}: expected a folder that is neither in {root} nor around it: a source is never changed",
+                out=out,
+                root=root,
+            )
+        )
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: expected a folder, or none; this is a file")
+        raise ValueError(message("{out}: expected a folder, or none; this is a file", out=out))
     if not out.is_dir() or (out / SEALS).is_dir():
         return
     if is_packed(out):
-        raise ValueError(f"{out}: expected a new folder; there is a packed run already: remove it to pack again")
+        raise ValueError(
+            message("{out}: expected a new folder; there is a packed run already: remove it to pack again", out=out)
+        )
     if any(out.iterdir()):
-        raise ValueError(f"{out}: expected a new or an empty folder; there are other files in it")
+        raise ValueError(message("{out}: expected a new or an empty folder; there are other files in it", out=out))
 
 
 def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, observe: Observer) -> PackedReport:
@@ -243,7 +255,9 @@ def damaged(out: Path) -> list[Path]:
         ValueError: if there is no packed run, or its index cannot be read.
     """
     if not is_packed(place(out)):
-        raise ValueError(f"{out}: expected a packed run, with {INDEX} in it; there is none")
+        raise ValueError(
+            message("{out}: expected a packed run, with {index} in it; there is none", out=out, index=INDEX)
+        )
     return [on_disk(path) for path in packed_index(place(out)).damaged()]
 
 
