@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 TYPER = (
@@ -45,9 +46,7 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterato
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "message" and node.args:
-                first = node.args[0]
-                values = named.get(first.id, []) if isinstance(first, ast.Name) else [first]
-                yield from (text for value in values for text in _texts(value))
+                yield from _texts(node.args[0], named)
             elif node.func.id == "counted":
                 nouns = [text for argument in node.args[1:] for text in _texts(argument)]
                 yield from (f"{{n:,}} {noun}" for noun in (nouns if len(nouns) != 1 else [*nouns, f"{nouns[0]}s"]))
@@ -74,11 +73,14 @@ def _named(node: ast.AST) -> dict[str, list[ast.expr]]:
     return named
 
 
-def _texts(node: ast.expr) -> Iterator[str]:
+def _texts(node: ast.AST, named: Mapping[str, list[ast.expr]] = MappingProxyType({})) -> Iterator[str]:
+    """Texts of an expression; those of a name by what the function or the module assigns to it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
+    elif isinstance(node, ast.Name):
+        yield from (text for value in named.get(node.id, ()) for text in _texts(value))
     elif isinstance(node, ast.IfExp):
-        yield from (*_texts(node.body), *_texts(node.orelse))
+        yield from (*_texts(node.body, named), *_texts(node.orelse, named))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "plural":
         one, *several = (text for each in node.args[1:] for text in _texts(each))
         yield from (one, *(several or [f"{one}s"]))
@@ -86,9 +88,10 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 COMPARED = (
     *("loss", "job", "rank", "host", "step", "critical", "warning", "info", "resolved"),
+    *("finding", "exception", "rule", "name", "text", "severity", "type", "launch", "phase", "seconds", "cause"),
     *("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step"),
 )
-"""Labels of alerts, kinds of findings between ranks, and what else a verdict may say."""
+"""Labels of alerts and values of events, kinds of findings between ranks, and what else a verdict may say."""
 
 
 def words() -> Iterator[str]:
