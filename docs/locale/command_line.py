@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 TYPER = (
@@ -45,9 +46,13 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterato
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "message" and node.args:
-                first = node.args[0]
-                values = named.get(first.id, []) if isinstance(first, ast.Name) else [first]
-                yield from (text for value in values for text in _texts(value))
+                yield from _texts(node.args[0], named)
+            elif node.func.id == "counted":
+                nouns = [text for argument in node.args[1:] for text in _texts(argument)]
+                yield from (f"{{n:,}} {noun}" for noun in (nouns if len(nouns) != 1 else [*nouns, f"{nouns[0]}s"]))
+            elif node.func.id == "_table":
+                parts = (part for argument in node.args[1:2] for part in ast.walk(argument))
+                yield from (text for part in parts for text in _texts(part) if isinstance(part, ast.Constant))
             elif node.func.id == "_many":
                 yield from (text for each in node.args[1:] for text in _texts(each))
 
@@ -68,11 +73,14 @@ def _named(node: ast.AST) -> dict[str, list[ast.expr]]:
     return named
 
 
-def _texts(node: ast.expr) -> Iterator[str]:
+def _texts(node: ast.AST, named: Mapping[str, list[ast.expr]] = MappingProxyType({})) -> Iterator[str]:
+    """Texts of an expression; those of a name by what the function or the module assigns to it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
+    elif isinstance(node, ast.Name):
+        yield from (text for value in named.get(node.id, ()) for text in _texts(value))
     elif isinstance(node, ast.IfExp):
-        yield from (*_texts(node.body), *_texts(node.orelse))
+        yield from (*_texts(node.body, named), *_texts(node.orelse, named))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "plural":
         one, *several = (text for each in node.args[1:] for text in _texts(each))
         yield from (one, *(several or [f"{one}s"]))
@@ -80,16 +88,21 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 COMPARED = (
     *("loss", "job", "rank", "host", "step", "critical", "warning", "info", "resolved"),
+    *("finding", "exception", "rule", "name", "text", "severity", "type", "launch", "phase", "seconds", "cause"),
     *("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step"),
 )
-"""Labels of alerts, kinds of findings between ranks, and what else a verdict may say."""
+"""Labels of alerts and values of events, kinds of findings between ranks, and what else a verdict may say."""
 
 
 def words() -> Iterator[str]:
     """Texts of tables of which each entry becomes a message."""
     from probe.cli.anomalies import COLUMNS
+    from probe.cli.config_summary import HEADINGS
+    from probe.cli.control import ANSWERS, STATES
+    from probe.core.analysis.compare.explain import COLUMNS as DIFFERENCES
     from probe.core.analysis.diagnosis.causality import Cause
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
+    from probe.core.analysis.performance.efficiency import LOWEST, RATINGS
     from probe.core.checks import CHECKS
     from probe.core.config.parse import KINDS
     from probe.core.judged_findings import BATCH
@@ -105,6 +118,12 @@ def words() -> Iterator[str]:
         "warning",
         "info",
         *COLUMNS,
+        *DIFFERENCES,
+        *HEADINGS,
+        *ANSWERS,
+        *STATES,
+        *(rating for _, rating in RATINGS),
+        LOWEST,
         *KINDS.values(),
         "device",
         *KINDS_OF_TENSOR.values(),

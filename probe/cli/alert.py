@@ -22,8 +22,8 @@ from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, na
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.faults import Faults
-from probe.core.language import message
-from probe.core.messages import complain, plural, printable, printable_lines
+from probe.core.language import message, translated
+from probe.core.messages import complain, counted, echo, printable_lines
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
@@ -83,10 +83,10 @@ def flush(
         print_answer("alert flush", {"complete": complete, "senders_left": live, "senders": results})
         raise typer.Exit(0 if complete else 1)
     if not spools and not live:
-        typer.echo(printable(message("{folder}: no alert waits to be sent", folder=folder)))
+        echo(message("{folder}: no alert waits to be sent", folder=folder))
     if live:
-        sentence = f"{live} {plural(live, 'sender')} in {folder}: going on, or with alerts that are left"
-        typer.echo(printable(sentence))
+        senders = counted(live, "sender")
+        echo(message("{senders} in {folder}: going on, or with alerts that are left", senders=senders, folder=folder))
     raise typer.Exit(0 if complete else 1)
 
 
@@ -95,7 +95,8 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
     channels = spool.channels()
     inline = [each["channel"] for each in channels if MASK in str(each.get("args", {}).get("url", ""))]
     if inline or not channels:
-        what = f"the address of {', '.join(inline)}" if inline else "the channels of the run"
+        names = ", ".join(inline)
+        what = message("the address of {names}" if inline else "the channels of the run", names=names)
         complain(message("{what}: not in the directory; give the run's configuration with --config", what=what))
         raise typer.Exit(2)
     try:
@@ -110,7 +111,7 @@ def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, An
     entries = [*spool.alerts()]
     for entry in entries:
         queue_again(entry, outlets)
-    typer.echo(f"{len(entries)} {plural(len(entries), 'alert')} to send", err=quiet)
+    echo(message("{alerts} to send", alerts=counted(len(entries), "alert")), quiet)
     waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
     complete, attempts = True, _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting, quiet)
     for attempt in attempts:
@@ -189,8 +190,11 @@ def _result(attempt: Attempt) -> dict[str, Any]:
 
 
 def _print(attempt: Attempt, quiet: bool) -> None:
-    result = "accepted" if attempt.error is None else f"failed: {describe_error(attempt.error)}"
-    typer.echo(printable_lines(f"{attempt.outlet.label}: {result}"), err=quiet)
+    result = message("accepted")
+    if attempt.error is not None:
+        result = message("failed: {error}", error=describe_error(attempt.error))
+    line = message("{channel}: {result}", channel=attempt.outlet.label, result=result)
+    typer.echo(printable_lines(translated(line)), err=quiet)
 
 
 def _show_information() -> None:

@@ -16,8 +16,8 @@ from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.run import command_of, unwatched_by
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.trial_report import TrialFinding, trial_findings
-from probe.core.language import message, translated
-from probe.core.messages import complain, plural, printable
+from probe.core.language import joined, message, translated
+from probe.core.messages import complain, counted, printable
 from probe.core.prechecks.judgement import compared, preflight
 from probe.core.storage.layout import ranks_text
 from probe.launch.parent.trial_program import TIMED_OUT, TrialRecord, read_records, run_program
@@ -128,7 +128,7 @@ def _result(folder: Path, code: int) -> TrialResult:
     lines += dict.fromkeys(record.preflight for record in records if record.preflight)
     if faults := sum(sum(record.faults.values()) for record in records):
         kinds = ", ".join(sorted({kind for record in records for kind in record.faults}))
-        lines.append(f"{faults} {plural(faults, 'failure')} inside probe ({kinds})")
+        lines.append(message("{failures} inside probe ({kinds})", failures=counted(faults, "failure"), kinds=kinds))
     updates = min((trial.updates for trial in trials), default=0)
     return TrialResult(findings, updates, tuple(sorted(of_ranks)), lines, code)
 
@@ -148,7 +148,7 @@ def _analysed(files: Path, lines: list[str]) -> Analysis | None:
     except (ValueError, ImportError, OSError) as error:
         if not files.exists():  # no update, which is the message
             return None
-        lines.append(f"the checks of the loop left nothing: {error}")
+        lines.append(message("the checks of the loop left nothing: {error}", error=error))
         return None
 
 
@@ -190,18 +190,20 @@ def _print(result: TrialResult, as_machine: bool) -> None:
         grave=grave,
         notes=notes,
     )
-    for line in [translated(head), *_lines(result.findings), *result.lines]:
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    for line in [head, *_lines(result.findings), *result.lines]:
+        console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
 
 
 def _lines(findings: Sequence[TrialFinding]) -> list[str]:
     lines = []
     for finding in findings:
-        who = f", {plural(len(finding.ranks), 'rank')} {ranks_text(finding.ranks)}" if len(finding.ranks) > 1 else ""
-        place = f" in {finding.where}" if finding.where else ""
-        lines.append(f"{finding.grade}: {finding.kind}{place}{who}")
+        several = len(finding.ranks) > 1
+        who = message(", ranks {ranks}", ranks=ranks_text(finding.ranks)) if several else ""
+        place = message(" in {place}", place=finding.where) if finding.where else ""
+        parts = [message(finding.grade), ": ", message(finding.kind), place, who]
+        lines.append(joined("", parts))
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in finding.evidence.items())
-        lines += [f"    {part}" for part in (finding.text, numbers, finding.remedy) if part]
+        lines += [joined("", ["    ", part]) for part in (finding.text, numbers, finding.remedy) if part]
     return lines
 
 

@@ -15,6 +15,7 @@ from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import run_argument
 from probe.core.language import message
+from probe.core.messages import echo
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -63,7 +64,7 @@ def compare(
             if as_machine:
                 print_answer("compare --explain", {"costs": [cost]})
             else:
-                typer.echo(str(cost))
+                echo(cost.text)
             return
         # Ray prints to standard output, for instance that a machine is lost.
         with redirect_stdout(sys.stderr), chosen_engine(engine, jobs, "comparing") as chosen:

@@ -19,6 +19,7 @@ from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
 from probe.core.config.reference import JudgeReference, KeyReference, entries, references
+from probe.core.language import message, translated
 from probe.core.messages import complain, printable_lines
 
 WIDE = 110
@@ -139,9 +140,9 @@ def check(
     if as_machine:
         print_answer("config check", {"file": file, "correct": True, **found._asdict()})
         return
-    of = f", a configuration of {found.monitor}" if found.monitor else ""
-    lines = [f"{file}: correct{of}", *_aligned(found.summary.items())]
-    typer.echo(printable_lines("\n".join(lines)))
+    correct = "{file}: correct, a configuration of {monitor}" if found.monitor else "{file}: correct"
+    lines = [message(correct, file=file, monitor=found.monitor), *_aligned(found.summary.items())]
+    typer.echo(printable_lines("\n".join(map(translated, lines))))
 
 
 class CheckedConfig(NamedTuple):
@@ -172,4 +173,8 @@ def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    return (f"  {heading:<14}{text}" for heading, text in pairs)
+    from rich.cells import cell_len
+
+    for heading, text in pairs:
+        shown = translated(message(heading))
+        yield f"  {shown}{' ' * max(1, 14 - cell_len(shown))}{translated(text)}"

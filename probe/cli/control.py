@@ -22,8 +22,12 @@ from probe.core.control.command_requests import (
     folder_of,
     request,
 )
-from probe.core.language import message
-from probe.core.messages import complain, printable
+from probe.core.language import message, translated
+from probe.core.messages import complain, echo, printable
+
+ANSWERS = tuple(map(message, ("rank", "state", "before step", "text")))
+STATES = tuple(map(message, ("rank", "state", "since step", "directory")))
+"""Headings of tables."""
 
 
 class _DirectoryFirst(VerbGroup):
@@ -111,7 +115,7 @@ def command(
     typer.echo(printable(f"{folder_of(file)}: {sent}"), err=as_machine)
     answers: list[Acknowledgement] = []
     if wait:
-        with Console(stderr=True).status("waiting for the ranks"):
+        with Console(stderr=True).status(translated(message("waiting for the ranks"))):
             answers = _answers(folder_of(file), sent, len(ranks), wait)
     if as_machine:
         print_answer("control command", {"request": sent, "ranks": len(ranks), "answers": answers})
@@ -135,7 +139,7 @@ def command(
 
 
 def _show_answers(answers: list[Acknowledgement]) -> None:
-    table = Table("rank", "state", "before step", "text")
+    table = Table(*map(translated, ANSWERS))
     for each in answers:
         table.add_row(*(escape(printable(cell)) for cell in (str(each.rank), each.state, str(each.step), each.text)))
     Console().print(table)
@@ -166,10 +170,10 @@ def _change(directory: Path, values: dict[str, Any], wait: float, machine: str) 
     begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
     due = bool(changed) or begins
     if not due:
-        typer.echo("nothing to change: this is the configuration already", err=bool(machine))
+        echo(message("nothing to change: this is the configuration already"), bool(machine))
     done = not due
     if due and wait:
-        with Console(stderr=True).status("waiting for the ranks"):
+        with Console(stderr=True).status(translated(message("waiting for the ranks"))):
             done = live.wait(directory, before, wait, lambda _: None)
     if machine:
         states = live.states(directory)
@@ -185,7 +189,7 @@ def _change(directory: Path, values: dict[str, Any], wait: float, machine: str) 
 
 
 def _show(states: list[live.RankState]) -> None:
-    table = Table("rank", "state", "since step", "directory")
+    table = Table(*map(translated, STATES))
     for state in states:
         cells = str(state.rank), state.state, str(state.step), state.directory.name
         table.add_row(*(escape(printable(cell)) for cell in cells))

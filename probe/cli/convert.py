@@ -17,7 +17,7 @@ from probe.cli.usage import reason_of
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.language import message
-from probe.core.messages import complain, printable
+from probe.core.messages import complain, echo
 from probe.core.storage.problems import Problems
 
 MonitorPath = Annotated[Any, run_argument(metavar="MONITOR_PATH")]
@@ -40,8 +40,8 @@ def _ended(command: str, summary: str, problems: Problems, as_machine: bool) -> 
     """Print the summary and the problems, and end the command with the exit code that fits them."""
     if as_machine:
         print_answer(command, {"summary": summary, **problem_fields(problems)})
-    for line in () if as_machine else (printable(summary), *problems.lines()):
-        typer.echo(line)
+    for line in () if as_machine else (summary, *problems.lines()):
+        echo(line)
     raise typer.Exit(1 if problems.skipped else 0)
 
 

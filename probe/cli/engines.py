@@ -14,7 +14,8 @@ from probe.cli.json_answer import print_answer
 from probe.cli.progress_bar import progress_bar
 from probe.core.analysis.engines import ADDRESS, PieceEngine, PiecesDone, engine_of
 from probe.core.analysis.pieces import Piece, reading_cost
-from probe.core.messages import plural
+from probe.core.language import joined, message, translated
+from probe.core.messages import counted
 
 EngineName = Annotated[
     str | None,
@@ -65,13 +66,14 @@ def chosen_engine(spec: str | None, jobs: int | None, what: str = "reading") -> 
 
 def progress_text(done: PiecesDone) -> str:
     """Return the progress for people: pieces, rows (else bytes) a second, and the time that is left."""
-    pieces = f"{done.done:.0f} of {done.total} pieces" if done.total else f"{done.done:.0f} pieces"
-    if not done.seconds:
-        return pieces
-    rows, size = done.rows / done.seconds, done.bytes / done.seconds / 1e6
-    speed = f"{rows:,.0f} rows/s" if done.rows else f"{size:,.1f} MB/s"
-    left = done.seconds_left
-    return f"{pieces}, {speed}" + ("" if left is None else f", {left:.0f} s left")
+    of = "{done:.0f} of {total} pieces" if done.total else "{done:.0f} pieces"
+    parts = [message(of, done=done.done, total=done.total)]
+    if done.seconds:
+        rows, size = done.rows / done.seconds, done.bytes / done.seconds / 1e6
+        parts.append(message("{rows:,.0f} rows/s" if done.rows else "{size:,.1f} MB/s", rows=rows, size=size))
+        if done.seconds_left is not None:
+            parts.append(message("{seconds:.0f} s left", seconds=done.seconds_left))
+    return translated(joined(", ", parts))
 
 
 def explain(pieces: Iterable[Piece], out: TextIO | None = None, machine: str = "") -> None:
@@ -85,6 +87,7 @@ def explain(pieces: Iterable[Piece], out: TextIO | None = None, machine: str = "
     if machine:
         print_answer(f"{machine} --explain", {"costs": [cost]}, out)
         return
-    typer.echo(str(cost), out)
+    typer.echo(translated(cost.text), out)
     if held and "://" in str(held[0].root):
-        typer.echo(f"at most {cost.requests:,} {plural(cost.requests, 'request')} to object storage", out)
+        requests = counted(cost.requests, "request")
+        typer.echo(translated(message("at most {requests} to object storage", requests=requests)), out)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from probe.cli import refusing
-from probe.core.messages import printable
+from probe.core.language import message
+from probe.core.messages import echo
 
 PORT = 9445
 
@@ -49,9 +50,9 @@ def exporter(
     from probe.services.web.tokens import token_in
 
     def started(address: str) -> None:
-        typer.echo(f"probe: listening at {printable(address)}/metrics")
+        echo(message("probe: listening at {address}", address=f"{address}/metrics"))
         if token is None and not is_loopback(at[0]):
-            typer.echo("probe: no token: everyone who can connect from the network can read the metrics", err=True)
+            echo(message("probe: no token: everyone who can connect from the network can read the metrics"), True)
 
     with refusing(ServerError, ValueError, ImportError, OSError):
         token = token_in(token_file, "--token-file", TOKEN_VARIABLE)

@@ -15,8 +15,8 @@ import typer
 
 from probe.cli import VerbGroup
 from probe.cli.json_answer import print_answer
-from probe.core.language import message
-from probe.core.messages import complain, plural, printable
+from probe.core.language import joined, message
+from probe.core.messages import complain, counted, echo
 
 if TYPE_CHECKING:
     from probe.services.logs.first_anomalies import FirstAnomaly
@@ -152,7 +152,9 @@ def _run(scan: LogScan, places: list[str], follow: bool, left_out: tuple[int, in
             _warn(str(error))
             continue
         if passed:
-            _warn(f"{place}: {len(passed)} {plural(len(passed), 'file')} passed over, since not text: {passed[0]}")
+            files = counted(len(passed), "file")
+            over = "{place}: {files} passed over, since not text: {first}"
+            _warn(message(over, place=place, files=files, first=passed[0]))
         for path in taken:
             scan.read(path)
 
@@ -224,27 +226,37 @@ def _warn(text: str) -> None:
 def _summarize(scan: LogScan, topk: int) -> None:
     """Write counts, and the first anomalies of each rank and kind, to standard error."""
     number = scan.first.number
-    head = f"{scan.lines:,} {plural(scan.lines, 'line')} read, {scan.records:,} written, {number:,} "
-    head += plural(number, "anomaly", "anomalies")
-    head += f", {scan.cut:,} {plural(scan.cut, 'line')} cut to 64 KiB" if scan.cut else ""
-    head += f", {scan.unread:,} {plural(scan.unread, 'file')} not read" if scan.unread else ""
-    lines = [head]
+    head = [
+        message("{lines} read", lines=counted(scan.lines, "line")),
+        message("{records:,} written", records=scan.records),
+        counted(number, "anomaly", "anomalies"),
+        *([message("{lines} cut to 64 KiB", lines=counted(scan.cut, "line"))] if scan.cut else ()),
+        *([message("{files} not read", files=counted(scan.unread, "file"))] if scan.unread else ()),
+    ]
+    lines: list[str] = [joined(", ", head)]
     for place, first in enumerate(scan.first):
         if place == topk:
-            lines.append(f"and {len(scan.first) - topk:,} more by rank and kind (--topk)")
+            more = len(scan.first) - topk
+            lines.append(message("and {more:,} more by rank and kind (--topk)", more=more))
             break
         lines += _described(first, place == 0)
     if scan.first.left_out:
-        lines.append(f"{scan.first.left_out:,} anomalies of further ranks and kinds are not listed")
+        left_out = scan.first.left_out
+        lines.append(message("{left_out:,} anomalies of further ranks and kinds are not listed", left_out=left_out))
     for line in lines:
-        sys.stderr.write(f"{printable(line)}\n")
+        echo(line, True)
 
 
 def _described(first: FirstAnomaly, in_full: bool) -> Iterator[str]:
-    rank = "no rank" if first.rank is None else f"rank {first.rank}"
-    times = f", {first.number:,} times" if first.number > 1 else ""
-    description = first.anomaly["description"]
-    yield f"{first.time or 'no time'}  {rank}  {first.severity}  {first.kind}: {description}{times}"
+    yield message(
+        "{time}  {rank}  {severity}  {kind}: {description}{times}",
+        time=first.time or message("no time"),
+        rank=message("no rank" if first.rank is None else "rank {rank}", rank=first.rank),
+        severity=first.severity,
+        kind=first.kind,
+        description=first.anomaly["description"],
+        times=message(", {number:,} times", number=first.number) if first.number > 1 else "",
+    )
     yield f"    {first.file}:{first.line}: {first.message}"[:WIDTH]
     if in_full:
         yield f"    {first.anomaly['cause']}"

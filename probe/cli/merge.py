@@ -12,7 +12,8 @@ from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import RunPlace
 from probe.core.analysis.merge import merge_directory
-from probe.core.messages import plural, printable
+from probe.core.language import message, translated
+from probe.core.messages import counted, printable
 from probe.core.storage.location import on_disk
 
 
@@ -34,13 +35,14 @@ def merge(
     if as_machine:
         print_answer("merge", {"out": target, **vars(report)})
         raise typer.Exit(code)
-    rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
-    console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)
-    for problem in (*report.problems, *report.notes):
-        console.print(printable(problem), markup=False)
+    rows, files = counted(report.rows, "row"), counted(len(report.files), "file")
+    lines: list[str] = [message("{rows} in {files} in {target}", rows=rows, files=files, target=target)]
+    lines += [*report.problems, *report.notes]
     if report.incomplete:
-        are = plural(report.incomplete, "row is", "rows are")
-        console.print(f"{report.incomplete} {are} incomplete (column complete is 0): parts are missing")
+        rows = counted(report.incomplete, "row is incomplete", "rows are incomplete")
+        lines.append(message("{rows} (column complete is 0): parts are missing", rows=rows))
     for tensor in report.differing[:10]:
-        console.print(printable(f"ranks hold the same tensor, but their numbers differ: {tensor}"), markup=False)
+        lines.append(message("ranks hold the same tensor, but their numbers differ: {tensor}", tensor=tensor))
+    for line in lines:
+        console.print(printable(translated(line)), markup=False)
     raise typer.Exit(code)

@@ -14,7 +14,7 @@ from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.progress_bar import counting_bar
 from probe.cli.usage import reason_of
 from probe.core.language import message
-from probe.core.messages import complain, printable
+from probe.core.messages import complain, echo
 from probe.core.storage.packed.pack import PackedReport
 
 MOST_PROCESSES = 128
@@ -52,7 +52,7 @@ def pack(
     if as_machine:
         print_answer("pack", {**done.as_json(), "damaged": wrong})
     else:
-        typer.echo(printable(done.summary))
+        echo(done.summary)
     for line in done.problems.lines():
         complain(line, "warning")
     for path in wrong:
@@ -62,6 +62,6 @@ def pack(
 
 def _wait(seconds: float, as_machine: bool, report: PackedReport) -> bool:
     """Print the result so far, and wait; return True."""
-    typer.echo(printable(report.summary), err=as_machine)
+    echo(report.summary, as_machine)
     time.sleep(seconds)
     return True

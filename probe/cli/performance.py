@@ -15,7 +15,7 @@ from rich.table import Table
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
-from probe.core.language import message
+from probe.core.language import message, translated
 from probe.core.messages import complain, printable
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def _show(found: Performance) -> None:
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
     for line in summary_lines(found):
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(translated(line)), highlight=False, markup=False, soft_wrap=True)
     for title, header, rows in performance_tables(found):  # a title within a table is broken at the table's width
         console.print()
-        console.print(title, style="bold", highlight=False, markup=False)
+        console.print(translated(title), style="bold", highlight=False, markup=False)
         table = Table(box=None, padding=(0, 2, 0, 0))
         for name in header:
-            table.add_column(name, overflow="fold")
+            table.add_column(translated(name), overflow="fold")
         for row in rows:
-            table.add_row(*(escape(printable(cell)) for cell in row))
+            table.add_row(*(escape(printable(translated(cell))) for cell in row))
         console.print(table)

@@ -10,7 +10,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.language import message
-from probe.core.messages import complain, plural, printable
+from probe.core.messages import complain, counted, echo
 
 
 def remediate(
@@ -47,7 +47,9 @@ def remediate(
         if as_machine:
             print_answer("remediate", {"live": live, "rehearsed": rehearsed})
             return
-        typer.echo(f"probe: {len(live)} {plural(len(live), 'action')} live: {printable(', '.join(live) or 'none')}")
-        typer.echo(f"probe: {len(rehearsed)} rehearsed: {printable(', '.join(rehearsed) or 'none')}")
+        actions, none = counted(len(live), "action"), message("none")
+        echo(message("probe: {actions} live: {names}", actions=actions, names=", ".join(live) or none))
+        names = ", ".join(rehearsed) or none
+        echo(message("probe: {number} rehearsed: {names}", number=len(rehearsed), names=names))
         if not check:
-            serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
+            serve_until_ended(options, lambda at: echo(message("probe: listening at {address}", address=at)))

@@ -14,8 +14,8 @@ from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace, usual_place
 from probe.core.analysis.pieces import reading_cost
-from probe.core.language import message, translated
-from probe.core.messages import complain
+from probe.core.language import message
+from probe.core.messages import complain, echo
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
     from probe.core.analysis.pictures.run_cells import pieces_of_report
     from probe.core.analysis.report.findings import card
     from probe.core.analysis.report.write import check_target, write_report
-    from probe.core.messages import printable, printable_lines
+    from probe.core.messages import printable_lines
 
     directory = usual_place() if directory is None else directory
     if explain:
@@ -72,7 +72,7 @@ def report(
             template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
         numbers = {"size": written.size / 1e6, "rows": written.rows, "ranks": written.ranks}
         typer.echo(printable_lines(written.diagnosis.paragraph))
-        typer.echo(printable(translated(message(template, path=str(written.path), **numbers))))
+        echo(message(template, path=str(written.path), **numbers))
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -57,8 +57,11 @@ def run(
     command = command_of("run", module, arguments, sys.argv)
     if flag := unwatched_by(command):
         complain(
-            f"nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave it "
-            "out, or write the three lines in the program",
+            message(
+                "nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave "
+                "it out, or write the three lines in the program",
+                flag=flag,
+            ),
             "warning",
         )
     start(command, DEEP if deep else LIGHT if light else config)

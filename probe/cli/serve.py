@@ -9,7 +9,7 @@ import typer
 
 from probe.cli import refusing
 from probe.core.language import message
-from probe.core.messages import complain, printable
+from probe.core.messages import complain, echo
 
 DAY = 86_400.0
 PORT = 8765
@@ -53,7 +53,7 @@ def serve(
         options = ServerOptions(
             *at, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
         )
-        committed = serve_until_ended(options, lambda url: typer.echo(f"probe: listening at {printable(url)}"))
+        committed = serve_until_ended(options, lambda at: echo(message("probe: listening at {address}", address=at)))
     if not committed:
         complain(message("{database}: not everything was committed", database=database))
         raise typer.Exit(1)

@@ -22,8 +22,8 @@ from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
 from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
 from probe.core.analysis.query_views import cell, write_csv, write_json
-from probe.core.language import message
-from probe.core.messages import complain, plural, printable
+from probe.core.language import message, translated
+from probe.core.messages import complain, counted, printable
 from probe.core.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -138,11 +138,18 @@ def _check_apart(run: OpenRun, out: Path | None) -> None:
 
 def _list(run: OpenRun, printed: TextIO) -> None:
     """Print the tables that queries can read."""
-    typer.echo(printable(f"{run.run.name}: {len(run.signals)} {plural(len(run.signals), 'table')}"), printed)
+    head = message("{run}: {tables}", run=run.run.name, tables=counted(len(run.signals), "table"))
+    typer.echo(printable(translated(head)), printed)
     for view in run.views():
-        ranks = f"{view.ranks:,} {plural(view.ranks, 'rank')}"
-        steps = f", steps {view.first_step} to {view.last_step}" if view.rows else ""
-        typer.echo(printable(f"{view.signal}: {view.rows:,} {plural(view.rows, 'row')} of {ranks}{steps}"), printed)
+        line = message(
+            "{signal}: {rows} of {ranks}, steps {first} to {last}" if view.rows else "{signal}: {rows} of {ranks}",
+            signal=view.signal,
+            rows=counted(view.rows, "row"),
+            ranks=counted(view.ranks, "rank"),
+            first=view.first_step,
+            last=view.last_step,
+        )
+        typer.echo(printable(translated(line)), printed)
         typer.echo(printable(f"  {', '.join(view.columns)}"), printed)
 
 

@@ -13,7 +13,7 @@ from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace
 from probe.core.language import message
-from probe.core.messages import complain, plural, printable
+from probe.core.messages import complain, counted, echo
 
 if TYPE_CHECKING:
     from probe.core.analysis.tracked_run import TrackedRun
@@ -68,7 +68,7 @@ def track(
     if as_machine:
         print_answer("track", {"run": run.run.name, "tracker": to, "steps": number, **problem_fields(run.problems)})
     else:
-        typer.echo(printable(f"{run.run.name}: {number:,} {plural(number, 'step')} in {to}"))
+        echo(message("{run}: {steps} in {to}", run=run.run.name, steps=counted(number, "step"), to=to))
     for line in run.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if run.problems.skipped else 0)
@@ -80,11 +80,11 @@ def _send(run: TrackedRun, tracker: Tracker, follow: bool, seconds: float, idle:
     while follow and not run.ended and time.monotonic() - latest < idle:
         if new := run.send(tracker, whole=False):
             number, latest = number + new, time.monotonic()
-            typer.echo(f"step {run.last_step}", err=quiet)
+            echo(message("step {step}", step=run.last_step), quiet)
         time.sleep(seconds)
     new = run.send(tracker, whole=True)
     if follow and new:
-        typer.echo(f"step {run.last_step}", err=quiet)
+        echo(message("step {step}", step=run.last_step), quiet)
     return number + new
 
 

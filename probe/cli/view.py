@@ -11,7 +11,8 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.places import parsed, run_argument, usual_place
-from probe.core.messages import printable
+from probe.core.language import message
+from probe.core.messages import echo
 from probe.core.storage.location import Place
 
 PLACES = "Folders with runs, such as MONITOR_OUTPUT_DIR of one, or URLs. Else ./monitor_output, or the current folder."
@@ -59,6 +60,6 @@ def _usual() -> str:
 
 
 def _started(address: str, browser: bool) -> None:
-    typer.echo(f"probe: listening at {printable(address)}")
+    echo(message("probe: listening at {address}", address=address))
     if browser:
         webbrowser.open(address)

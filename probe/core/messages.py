@@ -126,6 +126,16 @@ def plural(number: float, noun: str, several: str = "") -> str:
     return noun if number == 1 else several or f"{noun}s"
 
 
+def counted(number: float, noun: str, several: str = "") -> Message:
+    """Return a number of things, such as ``1,200 rows``, as a message."""
+    return message(f"{{n:,}} {plural(number, noun, several)}", n=number)
+
+
+def echo(text: str, to_error: bool = False) -> None:
+    """Print a line, in the language of the command line if it is a message; control characters are escaped."""
+    print(printable(translated(text)), file=sys.stderr if to_error else sys.stdout, flush=True)
+
+
 class Messages(logging.Handler):
     """Handler that writes warnings and errors to standard error if the program has set up no logging of its own.
 

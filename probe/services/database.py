@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from probe.core.language import message
+
 
 class StoreError(Exception):
     """Error of a database that cannot be used."""
@@ -49,7 +51,14 @@ def open_database(
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise StoreError(f"{where}: another {kind.service} uses it; {kind.advice}") from None
+                raise StoreError(
+                    message(
+                        "{where}: another {service} uses it; {advice}",
+                        where=where,
+                        service=kind.service,
+                        advice=kind.advice,
+                    )
+                ) from None
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
             _make(connection, where, kind)
@@ -57,9 +66,13 @@ def open_database(
                 prepare(connection)
             opened.pop_all()
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{where}: expected a database that can be written: {error}") from None
+        raise StoreError(
+            message("{where}: expected a database that can be written: {error}", where=where, error=error)
+        ) from None
     except OSError as error:
-        raise StoreError(f"{where}: expected a file that can be written: {error.strerror}") from None
+        raise StoreError(
+            message("{where}: expected a file that can be written: {strerror}", where=where, strerror=error.strerror)
+        ) from None
     return connection, lock
 
 
@@ -75,4 +88,12 @@ def _make(connection: sqlite3.Connection, where: str, kind: DatabaseKind) -> Non
             f"PRAGMA application_id = {kind.application}; COMMIT;"
         )
     elif marks != (kind.version, kind.application):
-        raise StoreError(f"{where}: expected a database of this {kind.service}, version {kind.version}; {kind.advice}")
+        raise StoreError(
+            message(
+                "{where}: expected a database of this {service}, version {version}; {advice}",
+                where=where,
+                service=kind.service,
+                version=kind.version,
+                advice=kind.advice,
+            )
+        )

@@ -1,4 +1,4 @@
-"""Layout of the page in a browser: nothing is cut, overlaps or is torn, in both languages and sizes."""
+"""Layout of the page in a browser: nothing is cut, overlaps, is torn or out of line, in both languages and sizes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ const apart = (one, other) => !one.contains(other) && !other.contains(one);
 const covers = ([node, box], n) => placed.slice(n + 1).filter(([other, own]) => apart(node, other) && meet(box, own))
   .map(([other]) => `${name(node)} / ${name(other)}`);
 const facts = ".facts dt, .headline .fact, .badge, .state, th, button, .strip b";
+const pen = document.createElement("canvas").getContext("2d");
+const lengthOf = (select) => {
+  pen.font = style(select).font;
+  return pen.measureText(select.selectedOptions[0].text).width;
+};
 const wide = document.documentElement.scrollWidth;
 return {
   sideways: wide > width ? [wide] : [],
@@ -45,6 +50,11 @@ return {
   cut: all.filter((node) => !node.matches("input, select, option") && hides(node)
     && node.scrollWidth > node.clientWidth + 1).map(name),
   overlapping: placed.flatMap(covers),
+  // the room for the arrow of a select is not in its style
+  choices: all.filter((node) => node.matches("select") && lengthOf(node) > node.clientWidth - 2 * parseFloat(style(node).paddingLeft) - 14)
+    .map((node) => node.selectedOptions[0].text),
+  ragged: all.filter((node) => style(node).display === "table-row")
+    .filter((row) => new Set([...row.cells].map((cell) => Math.round(cell.getBoundingClientRect().bottom))).size > 1).map(name),
   torn: [...document.querySelectorAll(facts)].filter(visible)
     .filter((node) => new Set(boxes(node).map((box) => Math.round(box.top / 4))).size > 1).map(name),
 };

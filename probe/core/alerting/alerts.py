@@ -16,6 +16,7 @@ from probe.core.alerting.spool import FOLDER
 from probe.core.config import schema
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.language import in_language
 from probe.core.messages import shortened, writable
 from probe.core.records import Alert
 
@@ -60,6 +61,7 @@ class Alerts:
         run: str | None = None,
     ) -> None:
         self._faults, self._process = faults, os.getpid()
+        self._language = "" if settings.language == "en" else settings.language
         outlets = opened(settings)
         folder = None if directory is None else Path(directory).absolute() / FOLDER
         matters = Matters(folder, run or run_name(os.environ), faults, once)
@@ -85,7 +87,8 @@ class Alerts:
             return
         waiting = dispatcher.waiting
         if waiting < MOST_QUEUED:
-            alert = sound(alert)
+            title, text = self._in_language(alert.title), self._in_language(alert.text)
+            alert = sound(alert._replace(title=title, text=text, language=self._language))
             dispatcher.put(alert._replace(text=shortened(alert.text, LONGEST)))
         elif waiting < MOST_COUNTED:
             dispatcher.put(Omission(sound(alert).severity))
@@ -98,7 +101,10 @@ class Alerts:
 
     def _resolve(self, key: str, text: str) -> None:
         if (dispatcher := self._usable()) is not None and dispatcher.waiting < MOST_COUNTED:
-            dispatcher.put(Resolution(writable(key), shortened(writable(text), LONGEST)))
+            dispatcher.put(Resolution(writable(key), shortened(writable(self._in_language(text)), LONGEST)))
+
+    def _in_language(self, text: str) -> str:
+        return in_language(text, self._language) if self._language else text
 
     def flush(self, seconds: float) -> bool:
         """Send everything now, and wait up to ``seconds``; return whether every channel has accepted all of it. The

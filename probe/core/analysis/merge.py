@@ -18,6 +18,7 @@ import numpy as np
 
 from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.histogram import HISTOGRAM, parsed, text_of
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES, RELATIVE_UPDATE, RUN
@@ -126,14 +127,18 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
     problems = Problems()
     run = last_run(root, problems)
     if run.directories[0].packed is not None:
-        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run")
+        raise ValueError(
+            message("{root}: expected the directory in which ranks have written; this is a packed run", root=root)
+        )
     with _opened(run.directories) as rows:
         if not rows.files:
             raise ValueError("\n".join([f"{root}: {nothing_judged(run)}", *rows.problems.lines()]))
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
+            raise ValueError(
+                message("{out}: expected a folder that can be written to; {error}", out=out, error=error)
+            ) from None
         for signal in sorted(rows.files.keys() - {RUN}):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")

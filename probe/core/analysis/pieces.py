@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
-from probe.core.messages import plural
+from probe.core.language import Message, message
+from probe.core.messages import counted
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import table_name
@@ -141,10 +142,17 @@ class ReadingCost(NamedTuple):
     requests: int
     """Requests to object storage at most: listings, and three for each file."""
 
-    def __str__(self) -> str:
-        ranks, files = (f"{n:,} {plural(n, noun)}" for n, noun in ((self.ranks, "rank"), (self.files, "file")))
-        rows = f" and {self.rows:,} {plural(self.rows, 'row')}" if self.rows else ""
-        return f"{self.pieces:,} {plural(self.pieces, 'piece')}: {ranks}, {files}, {self.bytes / 1e6:,.1f} MB{rows}"
+    @property
+    def text(self) -> Message:
+        """One line for people."""
+        return message(
+            "{pieces}: {ranks}, {files}, {size:,.1f} MB{rows}",
+            pieces=counted(self.pieces, "piece"),
+            ranks=counted(self.ranks, "rank"),
+            files=counted(self.files, "file"),
+            size=self.bytes / 1e6,
+            rows=message(" and {rows}", rows=counted(self.rows, "row")) if self.rows else "",
+        )
 
 
 def reading_cost(pieces: Iterable[Piece]) -> ReadingCost:

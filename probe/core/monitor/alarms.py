@@ -12,7 +12,7 @@ from typing import Literal
 
 from probe.core.alerting.channels import AlertSender
 from probe.core.judged_findings import of_number
-from probe.core.language import in_language, joined, message
+from probe.core.language import joined, message
 from probe.core.naming import row_name
 from probe.core.records import Alert, Finding, Severity
 from probe.core.rules.evaluate import judged
@@ -42,7 +42,6 @@ class Alarms:
     Args:
         first: number of the first step.
         report: function that returns the report about what was found from a step on, else about a finding.
-        language: language of the alerts; empty for English.
     """
 
     def __init__(
@@ -52,9 +51,8 @@ class Alarms:
         rank: int,
         first: int,
         report: Callable[[int, JudgedFinding], RunReport],
-        language: str = "",
     ) -> None:
-        self._sender, self._first, self._report, self._language = sender, first, report, language
+        self._sender, self._first, self._report = sender, first, report
         self._labels = {"job": job, "rank": str(rank), "host": socket.gethostname()}
         self._incident: str | None = None
         """Key of the incident in the rows that is in progress."""
@@ -145,7 +143,6 @@ class Alarms:
             self._send(f"exception {name} {step}", "exception", "critical", title, last_lines, at)
 
     def _resolve(self, key: str, text: str) -> None:
-        text = in_language(text, self._language) if self._language else text
         self._sender.resolve(f"{self._labels['job']} {key}", text)
 
     def close(self, seconds: float) -> None:
@@ -164,7 +161,4 @@ class Alarms:
     ) -> None:
         job = self._labels["job"]
         labels = self._labels | dict(more or {})
-        if self._language:
-            title, text = in_language(title, self._language), in_language(text, self._language)
-        alert = Alert(f"{job} {key}", kind, severity, title, text, labels, time.time(), lasting=lasting)
-        self._sender.send(alert._replace(language=self._language))
+        self._sender.send(Alert(f"{job} {key}", kind, severity, title, text, labels, time.time(), lasting=lasting))

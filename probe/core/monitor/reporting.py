@@ -208,8 +208,7 @@ class Reporting:
             return None
         sender = Alerts(self._settings.alert, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
         sender.start()
-        language = "" if self._settings.alert.language == "en" else self._settings.alert.language
-        return Alarms(sender, self._job, self._rank, first, self._report, language)
+        return Alarms(sender, self._job, self._rank, first, self._report)
 
     def _new_marks(self) -> Progress | None:
         """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""

@@ -289,7 +289,9 @@ def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> 
     for run in recorded:
         if any(directory.path.name == name for directory in run.directories):
             return run
-    raise ValueError(f"{root / name}: expected the directory of a rank; there is none of this name any more")
+    raise ValueError(
+        message("{root}: expected the directory of a rank; there is none of this name any more", root=root / name)
+    )
 
 
 def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:

@@ -21,6 +21,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from probe.core.errors import missing
+from probe.core.language import message
 from probe.core.storage.fetched_parts import FetchedParts, ListedObject
 
 EXTRAS = {
@@ -304,13 +305,19 @@ def new_store(url: str) -> ObjectStore:
     bucket = rest.partition("/")[0]
     if "@" in bucket and (":" in bucket or not scheme.startswith("ab")):
         raise ValueError(
-            f"{scheme}://...@{bucket.rpartition('@')[2]}: expected a URL without credentials; there is "
-            "something before the @: set the variables or files of the storage's own tools, such as AWS_PROFILE"
+            message(
+                "{scheme}://...@{value}: expected a URL without credentials; there is something before the "
+                "@: set the variables or files of the storage's own tools, such as AWS_PROFILE",
+                scheme=scheme,
+                value=bucket.rpartition("@")[2],
+            )
         )
     if scheme not in EXTRAS:
         raise ValueError(f"{url}: expected a path, or a URL that begins with {', '.join(f'{s}://' for s in EXTRAS)}")
     if not bucket:
-        raise ValueError(f"{url}: expected a bucket and a folder, such as {scheme}://bucket/run")
+        raise ValueError(
+            message("{url}: expected a bucket and a folder, such as {scheme}://bucket/run", url=url, scheme=scheme)
+        )
     return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, True, SIZES)
 
 

@@ -252,7 +252,11 @@ class AgreedStart:
 
     def _is_reached(self, at: int, step: int) -> bool:
         if not step:
-            raise RefusalError(f"its optimizers count no steps, so that step {at} is unknown: attach without --at-step")
+            raise RefusalError(
+                message("its optimizers count no steps, so that step {at} is unknown: attach without --at-step", at=at)
+            )
         if step > at:
-            raise RefusalError(f"expected a later step than {at}: step {step} is about to begin")
+            raise RefusalError(
+                message("expected a later step than {at}: step {step} is about to begin", at=at, step=step)
+            )
         return step == at

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.errors import needed
+from probe.core.language import message
 from probe.services.web.listening import ServerError, bound, is_loopback
 
 if TYPE_CHECKING:
@@ -89,28 +90,34 @@ def check(options: ExporterOptions) -> None:
     """
     for name, seconds in (("--interval", options.interval), ("--deadline", options.deadline)):
         if not 0 < seconds < math.inf:
-            raise ServerError(f"{name}: expected a positive number of seconds, got {seconds:g}")
+            raise ServerError(
+                message("{name}: expected a positive number of seconds, got {seconds:g}", name=name, seconds=seconds)
+            )
     for folder in options.progress:
         if folder.exists() and not folder.is_dir():
-            raise ServerError(f"--progress {folder}: expected a directory")
+            raise ServerError(message("--progress {folder}: expected a directory", folder=folder))
         if not folder.exists():
             _log.warning("--progress %s: not there yet; it is looked for at each scrape", folder)
     for file in options.json_files:
         if file.is_dir():
-            raise ServerError(f"--json-file {file}: expected a file, got a directory")
+            raise ServerError(message("--json-file {file}: expected a file, got a directory", file=file))
     if options.device_command:
         _check_command(options)
 
 
 def _check_command(options: ExporterOptions) -> None:
     if not options.gpu:
-        raise ServerError("--device-command: expected no --no-gpu beside it")
+        raise ServerError(message("--device-command: expected no --no-gpu beside it"))
     try:
         program = [*shlex.split(options.device_command), ""][0]
     except ValueError as error:
-        raise ServerError(f"--device-command: expected a program with its arguments: {error}") from None
+        raise ServerError(
+            message("--device-command: expected a program with its arguments: {error}", error=error)
+        ) from None
     if shutil.which(program) is None:
-        raise ServerError(f"--device-command: expected a program that can be run, got {program!r}")
+        raise ServerError(
+            message("--device-command: expected a program that can be run, got {program!r}", program=program)
+        )
 
 
 def sources(options: ExporterOptions) -> Iterator[ReadingProcess]:

@@ -236,7 +236,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, launch failure, misaligned address, "
-        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, "
+        + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",

@@ -55,7 +55,9 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
     try:
         kind = Path(place).stat()
     except (OSError, ValueError) as error:
-        raise SourceError(f"{place}: expected a file, a directory or -; {_reason(error)}") from None
+        raise SourceError(
+            message("{place}: expected a file, a directory or -; {error}", place=place, error=_reason(error))
+        ) from None
     if not stat.S_ISDIR(kind.st_mode):
         if stat.S_ISREG(kind.st_mode) and not _is_text(place):
             raise SourceError(
@@ -94,7 +96,7 @@ def blocks(place: str) -> Iterator[bytes]:
             else:
                 yield from _read(file.fileno())
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise SourceError(f"{place}: cannot be read: {_reason(error)}") from None
+        raise SourceError(message("{place}: cannot be read: {error}", place=place, error=_reason(error))) from None
 
 
 def size_of(place: str) -> int:

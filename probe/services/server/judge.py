@@ -14,6 +14,7 @@ from typing import cast
 
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
+from probe.core.language import joined, message
 from probe.core.messages import plural
 from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.records import SEVERITIES, Alert, Severity
@@ -31,7 +32,9 @@ MOST_GATHERED = 128
 """Steps by which a rank may be ahead of the one whose numbers stand for the job; of more, the oldest are dropped."""
 LONGEST_TICK = 5.0
 """Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
-FORGOTTEN = "nothing is known of the job any more: its processes have sent nothing for long, or made room for others"
+FORGOTTEN = message(
+    "nothing is known of the job any more: its processes have sent nothing for long, or made room for others"
+)
 """Text of the notice about a matter of a job that is forgotten."""
 MOST_NAMED = 32
 """Most ranges of ranks in a message."""
@@ -87,7 +90,7 @@ class RunJudge:
             self._judge_silence(job, now)
             if job.id in self._reported and not job.of(*LIVE, "silent"):
                 for key in sorted(self._reported.pop(job.id)):
-                    self._end(key, f"{job.job} has ended")
+                    self._end(key, message("{job} has ended", job=job.job))
         self._board.sweep(now)
         self._forget({job.id for job in self._board.jobs})
 
@@ -122,19 +125,26 @@ class RunJudge:
 
     def _raise(self, job: JobView, key: str, silent: Sequence[RankSummary], number: str, now: float) -> None:
         first = min(silent, key=lambda rank: rank.received)
-        word, named = "rank" if number == "1" else "ranks", ranges([rank.origin.rank for rank in silent])
-        phase = f", in phase {first.phase}" if first.phase else ""
-        step = f", at step {first.step:g}" if not math.isnan(first.step) else ""
-        last = (
-            f"last message {now - first.received:.0f} s ago, the next promised within {first.promise:g} s{phase}{step}"
+        one, named = number == "1", ranges([rank.origin.rank for rank in silent])
+        last = message(
+            "rank {rank}: last message {ago:.0f} s ago, the next promised within {promise:g} s{phase}{step}",
+            rank=first.origin.rank,
+            ago=now - first.received,
+            promise=first.promise,
+            phase=message(", in phase {phase}", phase=first.phase) if first.phase else "",
+            step=message(", at step {step:g}", step=first.step) if not math.isnan(first.step) else "",
         )
         lines = [
-            f"silent: {word} {named}",
-            f"rank {first.origin.rank}: {last}",
-            f"alive: {len(job.of(*LIVE))} of {job.world}",
+            message("silent: rank {ranks}" if one else "silent: ranks {ranks}", ranks=named),
+            last,
+            message("alive: {live} of {world}", live=len(job.of(*LIVE)), world=job.world),
         ]
-        title, labels = f"{job.job}: {number} {word} silent", {**_labels(job), "rank": named}
-        alert = Alert(key, "hang", "critical", title, "\n".join(lines), labels, time.time(), lasting=True)
+        title = message("{job}: all ranks silent", job=job.job)
+        if number != "all":
+            silent_now = message("{number} rank silent" if one else "{number} ranks silent", number=number)
+            title = message("{job}: {silent}", job=job.job, silent=silent_now)
+        labels = {**_labels(job), "rank": named}
+        alert = Alert(key, "hang", "critical", title, joined("\n", lines), labels, time.time(), lasting=True)
         self._open.add(key)
         self._remember(key, alert)
         self._send(job.job, alert)
@@ -142,8 +152,9 @@ class RunJudge:
     def _resolve(self, job: JobView, key: str) -> None:
         self._open.discard(key)
         self._remember(key, None)
-        title = f"{job.job}: no rank is silent any more"
-        text = f"{title}; {len(job.of('alive'))} alive, {len(job.of('ended'))} ended"
+        title = message("{job}: no rank is silent any more", job=job.job)
+        alive, ended = len(job.of("alive")), len(job.of("ended"))
+        text = message("{title}; {alive} alive, {ended} ended", title=title, alive=alive, ended=ended)
         if key in self._restored:  # its alert is not known: the database is of an earlier version
             self._restored.discard(key)
             alert = Alert(f"{key} over", "hang", "critical", title, text, _labels(job), time.time())
@@ -161,17 +172,17 @@ class RunJudge:
         """Judge messages that were stored now: findings and exceptions of a run, and its numbers by the rules, unless
         they are ``late``."""
         job = self._board.view_of(rank.origin)
-        for message in messages:
-            if job is not None and message.kind in EVENTS:
+        for sent in messages:
+            if job is not None and sent.kind in EVENTS:
                 job.events += 1
-                self._send(job.job, _event_alert(job, rank, message))
+                self._send(job.job, _event_alert(job, rank, sent))
             if late:
                 continue
-            stands_for_job = self._board.apply(rank, message)
+            stands_for_job = self._board.apply(rank, sent)
             if job is not None and self._makers:
-                self._gather(job, rank, message)
+                self._gather(job, rank, sent)
                 if stands_for_job:
-                    self._judge_numbers(job, rank, message)
+                    self._judge_numbers(job, rank, sent)
 
     def _gather(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
         """Keep the numbers of a rank that are compared with those of others, for the next steps of the job."""
@@ -208,10 +219,11 @@ class RunJudge:
             self._end(key, finding.message)
             return
         labels = {**_labels(job), "rank": str(rank.origin.rank), "step": str(finding.step), "rule": finding.rule}
-        title = f"{job.job}: {finding.rule} of {finding.name}"
+        title = message("{job}: {rule} of {name}", job=job.job, rule=finding.rule, name=finding.name)
         self._reported.setdefault(job.id, set()).add(key)
         now = time.time()
-        self._send(job.job, Alert(key, "run", finding.severity, title, finding.message, labels, now, lasting=True))
+        alert = Alert(key, "run", finding.severity, title, finding.message, labels, now, lasting=True)
+        self._send(job.job, alert)
 
     def _send(self, job: str, alert: Alert) -> None:
         try:
@@ -220,18 +232,19 @@ class RunJudge:
             self._faults.note(f"server: alerts of {job}", error)
 
 
-def _event_alert(job: JobView, rank: RankSummary, message: HeartbeatMessage) -> Alert:
+def _event_alert(job: JobView, rank: RankSummary, event: HeartbeatMessage) -> Alert:
     """Alert about a finding or an exception; its key is the same for all ranks of the job."""
-    values = message.values
+    values = event.values
     source = " ".join(str(values[name]) for name in ("rule", "type", "name", "op") if values.get(name) is not None)
     asked = values.get("severity")
     severity = cast(Severity, asked) if asked in SEVERITIES else "critical"
     labels = {**_labels(job), "rank": str(rank.origin.rank)}
     labels |= {name: str(values[name]) for name in ("host", "rule", "step") if values.get(name) is not None}
-    text = "\n".join(f"{name}: {value}" for name, value in values.items())
-    title = f"{job.job}: {message.kind} {source}".strip()
-    key = f"{message.kind} {job.id} {source}".strip()
-    return Alert(key, message.kind, severity, title, text, labels, message.time, values.get("resolved") is True)
+    lines = [message("{name}: {value}", name=message(name), value=value) for name, value in values.items()]
+    title = message("{job}: {kind} {source}", job=job.job, kind=message(event.kind), source=source)
+    key = f"{event.kind} {job.id} {source}".strip()
+    resolved = values.get("resolved") is True
+    return Alert(key, event.kind, severity, title, joined("\n", lines), labels, event.time, resolved)
 
 
 def _labels(job: JobView) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from probe.core.alerting.channels import AlertSender
 from probe.core.errors import needed
 from probe.core.faults import Faults
 from probe.core.http_client import DeadlineClient, Unanswered, checked_address
+from probe.core.language import message
 from probe.core.records import Alert
 from probe.core.run_state.judges import rule_makers
 from probe.core.run_state.rules import RunRule
@@ -74,8 +75,12 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         from probe.services.web.serving import ServingLimits, WebServer
     if options.token is None and not is_loopback(options.host):
         raise ServerError(
-            f"--host {options.host}: expected a token, since other machines can connect; write one to a file for "
-            f"--token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
+            message(
+                "--host {host}: expected a token, since other machines can connect; write one to a file for "
+                "--token-file, or into the variable {token_variable}: openssl rand -hex 32",
+                host=options.host,
+                token_variable=TOKEN_VARIABLE,
+            )
         )
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
+from probe.core.language import Message, joined, message
 from probe.core.messages import plural
 from probe.core.records import Alert, Severity
 from probe.core.run_state.budget import Budget, RankBudget
@@ -266,27 +267,26 @@ class NodeWatcher:
         self, hang: HangEpisode, views: Sequence[RankView], verdict: StandstillVerdict, longest: _Over, where: Path
     ) -> Alert:
         seconds, row = self._seconds(longest.rank), longest.rank.row
-        ranks = [
-            f"rank {view.rank}: {view.seconds:.0f} s since step {view.step}, phase {view.phase}"
-            + (f", {view.state}" if view.state else "")
-            + ("" if view.stacks.source else f", no stacks: {view.stacks.problem}")
-            for view in views
-        ]
         text = [
             verdict.line,
-            f"{seconds:.0f} s without progress in the phase {row.phase}; the budget was {longest.budget:.0f} s.",
-            *ranks[:64],
-            f"Stacks of all ranks of {self.host}: {where}",
+            message(
+                "{seconds:.0f} s without progress in the phase {phase}; the budget was {budget:.0f} s.",
+                seconds=seconds,
+                phase=row.phase,
+                budget=longest.budget,
+            ),
+            *map(_rank_text, views[:64]),
+            message("Stacks of all ranks of {host}: {where}", host=self.host, where=where),
         ]
         if self.settings.on_hang == "end":
-            text.append("The ranks of this node are ended, so that the launcher can start them again.")
+            text.append(message("The ranks of this node are ended, so that the launcher can start them again."))
         labels = self._labels(
             rank=",".join(map(str, verdict.culprits or (longest.rank.header.rank,))),
             step=str(row.step),
             phase=row.phase,
             seconds=f"{seconds:.0f}",
         )
-        title = f"{self.settings.job} stands still: {verdict.line}"
+        title = message("{job} stands still: {line}", job=self.settings.job, line=verdict.line)
         return self._made(hang.key, "hang", "critical", title, text, labels)._replace(lasting=True)
 
     def _labels(self, **labels: str) -> Mapping[str, str]:
@@ -296,7 +296,7 @@ class NodeWatcher:
         self, key: str, kind: str, severity: Severity, title: str, text: Sequence[str], labels: Mapping[str, str]
     ) -> Alert:
         _log.error("%s", title)
-        return Alert(key, kind, severity, title[:500], "\n".join(text), labels, time.time())
+        return Alert(key, kind, severity, title, joined("\n", text), labels, time.time())
 
     def _write(self, views: Sequence[RankView], running: Sequence[WatchedRank], verdict: StandstillVerdict) -> Path:
         """Write the stacks to the output directory or, if that does not answer, to the folder of this node."""
@@ -321,9 +321,14 @@ class NodeWatcher:
             return
         if ranks:
             steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
-            self._resolve(f"training goes on: {len(ranks)} {plural(len(ranks), 'rank')} of {self.host} at step {steps}")
+            goes_on = plural(
+                len(ranks),
+                "training goes on: {number} rank of {host} at step {steps}",
+                "training goes on: {number} ranks of {host} at step {steps}",
+            )
+            self._resolve(message(goes_on, number=len(ranks), host=self.host, steps=steps))
         else:
-            self._resolve(f"the ranks of {self.host} have ended")
+            self._resolve(message("the ranks of {host} have ended", host=self.host))
 
     def _resolve(self, text: str) -> None:
         if self._hang:
@@ -342,16 +347,20 @@ class NodeWatcher:
 
     def _lose(self, rank: WatchedRank, death: Death) -> None:
         now, number = time.monotonic(), rank.header.rank
-        text = [f"rank {number} (process {rank.header.pid}) on {self.host}: {death.cause}",
-                f"last finished step {rank.row.step}, phase {rank.row.phase}"]  # fmt: skip
+        ids = {"rank": number, "pid": rank.header.pid, "host": self.host}
+        text = [
+            message("rank {rank} (process {pid}) on {host}: {cause}", **ids, cause=death.cause),
+            message("last finished step {step}, phase {phase}", step=rank.row.step, phase=rank.row.phase),
+        ]
         severity: Severity = "critical"
         if self._lost and now - self._lost[1] < AFTERMATH_SECONDS:
             severity = "warning"
-            text.append(f"Rank {self._lost[0]} was lost {now - self._lost[1]:.0f} s before, which may be the cause.")
+            earlier = "Rank {rank} was lost {seconds:.0f} s before, which may be the cause."
+            text.append(message(earlier, rank=self._lost[0], seconds=now - self._lost[1]))
         else:
             self._lost = number, now
         labels = self._labels(rank=str(number), step=str(rank.row.step), phase=rank.row.phase, cause=death.cause)
-        title = f"{self.settings.job} lost rank {number}: {death.cause}"
+        title = message("{job} lost rank {rank}: {cause}", job=self.settings.job, rank=number, cause=death.cause)
         self.alerts.send(self._made(f"gone rank={number} pid={rank.header.pid}", "gone", severity, title, text, labels))
 
     def _end(self, running: Sequence[WatchedRank]) -> None:
@@ -365,6 +374,14 @@ class NodeWatcher:
         for rank in survivors:
             rank.process.send(signal.SIGKILL)
         self._clock.restart(time.monotonic_ns())
+
+
+def _rank_text(view: RankView) -> Message:
+    facts = [view.state] if view.state else []
+    facts += [] if view.stacks.source else [message("no stacks: {problem}", problem=view.stacks.problem)]
+    since = "rank {rank}: {seconds:.0f} s since step {step}, phase {phase}"
+    values = {"rank": view.rank, "seconds": view.seconds, "step": view.step, "phase": view.phase}
+    return joined(", ", [message(since, **values), *facts])
 
 
 def _write_all(folder: Path, texts: Mapping[str, str]) -> None:

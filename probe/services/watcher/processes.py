@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.language import joined, message
 from probe.core.process_identity import process_state
 
 _INFO = struct.Struct("<QQ11Ii")
@@ -20,9 +21,9 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 """``PIDFD_GET_INFO`` of Linux 6.13; the exit code since 6.15."""
 _EXIT = 1 << 3
 _STATES = {
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "D": "waits in the kernel (disk, network file system or driver)",
+    "T": message("stopped by a signal"),
+    "t": message("stopped by a debugger"),
+    "D": message("waits in the kernel (disk, network file system or driver)"),
 }
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMORY_SECONDS = 5.0
@@ -80,7 +81,7 @@ class RankProcess:
         status = self._status()
         killed = status is None or status & 0x7F == signal.SIGKILL
         if killed and (memory := self._memory.recent()):
-            return Death(f"{_cause(status)}; {memory}", True)
+            return Death(joined("; ", [_cause(status), memory]), True)
         return Death(_cause(status))
 
     def send(self, number: int) -> None:
@@ -113,12 +114,12 @@ class RankProcess:
 
 def _cause(status: int | None) -> str:
     if status is None:
-        return "gone, with an exit code that only its parent knows"
+        return message("gone, with an exit code that only its parent knows")
     if number := status & 0x7F:
         with suppress(ValueError):
-            return f"killed by {signal.Signals(number).name}"
-        return f"killed by signal {number}"
-    return f"exited with code {status >> 8 & 0xFF}"
+            return message("killed by {signal}", signal=signal.Signals(number).name)
+        return message("killed by signal {number}", number=number)
+    return message("exited with code {code}", code=status >> 8 & 0xFF)
 
 
 class MemoryEvents:
@@ -144,7 +145,8 @@ class MemoryEvents:
         if killed <= 0:
             return ""
         whole = self._path == Path("/proc/vmstat")
-        return f"out of memory: the kernel killed {killed} in {'this machine' if whole else 'its control group'}"
+        where = message("this machine" if whole else "its control group")
+        return message("out of memory: the kernel killed {killed} in {where}", killed=killed, where=where)
 
     def _now(self) -> int:
         return (_count(self._path) or 0) if self._path else 0

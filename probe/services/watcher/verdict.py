@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import probe
+from probe.core.language import Message, joined, message
 from probe.core.messages import plural
 from probe.services.watcher.stacks import RankStacks, StackFrame
 
@@ -86,21 +87,31 @@ def judge(views: Sequence[RankView]) -> StandstillVerdict:
     rest = [view for view in views if view not in odd]
     common = Counter(map(_function, rest)).most_common(1)
     first = next((view for view in rest if common and _function(view) == common[0][0]), None)
-    sentences = []
+    sentences: list[str] = []
     if first:
         number = common[0][1]
-        group = f"rank {first.rank}" if len(views) == 1 or number == 1 else f"{number} of {len(views)} ranks"
-        where = first.state or f"{'waits' if number == 1 else 'wait'} in {place(first)}"
-        sentences.append(f"{group} {where}{_when(first)}")
+        alone = len(views) == 1 or number == 1
+        group = message(
+            "rank {rank}" if alone else "{number} of {all} ranks", rank=first.rank, number=number, all=len(views)
+        )
+        where = first.state or message("waits in {place}" if number == 1 else "wait in {place}", place=place(first))
+        sentences.append(message("{group} {where}{when}", group=group, where=where, when=_when(first)))
     sentences += [_sentence(view, bool(first)) for view in odd[:4]]
     if len(odd) > 4:
-        sentences.append(f"{len(odd) - 4} more {plural(len(odd) - 4, 'rank')} as these")
-    return StandstillVerdict("; ".join(sentences), tuple(view.rank for view in odd))
+        more = plural(len(odd) - 4, "{number} more rank as these", "{number} more ranks as these")
+        sentences.append(message(more, number=len(odd) - 4))
+    return StandstillVerdict(joined("; ", sentences), tuple(view.rank for view in odd))
 
 
-def _sentence(view: RankView, contrast: bool) -> str:
-    state = f"is {view.state}, " if view.state.startswith("stopped") else f"{view.state}, " if view.state else "is "
-    return f"rank {view.rank} {'does not: it ' if contrast else ''}{state}in {place(view)}{_when(view)}"
+def _sentence(view: RankView, contrast: bool) -> Message:
+    state: str = message("is in {place}", place=place(view))
+    if view.state:
+        stopped = view.state.startswith("stopped")
+        state = message(
+            "is {state}, in {place}" if stopped else "{state}, in {place}", state=view.state, place=place(view)
+        )
+    whole = "rank {rank} does not: it {state}{when}" if contrast else "rank {rank} {state}{when}"
+    return message(whole, rank=view.rank, state=state, when=_when(view))
 
 
 def _odd_ones(views: Sequence[RankView]) -> list[RankView]:
@@ -128,11 +139,13 @@ def _collective(view: RankView) -> bool:
     )
 
 
-def _when(view: RankView) -> str:
+def _when(view: RankView) -> Message:
     """Return the step and phase of a rank, if they say anything."""
+    phase = message(" in the phase {phase}", phase=view.phase)
     if view.step < 0:
-        return " before the end of its first step" if view.phase == "start" else f" in the phase {view.phase}"
-    return f" after step {view.step}" + ("" if view.phase == "step" else f" in the phase {view.phase}")
+        return message(" before the end of its first step") if view.phase == "start" else phase
+    step = message(" after step {step}", step=view.step)
+    return step if view.phase == "step" else joined("", [step, phase])
 
 
 def _function(view: RankView) -> str:

@@ -25,8 +25,12 @@ def token_in(file: Path | None, option: str, variable: str | None = None) -> str
     token = (os.environ.get(variable or "", "").strip() or None) if file is None else secret_in(file, option)
     if token is not None and (len(token) < FEWEST or not token.isascii() or any(letter <= " " for letter in token)):
         raise ServerError(
-            f"token: expected at least {FEWEST} printable ASCII characters without spaces, got "
-            f"{len(token)} characters; make one with: openssl rand -hex 32"
+            message(
+                "token: expected at least {fewest} printable ASCII characters without spaces, got {token} "
+                "characters; make one with: openssl rand -hex 32",
+                fewest=FEWEST,
+                token=len(token),
+            )
         )
     register(token or "")
     return token

@@ -4,6 +4,7 @@ import { Source, address, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { button, element, factList } from "./dom.js";
 import { colour } from "./palette.js";
+import { own } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {{ signal: string, op: string, row: string, rank: number, step: number | null }} Far */
@@ -24,7 +25,7 @@ export class Details {
   constructor(number, choose) {
     this.choose = choose;
     this.number = number;
-    this.parts = [this.part("performance", (answer) => this.performance(answer)), this.part("farthest", (answer) => this.farthest(answer)), this.part("details", (answer) => this.manifest(answer))];
+    this.parts = [this.part("performance", (answer) => this.performance(own(answer))), this.part("farthest", (answer) => this.farthest(answer)), this.part("details", (answer) => this.manifest(answer))];
     this.element = element("section", { className: "card", id: "about" }, ...this.parts.map((part) => part.element));
   }
 

@@ -129,8 +129,8 @@ export class Jobs {
 
   /** @param {any} event */
   event(event) {
-    const values = Object.entries(event.values).map(([name, value]) => `${name}: ${value}`).join("\n");
+    const values = Object.entries(event.values).map(([name, value]) => `${t(name)}: ${value}`).join("\n");
     const moment = new Date(event.time * 1000);
-    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, event.kind, element("span", { className: "lines", textContent: values })];
+    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, t(event.kind), element("span", { className: "lines", textContent: values })];
   }
 }

@@ -9,7 +9,7 @@ import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
 import { aliveness } from "./summary.js";
-import { fact, headline } from "./verdict.js";
+import { fact, headline, own } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -99,8 +99,9 @@ export class Two {
     this.show();
   }
 
-  /** @param {any} answer */
-  judge(answer) {
+  /** @param {any} found */
+  judge(found) {
+    const answer = own(found);
     if (answer.state === "running") {
       this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
       this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
@@ -134,7 +135,7 @@ export class Two {
       parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
         STATIC ? null : button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
     }
-    const sentences = [verdict, ...(!first || verdict.includes(first.sentence) ? [] : [first.sentence]), ...about, ...problems];
+    const sentences = [verdict, ...about, ...problems];
     return [...parts, ...sentences.map((sentence) => element("p", { className: "quiet", textContent: sentence }))];
   }
 

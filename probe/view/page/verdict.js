@@ -4,8 +4,8 @@ import { spoken, t } from "./words.js";
 
 /** @typedef {{ signal: string, row: string, op: string, rank: number, step: number }} Place */
 
-/** A verdict with its texts in the language of the page, where it has them. */
-const own = (/** @type {any} */ verdict) => ({ ...verdict, ...(spoken() === "zh" ? verdict.zh : {}) });
+/** An answer with its texts in the language of the page, where it has them. */
+export const own = (/** @type {any} */ answer) => ({ ...answer, ...(spoken() === "zh" ? answer.zh : {}) });
 
 /**
  * State of a run in a word or two, with its colour.

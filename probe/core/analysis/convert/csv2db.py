@@ -24,7 +24,8 @@ from probe.core.analysis.convert.select import (
     output_folder,
 )
 from probe.core.analysis.engines.workers import WorkersDiedError, in_order
-from probe.core.messages import plural
+from probe.core.language import Message, message
+from probe.core.messages import counted, plural
 from probe.core.storage.chunks import Chunk, ParsedChunk, files_in, parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
@@ -97,13 +98,18 @@ class Imported:
     """Files that the database held already."""
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """One line for people."""
         if not self.files + self.known:
-            return f"nothing could be converted: {self.path} was not written"
-        held_text = f", {self.known} {plural(self.known, 'was', 'were')} there already" if self.known else ""
-        rows, files = plural(self.rows, "row"), plural(self.files, "file")
-        return f"{self.rows} {rows} of {self.files} {files} in {self.path}{held_text}"
+            return message("nothing could be converted: {path} was not written", path=self.path)
+        there = plural(self.known, ", {known} was there already", ", {known} were there already")
+        return message(
+            "{rows} of {files} in {path}{there}",
+            rows=counted(self.rows, "row"),
+            files=counted(self.files, "file"),
+            path=self.path,
+            there=message(there, known=self.known) if self.known else "",
+        )
 
 
 class _Work(NamedTuple):

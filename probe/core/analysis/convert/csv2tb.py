@@ -28,7 +28,8 @@ from probe.core.analysis.convert.select import (
 from probe.core.analysis.engines import PieceEngine, mapped
 from probe.core.analysis.engines.workers import WorkersDiedError, in_order
 from probe.core.analysis.pieces import Piece, by_ranks
-from probe.core.messages import plural
+from probe.core.language import Message, message
+from probe.core.messages import counted
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.event_file import curves_folder, is_event_file
 from probe.core.storage.location import Location
@@ -62,9 +63,10 @@ class Converted:
             self.problems.add(*trouble)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """One line for people."""
-        return f"{self.rows} {plural(self.rows, 'row')} of {self.files} {plural(self.files, 'file')} in {self.path}"
+        rows, files = counted(self.rows, "row"), counted(self.files, "file")
+        return message("{rows} of {files} in {path}{there}", rows=rows, files=files, path=self.path, there="")
 
 
 def csv2tensorboard_by_step(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from probe.core.analysis.pieces import Piece, opened
+from probe.core.language import message
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 
@@ -81,7 +82,7 @@ def _engine_of(
     spec: str | None, processes: int | None, progress: PieceObserver | None, environ: Mapping[str, str]
 ) -> Iterator[PieceEngine]:
     if processes is not None and processes < 1:
-        raise ValueError(f"-j: expected 1 or more; got {processes}")
+        raise ValueError(message("-j: expected 1 or more; got {processes}", processes=processes))
     name = spec or ("ray" if environ.get(ADDRESS) else "local")
     if name == "local":
         from probe.core.analysis.engines.workers import LocalEngine
@@ -90,7 +91,9 @@ def _engine_of(
             yield _observed(local, progress)
         return
     if name != "ray" and ":" not in name:
-        raise ValueError(f"--engine: expected local, ray or an address such as ray://host:10001; got {name!r}")
+        raise ValueError(
+            message("--engine: expected local, ray or an address such as ray://host:10001; got {name!r}", name=name)
+        )
     from probe.core.analysis.engines.ray import ray_engine
 
     with ray_engine(environ.get(ADDRESS) if name == "ray" else name, processes) as engine:

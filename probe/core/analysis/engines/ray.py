@@ -21,6 +21,7 @@ from probe import __version__
 from probe.core.analysis.engines.workers import WorkersDiedError
 from probe.core.analysis.pieces import Piece, halved, is_of_memory, with_threads
 from probe.core.errors import missing
+from probe.core.language import message
 
 logger = logging.getLogger("probe.engine")
 
@@ -87,7 +88,9 @@ def _connect(ray: Any, address: str | None, most: int | None) -> None:
                 ray.init(address="local", num_cpus=most, include_dashboard=False, **quiet)
         except (RuntimeError, ConnectionError, TimeoutError, ValueError, AssertionError) as error:
             where = address or "this machine"
-            raise ValueError(f"--engine ray: the cluster of {where} cannot be used: {error}") from error
+            raise ValueError(
+                message("--engine ray: the cluster of {where} cannot be used: {error}", where=where, error=error)
+            ) from error
 
 
 @contextmanager
@@ -227,7 +230,13 @@ class _Call(Generic[R]):
         except kinds.OutOfMemoryError:
             yield from self._after_memory(attempt, twins)
         except kinds.RayTaskError as error:
-            raise ValueError(f"--engine ray: a worker cannot run probe {__version__}: {_last_line(error)}") from error
+            raise ValueError(
+                message(
+                    "--engine ray: a worker cannot run probe {__version__}: {error}",
+                    __version__=__version__,
+                    error=_last_line(error),
+                )
+            ) from error
         except kinds.WorkerCrashedError:
             yield from self._after_death(attempt, twins)
         except kinds.RayError as error:
@@ -246,7 +255,13 @@ class _Call(Generic[R]):
     def _unpacked(self, outcome: _Outcome) -> R | Exception:
         if outcome.version != __version__:
             has, expected = outcome.version, __version__
-            raise ValueError(f"--engine ray: a worker has probe {has}; expected {expected}, as here: install it there")
+            raise ValueError(
+                message(
+                    "--engine ray: a worker has probe {has}; expected {expected}, as here: install it there",
+                    has=has,
+                    expected=expected,
+                )
+            )
         result: R | Exception = self._ray.cloudpickle.loads(outcome.result)
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from probe.core.analysis.performance.slow_ranks import RankPace
 from probe.core.analysis.performance.step_table import NoNumbersError
 from probe.core.analysis.performance.summary import performance_tables, summary_lines
 from probe.core.analysis.performance.throughput import FORMULA
+from probe.core.language import in_language
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.location import Place
@@ -97,8 +98,19 @@ def performance_picture(rows: Rows, run: RecordedRun, root: Place) -> Performanc
         result = performance(rows, run, root)
     except NoNumbersError:
         return PerformancePicture(None)
-    data = {"lines": list(summary_lines(result)), "tables": list(performance_tables(result)), **_curve(result)}
+    data = {**_texts(result, "en"), "zh": _texts(result, "zh_CN"), **_curve(result)}
     return PerformancePicture(data, result.paces)
+
+
+def _texts(result: Performance, language: str) -> dict[str, object]:
+    def texts(parts: Iterable[str]) -> list[str]:
+        return [in_language(part, language) for part in parts]
+
+    tables = [
+        {"title": in_language(title, language), "header": texts(header), "rows": [*map(texts, rows)]}
+        for title, header, rows in performance_tables(result)
+    ]
+    return {"lines": texts(summary_lines(result)), "tables": tables}
 
 
 def _curve(result: Performance) -> dict[str, object]:

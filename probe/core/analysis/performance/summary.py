@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.performance.analyse import Performance
 from probe.core.analysis.performance.throughput import Drop
+from probe.core.language import Message, joined, message
 from probe.core.messages import plural
 
 MOST_ROWS = 12
@@ -23,80 +24,103 @@ class PerformanceTable(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def summary_lines(performance: Performance) -> Iterator[str]:
+def summary_lines(performance: Performance) -> Iterator[Message]:
     """Sentences about a performance."""
     span, efficiency = performance.span, performance.efficiency
     ranks = len(performance.run.ranks)
-    yield (
-        f"{performance.run.name}: {ranks} {plural(ranks, 'rank')}, steps {span.first} to {span.last}, "
-        f"{duration(span.seconds)} of training"
+    head = plural(
+        ranks,
+        "{run}: {ranks} rank, steps {first} to {last}, {duration} of training",
+        "{run}: {ranks} ranks, steps {first} to {last}, {duration} of training",
     )
-    skipped = f"; {span.skipped} skipped" if span.skipped else ""
-    yield (
-        f"A step takes {number(span.median, ' s')} in the median, {number(span.p95, ' s')} at the 95th percentile, "
-        f"{number(span.longest, ' s')} at most (step {span.longest_step}){skipped}"
+    steps = {"first": span.first, "last": span.last, "duration": duration(span.seconds)}
+    yield message(head, run=performance.run.name, ranks=ranks, **steps)
+    yield message(
+        "A step takes {median} in the median, {p95} at the 95th percentile, {longest} at most (step {step}){skipped}",
+        median=number(span.median, " s"),
+        p95=number(span.p95, " s"),
+        longest=number(span.longest, " s"),
+        step=span.longest_step,
+        skipped=message("; {number} skipped", number=span.skipped) if span.skipped else "",
     )
     yield from _throughput(performance)
     for slow in performance.slow[:MOST_ROWS]:
-        yield (
-            f"Slow rank: rank {slow.rank} takes {number(slow.seconds, ' s')} ({slow.number}), the other ranks "
-            f"{number(slow.expected, ' s')}, steps {slow.first_step} to {slow.last_step}"
+        yield message(
+            "Slow rank: rank {rank} takes {seconds} ({number}), the other ranks {expected}, steps {first} to {last}",
+            rank=slow.rank,
+            seconds=number(slow.seconds, " s"),
+            number=slow.number,
+            expected=number(slow.expected, " s"),
+            first=slow.first_step,
+            last=slow.last_step,
         )
+    used, stable = efficiency.gpu_utilization, efficiency.throughput_percent
     if efficiency.rating:
-        yield (
-            f"Efficiency: {efficiency.score:.0f} of 100, {efficiency.rating} (GPU utilization "
-            f"{efficiency.gpu_utilization:.0f} %, throughput {efficiency.throughput_percent:.0f} % of the best stretch)"
+        yield message(
+            "Efficiency: {score:.0f} of 100, {rating} (GPU utilization {used:.0f} %, "
+            "throughput {stable:.0f} % of the best stretch)",
+            score=efficiency.score,
+            rating=message(efficiency.rating),
+            used=used,
+            stable=stable,
         )
-    else:
-        missing = [
-            name
-            for name, value in (
-                ("GPU utilization", efficiency.gpu_utilization),
-                ("a stable stretch of throughput", efficiency.throughput_percent),
-            )
-            if not isfinite(value)
-        ]
-        yield f"Efficiency: no score, {' and '.join(missing)} {plural(len(missing), 'is', 'are')} unknown"
+    elif isfinite(stable):
+        yield message("Efficiency: no score, GPU utilization is unknown")
     yield from _cost(performance)
 
 
-def _throughput(performance: Performance) -> Iterator[str]:
+def _throughput(performance: Performance) -> Iterator[Message]:
     unit, levels = performance.rates[0].unit, performance.levels
     if levels.healthy is None:
-        yield "Throughput: no stretch is stable, so that drops cannot be found"
+        yield message("Throughput: no stretch is stable, so that drops cannot be found")
         return
     healthy = levels.healthy
-    yield (
-        f"First healthy stretch: steps {healthy.first_step} to {healthy.last_step} with "
-        f"{number(healthy.speed)} {unit} a second and rank"
+    yield message(
+        "First healthy stretch: steps {first} to {last} with {speed} {unit} a second and rank",
+        first=healthy.first_step,
+        last=healthy.last_step,
+        speed=number(healthy.speed),
+        unit=unit,
     )
     if levels.slow_start:
-        yield _drop("Slow start", levels.slow_start, unit)
+        yield _drop(message("Slow start"), levels.slow_start, unit)
     for drop in performance.drops[:MOST_ROWS]:
-        yield _drop("Drop", drop, unit)
+        yield _drop(message("Drop"), drop, unit)
     if len(performance.drops) > MOST_ROWS:
-        yield f"{len(performance.drops) - MOST_ROWS} more drops"
+        yield message("{number} more drops", number=len(performance.drops) - MOST_ROWS)
     if not performance.drops:
-        yield "No drop of throughput"
+        yield message("No drop of throughput")
 
 
-def _drop(kind: str, drop: Drop, unit: str) -> str:
-    end = ", and it lasts" if drop.lasting else ""
-    return (
-        f"{kind}: steps {drop.first_step} to {drop.last_step}, {drop.factor:.2f} times as slow "
-        f"({number(drop.speed)} instead of {number(drop.expected)} {unit} a second and rank){end}"
+def _drop(kind: str, drop: Drop, unit: str) -> Message:
+    return message(
+        "{kind}: steps {first} to {last}, {factor:.2f} times as slow "
+        "({speed} instead of {expected} {unit} a second and rank){end}",
+        kind=kind,
+        first=drop.first_step,
+        last=drop.last_step,
+        factor=drop.factor,
+        speed=number(drop.speed),
+        expected=number(drop.expected),
+        unit=unit,
+        end=message(", and it lasts") if drop.lasting else "",
     )
 
 
-def _cost(performance: Performance) -> Iterator[str]:
+def _cost(performance: Performance) -> Iterator[Message]:
     costs = [cost for cost in performance.costs if isfinite(cost.overhead)]
     faults = sum(cost.faults for cost in performance.costs)
     if costs:
         worst = max(costs, key=lambda cost: cost.overhead)
-        yield (
-            f"The monitor itself: at most {100 * worst.overhead:.2g} % of training's time (rank {worst.rank}), "
-            f"{number(1000 * worst.step_seconds, ' ms')} in a collected step; {faults} {plural(faults, 'fault')}"
+        text = plural(
+            faults,
+            "The monitor itself: at most {share:.2g} % of training's time (rank {rank}), "
+            "{seconds} in a collected step; {faults} fault",
+            "The monitor itself: at most {share:.2g} % of training's time (rank {rank}), "
+            "{seconds} in a collected step; {faults} faults",
         )
+        seconds = number(1000 * worst.step_seconds, " ms")
+        yield message(text, share=100 * worst.overhead, rank=worst.rank, seconds=seconds, faults=faults)
 
 
 def performance_tables(performance: Performance) -> Iterator[PerformanceTable]:
@@ -106,16 +130,16 @@ def performance_tables(performance: Performance) -> Iterator[PerformanceTable]:
 
 def _all_tables(performance: Performance) -> Iterator[PerformanceTable]:
     yield _table(
-        "Throughput, a second and rank",
+        message("Throughput, a second and rank"),
         ("unit", "ranks", "average", "best stretch", "now"),
         [(r.unit, r.ranks, number(r.average), number(r.best), number(r.now)) for r in performance.rates],
     )
     yield _table(
-        "Time by phase",
+        message("Time by phase"),
         ("phase", "seconds a rank", "share", "steps", "s a step"),
         [
             (
-                phase.name or "(the rest)",
+                phase.name or message("(the rest)"),
                 number(phase.seconds),
                 part(phase.share),
                 phase.steps,
@@ -126,7 +150,16 @@ def _all_tables(performance: Performance) -> Iterator[PerformanceTable]:
     )
     calls = performance.communication
     yield _table(
-        "Communication by call site" + (f" ({calls.steps} sampled {plural(calls.steps, 'step')})" if calls else ""),
+        message(
+            plural(
+                calls.steps,
+                "Communication by call site ({steps} sampled step)",
+                "Communication by call site ({steps} sampled steps)",
+            ),
+            steps=calls.steps,
+        )
+        if calls
+        else "",
         ("operation", "site", "calls", "bytes", "seconds", "share", "bytes a second"),
         [
             (c.operation, c.site, number(c.calls), size(c.bytes), number(c.seconds), part(c.share), size(rate))
@@ -141,12 +174,12 @@ def _all_tables(performance: Performance) -> Iterator[PerformanceTable]:
 def _rank_tables(performance: Performance) -> Iterator[PerformanceTable]:
     slowest = sorted((pace for pace in performance.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
     yield _table(
-        "Seconds of steps by rank, the slowest first",
+        message("Seconds of steps by rank, the slowest first"),
         ("rank", "steps", "median", "95th percentile"),
         [(pace.rank, pace.steps, number(pace.median), number(pace.p95)) for pace in slowest if len(slowest) > 1],
     )
     yield _table(
-        "Learning rate and loss",
+        message("Learning rate and loss"),
         ("steps", "learning rate", "loss", "slope per 1,000 steps", "steps not finite"),
         [
             (
@@ -165,12 +198,12 @@ def _rank_tables(performance: Performance) -> Iterator[PerformanceTable]:
 def _device_tables(performance: Performance) -> Iterator[PerformanceTable]:
     devices = performance.devices
     yield _table(
-        "Memory and utilization, as logged",
+        message("Memory and utilization, as logged"),
         ("number", "mean", "highest", "on rank"),
         [(device.name, number(device.mean), number(device.highest), device.rank) for device in devices.logged],
     )
     yield _table(
-        "Devices, as read by a performance monitor",
+        message("Devices, as read by a performance monitor"),
         ("file", "device", "name", "utilization", "memory", "highest memory", "highest temperature"),
         [
             (
@@ -186,7 +219,7 @@ def _device_tables(performance: Performance) -> Iterator[PerformanceTable]:
         ],
     )
     yield _table(
-        "Machines, as read by a performance monitor",
+        message("Machines, as read by a performance monitor"),
         ("file", "readings", "CPU", "memory", "highest memory"),
         [
             (
@@ -205,24 +238,31 @@ def _device_tables(performance: Performance) -> Iterator[PerformanceTable]:
 def _table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[object]], most: int = MOST_ROWS
 ) -> PerformanceTable:
-    more = f" (the first {most} of {len(rows)})" if len(rows) > most else ""
-    return PerformanceTable(title + more, tuple(header), [tuple(map(str, row)) for row in rows[:most]])
+    """Return a table without the columns of which nothing is known."""
+    cells = [["–" if cell == UNKNOWN else str(cell) for cell in row] for row in rows]
+    known = [n for n in range(len(header)) if any(row[n] != "–" for row in cells)]
+    more = message(" (the first {most} of {number})", most=most, number=len(rows)) if len(rows) > most else ""
+    names = tuple(message(header[n]) for n in known)
+    return PerformanceTable(joined("", [title, more]), names, [tuple(row[n] for n in known) for row in cells[:most]])
+
+
+UNKNOWN = message("unknown")
 
 
 def number(value: float, unit: str = "") -> str:
     """Return ``value`` with four digits and its unit; ``unknown`` for NaN."""
-    return f"{value:.4g}{unit}" if isfinite(value) else "unknown"
+    return f"{value:.4g}{unit}" if isfinite(value) else UNKNOWN
 
 
 def part(share: float) -> str:
     """Return a share in percent; ``unknown`` for NaN."""
-    return f"{100 * share:.1f} %" if isfinite(share) else "unknown"
+    return f"{100 * share:.1f} %" if isfinite(share) else UNKNOWN
 
 
 def size(value: float) -> str:
     """Return a number of bytes; ``unknown`` for NaN."""
     if not isfinite(value):
-        return "unknown"
+        return UNKNOWN
     power = 0
     while value >= 1024 and power < len(BINARY) - 1:
         value, power = value / 1024, power + 1
@@ -232,14 +272,14 @@ def size(value: float) -> str:
 def duration(seconds: float) -> str:
     """Return seconds as hours and minutes where there are any."""
     minutes, hours = int(seconds // 60 % 60), int(seconds // 3600)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {seconds % 60:.0f} s"
-        if minutes
-        else f"{seconds:.3g} s"
-    )
+    if hours:
+        return message("{hours} h {minutes} min", hours=hours, minutes=minutes)
+    if minutes:
+        return message("{minutes} min {seconds:.0f} s", minutes=minutes, seconds=seconds % 60)
+    return f"{seconds:.3g} s"
 
 
 def _span(first: float, last: float) -> str:
-    return number(first) if first == last or not isfinite(last) else f"{number(first)} to {number(last)}"
+    if first == last or not isfinite(last):
+        return number(first)
+    return message("{first} to {last}", first=number(first), last=number(last))

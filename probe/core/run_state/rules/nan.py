@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Section, Text
+from probe.core.language import message
 from probe.core.naming import CLOCKS, GRAD_NORM, LOSS, PHASE, RANK, SENTINEL
 from probe.core.records import Severity
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, natural, sequence
@@ -69,14 +70,22 @@ class RunNan(RunRule):
         self._finite[name] = min(self._finite.get(name, 0) + 1, self._args.calm)
         if name in self._open and self._finite[name] == self._args.calm:
             del self._open[name]
-            yield self._finding(name, value, step, f"{name} is finite again: {value:.6g} at step {step}", True)
+            yield self._finding(
+                name,
+                value,
+                step,
+                message("{name} is finite again: {value:.6g} at step {step}", name=name, value=value, step=step),
+                True,
+            )
 
     def _broken(self, name: str, value: float, step: int) -> Iterator[RunFinding]:
         if name in self._finite:
             self._finite[name] = 0
         if name not in self._open:
             self._open[name] = None
-            yield self._finding(name, value, step, f"{name} is {value} at step {step}")
+            yield self._finding(
+                name, value, step, message("{name} is {value} at step {step}", name=name, value=value, step=step)
+            )
 
     def _finding(self, name: str, value: float, step: int, message: str, resolved: bool = False) -> RunFinding:
         severity: Severity = "critical" if name in self._args.names else "warning"

@@ -11,6 +11,7 @@ from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Section
+from probe.core.language import message
 from probe.core.records import Severity
 from probe.core.rules.about import not_more_than_window
 from probe.core.run_state.rules.rule_memory import UNREADABLE, natural, sequence
@@ -71,7 +72,12 @@ class RunOverflow(RunRule):
             self._continue_warm_up()
             return
         count, steps = sum(self._skipped), len(self._skipped)
-        text = f"{count} of the last {steps} updates were skipped by the gradient scaler, at step {step.step}"
+        text = message(
+            "{count} of the last {steps} updates were skipped by the gradient scaler, at step {step}",
+            count=count,
+            steps=steps,
+            step=step.step,
+        )
         if not self._open and count >= self._args.skipped:
             self._open = True
             severity: Severity = "critical" if count == steps else "warning"

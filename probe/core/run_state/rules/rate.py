@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section, Text
+from probe.core.language import message
 from probe.core.naming import LEARNING_RATE
 from probe.core.run_state.rules.rule_memory import UNREADABLE, natural, number
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
@@ -72,15 +73,22 @@ class RunRate(RunRule):
                 yield from self._judge(name, track, float(rate), step.step)
 
     def _judge(self, name: str, track: Track, rate: float, step: int) -> Iterator[RunFinding]:
-        expected, text = 0.0, f"{name} is {rate:.6g} at step {step}, below 0"
+        expected, text = 0.0, message("{name} is {rate:.6g} at step {step}, below 0", name=name, rate=rate, step=step)
         beyond = rate < 0
         if rate > self._args.factor * track.highest and self._is_ready(track):
             expected, beyond = track.highest, True
-            text = f"{name} leapt to {rate:.6g} at step {step}; the highest of {track.seen} before: {expected:.6g}"
+            text = message(
+                "{name} leapt to {rate:.6g} at step {step}; the highest of {seen} before: {expected:.6g}",
+                name=name,
+                rate=rate,
+                step=step,
+                seen=track.seen,
+                expected=expected,
+            )
         if beyond and not track.beyond:
             yield RunFinding("RunRate", name, step, rate, expected, text, "warning")
         elif track.beyond and not beyond and rate != track.latest:
-            text = f"{name} is {rate:.6g} at step {step} again"
+            text = message("{name} is {rate:.6g} at step {step} again", name=name, rate=rate, step=step)
             yield RunFinding("RunRate", name, step, rate, float("nan"), text, "warning", True)
         self._remember(track, rate, beyond)
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section, Threshold
+from probe.core.language import message
 from probe.core.naming import PHASE, STEP_SECONDS, THROUGHPUT
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, number, numbers
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
@@ -121,10 +122,14 @@ class RunSlow(RunRule):
 
     def _finding(self, step: int, current: float, best: float, resolved: bool = False) -> RunFinding:
         value, expected = (current, best) if self._name == THROUGHPUT else (1 / current, 1 / best)
-        verb = "is back at" if resolved else "is"
-        text = (
-            f"{self._name} {verb} {value:.4g} in the median of the latest stretch, at step {step}; "
-            f"best stretch {expected:.4g}"
+        text = message(
+            "{name} is back at {value:.4g} in the median of the latest stretch, at step {step}; best stretch {best:.4g}"
+            if resolved
+            else "{name} is {value:.4g} in the median of the latest stretch, at step {step}; best stretch {best:.4g}",
+            name=self._name,
+            value=value,
+            step=step,
+            best=expected,
         )
         return RunFinding("RunSlow", self._name, step, value, expected, text, "warning", resolved)
 

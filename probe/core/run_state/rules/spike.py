@@ -15,6 +15,7 @@ from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section, Text, Threshold
+from probe.core.language import message
 from probe.core.naming import GRAD_NORM, LOSS
 from probe.core.robust import MAD_TO_SIGMA
 from probe.core.rules.about import not_more_than_window
@@ -228,9 +229,22 @@ class RunSpike(RunRule):
     def _finding(self, name: str, step: int, x: float, against: float, resolved: bool = False) -> RunFinding:
         value, expected = (exp(x), exp(against)) if self._logarithmic[name] else (x, against)
         text = (
-            f"{name} is back at {value:.6g} at step {step}, below the limit {expected:.6g} of its spike"
+            message(
+                "{name} is back at {value:.6g} at step {step}, below the limit {expected:.6g} of its spike",
+                name=name,
+                value=value,
+                step=step,
+                expected=expected,
+            )
             if resolved
-            else f"{name} leapt to {value:.6g} at step {step}; median of the {self._args.recent} before: {expected:.6g}"
+            else message(
+                "{name} leapt to {value:.6g} at step {step}; median of the {recent} before: {expected:.6g}",
+                name=name,
+                value=value,
+                step=step,
+                recent=self._args.recent,
+                expected=expected,
+            )
         )
         return RunFinding("RunSpike", name, step, value, expected, text, "warning", resolved)
 

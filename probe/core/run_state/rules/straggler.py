@@ -13,6 +13,7 @@ from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section, Text, Threshold
+from probe.core.language import message
 from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.rules.about import not_more_than_window
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, numbers, sequence
@@ -159,9 +160,18 @@ class RunStraggler(RunRule):
     def _finding(
         self, number: str, rank: int, step: int, seconds: float, expected: float, resolved: bool = False
     ) -> RunFinding:
-        text = (
-            f"rank {rank} {'is back at' if resolved else 'takes'} {seconds:.4g} s ({number}, median of the last "
-            f"{self._args.window} steps) at step {step}; the other ranks take {expected:.4g} s"
+        text = message(
+            "rank {rank} is back at {seconds:.4g} s ({number}, median of the last {window} steps) at step {step}; "
+            "the other ranks take {expected:.4g} s"
+            if resolved
+            else "rank {rank} takes {seconds:.4g} s ({number}, median of the last {window} steps) at step {step}; "
+            "the other ranks take {expected:.4g} s",
+            rank=rank,
+            seconds=seconds,
+            number=number,
+            window=self._args.window,
+            step=step,
+            expected=expected,
         )
         name = f"{RANK}{rank}/{number}"
         return RunFinding("RunStraggler", name, step, seconds, expected, text, "warning", resolved)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from math import inf, isfinite
 from typing import Any, Protocol
 
+from probe.core.language import message
 from probe.core.naming import RUN, VALUE
 from probe.core.rules.threshold import OF_RUN, AnomalyThreshold, ThresholdArgs
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, natural
@@ -85,16 +86,20 @@ class RunThreshold(RunRule):
 
     def _beyond(self, name: str, value: float, step: int) -> Iterator[RunFinding]:
         if name not in self._open:
-            side, limit = ("above", self._above) if value > self._above else ("below", self._below)
-            text = f"{name} is {value:.6g} at step {step}, {side} the limit {limit:.6g}"
-            yield RunFinding(NAME, name, step, value, limit, text, "warning")
+            above = value > self._above
+            side = message("above" if above else "below")
+            values = {"name": name, "value": value, "step": step, "limit": self._above if above else self._below}
+            text = message("{name} is {value:.6g} at step {step}, {side} the limit {limit:.6g}", side=side, **values)
+            yield RunFinding(NAME, name, step, value, self._above if above else self._below, text, "warning")
         self._open[name] = 0
 
     def _within(self, name: str, value: float, step: int) -> Iterator[RunFinding]:
         self._open[name] += 1
         if self._open[name] >= CALM:
             del self._open[name]
-            text = f"{name} is {value:.6g} at step {step}, within its limits again"
+            text = message(
+                "{name} is {value:.6g} at step {step}, within its limits again", name=name, value=value, step=step
+            )
             yield RunFinding(NAME, name, step, value, float("nan"), text, "warning", True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe.core.messages import plural
+from probe.core.language import Message, message
+from probe.core.messages import counted
 from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.check_lines import CHECKS
 from probe.core.storage.directories import last_run, place
@@ -65,12 +66,17 @@ class PackedReport:
         return {**vars(self), **problems}
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """One line for people."""
-        files, blocks = plural(self.files, "file"), plural(self.blocks, "file")
-        return (
-            f"{self.rows:,} rows of {self.ranks} {plural(self.ranks, 'rank')}: {self.files:,} {files} with "
-            f"{self.before / 1e6:,.1f} MB are {self.blocks:,} {blocks} with {self.bytes / 1e6:,.1f} MB in {self.out}"
+        return message(
+            "{rows} of {ranks}: {files} with {before:,.1f} MB are {blocks} with {after:,.1f} MB in {out}",
+            rows=counted(self.rows, "row"),
+            ranks=counted(self.ranks, "rank"),
+            files=counted(self.files, "file"),
+            before=self.before / 1e6,
+            blocks=counted(self.blocks, "file"),
+            after=self.bytes / 1e6,
+            out=self.out,
         )
 
 
@@ -147,18 +153,30 @@ def pack_followed(
 def _check(root: Path, out: Path) -> None:
     """Raise ValueError if ``root`` cannot be packed into ``out``."""
     if root.is_dir() and is_packed(root):
-        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run already")
+        raise ValueError(
+            message(
+                "{root}: expected the directory in which ranks have written; this is a packed run already", root=root
+            )
+        )
     source, target = root.resolve(), out.resolve()
     if target == source or source in target.parents or target in source.parents:
-        raise ValueError(f"{out}: expected a folder that is neither in {root} nor around it: a source is never changed")
+        raise ValueError(
+            message(
+                "{out}: expected a folder that is neither in {root} nor around it: a source is never changed",
+                out=out,
+                root=root,
+            )
+        )
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: expected a folder, or none; this is a file")
+        raise ValueError(message("{out}: expected a folder, or none; this is a file", out=out))
     if not out.is_dir() or (out / SEALS).is_dir():
         return
     if is_packed(out):
-        raise ValueError(f"{out}: expected a new folder; there is a packed run already: remove it to pack again")
+        raise ValueError(
+            message("{out}: expected a new folder; there is a packed run already: remove it to pack again", out=out)
+        )
     if any(out.iterdir()):
-        raise ValueError(f"{out}: expected a new or an empty folder; there are other files in it")
+        raise ValueError(message("{out}: expected a new or an empty folder; there are other files in it", out=out))
 
 
 def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, observe: Observer) -> PackedReport:
@@ -237,7 +255,9 @@ def damaged(out: Path) -> list[Path]:
         ValueError: if there is no packed run, or its index cannot be read.
     """
     if not is_packed(place(out)):
-        raise ValueError(f"{out}: expected a packed run, with {INDEX} in it; there is none")
+        raise ValueError(
+            message("{out}: expected a packed run, with {index} in it; there is none", out=out, index=INDEX)
+        )
     return [on_disk(path) for path in packed_index(place(out)).damaged()]
 
 
