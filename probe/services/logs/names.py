@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+LONGEST = 128
+"""Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
     "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss total, loss train total",
     "learning_rate": "learning rate, optim0 lr0",
@@ -97,6 +99,8 @@ def ours(name: str) -> str:
     """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
     words = HUMP.sub("_", name).lower().replace(".", "/").split(" ")
     held_out = ""
+    if len(name) > LONGEST:
+        return ""
     for start, word in enumerate(words):
         if start and (words[start - 1] in OTHERWISE or word in ALONE):
             return ""

@@ -172,11 +172,11 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
-        "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
-        "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
-        "rendezvousclosed, by watchdog at work, err02, [error] , connect to, "
-        "sending heartbeats, " + ASCEND,
+        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
+        "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
+        "no route to host, rendezvousclosed, by watchdog at work, err02, [error] , connect to, sending heartbeats, "
+        + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -235,8 +235,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, launch failure, misaligned address, "
-        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
+        "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
+        "fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, "
+        "call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -266,8 +268,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "disk_error high storage",
-        "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
-        "xfs_force_shutdown, nvme, nfs: server, lustreerror",
+        "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, "
+        "read-only file system, stale file handle, stale nfs, -fs error, xfs_force_shutdown, nvme, nfs: server, "
+        "lustreerror",
         rb"\bpytorchstreamwriter failed writing",
         rb"\binline_container\.cc:\d{1,5}\] \. unexpected pos",
         rb"\bi/o error, dev \w",
@@ -299,7 +302,8 @@ SIGNS: tuple[Sign, ...] = (
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
+        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, "
+        "crashloopbackoff, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
