@@ -256,8 +256,10 @@ def _piped(low: bytes) -> Metrics:
             name, _, text = part.strip().rpartition(b" ")
             known, divisor, whole = _FIELDS.get(name) or _field(name)
         if known:
+            number, _, unit = text.strip().partition(b" ")
             try:
-                value = float(text)
+                value = float(number)
+                divisor = _divisor(known, unit.decode("ascii", "replace")) if unit else divisor
                 metrics[known] = int(value) if whole else value if divisor == 1 else value / divisor
             except (ValueError, OverflowError):
                 _counted(part, metrics)
