@@ -73,6 +73,8 @@ COUNTERS = frozenset({"step", "epoch", "batch"})
 ALONE = frozenset({"scale", "norm"})
 """Names that other words before them make another quantity: ``logit scale``."""
 OF_TRAINING = frozenset({"train", "training"})
+WHOLE = OF_TRAINING | {"total"}
+"""Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
     "batch",
@@ -106,6 +108,8 @@ def ours(name: str) -> str:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
+            if start and known == "time" and words[start - 1] in WHOLE:
+                return ""
             return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word, held_out)
     last = words[-1]
