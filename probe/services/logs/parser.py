@@ -113,7 +113,8 @@ class TrainingLogParser:
         metrics = inner["metrics"] if inner else metrics_of(line, low)
         if data:
             _add_metrics(data, metrics)
-        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language)
+        error = searched and _level(line, low, data, metrics, []) == "ERROR"
+        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language, error)
         time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {
