@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from probe.core.errors import advice_of
+
 
 class StoreError(Exception):
     """Error of a database that cannot be used."""
@@ -57,9 +59,9 @@ def open_database(
                 prepare(connection)
             opened.pop_all()
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{where}: expected a database that can be written: {error}") from None
+        raise StoreError(f"{where}: expected a database that can be written: {error}; name another file") from None
     except OSError as error:
-        raise StoreError(f"{where}: expected a file that can be written: {error.strerror}") from None
+        raise StoreError(f"{where}: expected a file that can be written: {advice_of(error)}") from None
     return connection, lock
 
 

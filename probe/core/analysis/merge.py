@@ -17,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.diagnosis.evaluate import nothing_judged
+from probe.core.errors import advice_of
 from probe.core.histogram import HISTOGRAM, parsed, text_of
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES, RELATIVE_UPDATE, RUN
@@ -133,7 +135,8 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
+            text = "{out}: expected a folder that can be written to; {reason}"
+            raise ValueError(message(text, out=out, reason=advice_of(error))) from None
         for signal in sorted(rows.files.keys() - {RUN}):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from operator import index
 from typing import Any, TypeVar
 
@@ -30,6 +30,15 @@ def documented(set_monitor: Function) -> Function:
         shown.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
     set_monitor.__signature__ = Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
     return set_monitor
+
+
+def check_made(kind: type, *args: Any, **kwargs: Any) -> None:
+    """Raise TypeError unless a monitor of this class takes these arguments."""
+    try:
+        signature(kind.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    except TypeError as error:
+        call = f"call {kind.__name__}(config_file_path, process_group=None, params_have_main_grad=True)"
+        raise TypeError(f"{kind.__name__}: {error}; {call}") from None
 
 
 def read(*args: Any, **kwargs: Any) -> Arguments:

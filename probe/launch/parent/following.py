@@ -26,7 +26,7 @@ def follow(command: Sequence[str], environ: dict[str, str]) -> None:
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status)
-        vigil.report()
+        vigil.report(not status)
         board.remove()
     finally:
         end_as(status)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from probe.core.language import joined, message
 from probe.core.messages import complain, has_blocks
-from probe.core.sentinel.board import SUMMARIES, Board
+from probe.core.sentinel.board import REASON, SUMMARIES, Board
 
 if TYPE_CHECKING:
     from probe.core.sentinel.node_comparison import NodeComparison
@@ -25,6 +25,10 @@ LINES, OF = "-*.lines", "-of"
 """Names of the files of lines, and what comes in them before the number of the ranks: NumPy is not imported here."""
 COLOURS = {"info": 32, "warning": 31}
 """ANSI numbers of green and red, by the level of a report."""
+NOTHING = message(
+    "nothing was watched on this machine: no process of the program made an optimizer of torch or MindSpore; give the "
+    "script that trains"
+)
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -62,18 +66,22 @@ class Vigil:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
-    def report(self) -> None:
-        """Write the closing lines to standard error."""
+    def report(self, in_order: bool = True) -> None:
+        """Write the closing lines to standard error.
+
+        Args:
+            in_order: true if the program has ended with exit code 0: then it is told if nothing was watched.
+        """
         self.look(last=True)
         try:
-            for text, level in self._lines():
+            for text, level in self._lines(in_order):
                 complain(text, level, COLOURS.get(level, 0))
         except Exception as error:  # noqa: BLE001 - the exit code is the program's
             complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
 
-    def _lines(self) -> list[tuple[str, str]]:
+    def _lines(self, in_order: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            return []  # nothing was watched
+            return [(NOTHING, "info")] if in_order and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]

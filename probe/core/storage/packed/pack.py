@@ -152,7 +152,7 @@ def _check(root: Path, out: Path) -> None:
     if target == source or source in target.parents or target in source.parents:
         raise ValueError(f"{out}: expected a folder that is neither in {root} nor around it: a source is never changed")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: expected a folder, or none; this is a file")
+        raise ValueError(f"{out}: expected a new folder, or one to go on with; this is a file: name another")
     if not out.is_dir() or (out / SEALS).is_dir():
         return
     if is_packed(out):
