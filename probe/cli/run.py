@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from probe.core.config.errors import nearest
 from probe.core.language import message
 from probe.core.messages import complain
 from probe.launch.environment import DEEP, LIGHT, flags, watched
@@ -68,7 +67,7 @@ def run(
             "out, or write the three lines in the program",
             "warning",
         )
-    start(command, DEEP if deep else LIGHT if light else config)
+    start(command, DEEP if deep else LIGHT if light else config, tells=not flag)
 
 
 def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) -> list[str]:
@@ -96,6 +95,8 @@ def _no_script(file: Path, verb: str) -> str:
         found = message("this is a folder without __main__.py: give the script in it")
         return "" if (file / "__main__.py").exists() else _expected(file, found)
     if not file.exists():
+        from probe.core.config.errors import nearest
+
         beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
         if close := nearest(file, beside):
             return _expected(file, message("there is no such file; did you mean {name}?", name=close))
@@ -130,13 +131,17 @@ def _check(config: Path) -> None:
         raise typer.Exit(2) from None
 
 
-def start(command: list[str], config: Path | str | None) -> None:
-    """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none."""
+def start(command: list[str], config: Path | str | None, tells: bool = True) -> None:
+    """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none.
+
+    Args:
+        tells: false if it has been told already that nothing is watched.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same
             stream.flush()
     environment = watched(os.environ, config)
-    follow(command, environment)
+    follow(command, environment, tells)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
