@@ -67,7 +67,7 @@ ADVICE = {
     errno.EISDIR: message("expected a file; this is a folder: give the path of a file in it"),
     errno.ENOTDIR: message("expected a folder; a part of this path is a file: choose another path"),
     errno.ENOENT: message("there is no such file or folder: check the path, or make the folder first"),
-    errno.EEXIST: message("expected a folder; there is a file of this name: choose another path"),
+    errno.EEXIST: message("there is a file of this name already: choose another path"),
     errno.ENAMETOOLONG: message("the name is too long: choose a shorter one"),
     errno.EFBIG: message("the file may not grow so far: raise the limit, `ulimit -f`, or choose another folder"),
     errno.EMFILE: message("too many files are open: raise the limit, `ulimit -n 65536`"),

@@ -14,6 +14,7 @@ from probe.core.config.schema import EVERY_OP, Settings
 from probe.core.control.planner import Configuration
 from probe.core.faults import Faults
 from probe.core.instrumentation.signals.collectives import Listening
+from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
 from probe.core.monitor.collector import Collector
 
@@ -99,7 +100,9 @@ class AssignedSettings:
                 self._tell(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
                 return
             if not hasattr(type(self), name) and name not in vars(self) and type(self).__module__.startswith("probe."):
-                self._tell(f"monitor.{name}: there is no such attribute: assigned without effect%s", _meant(self, name))
+                self._tell(
+                    f"monitor.{name}: there is no such attribute: assigned without effect%s", _meant(self, name, value)
+                )
         super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # a checker of types is to see attributes that are missing
@@ -178,10 +181,14 @@ class AssignedSettings:
             self._tell('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
 
 
-def _meant(monitor: object, name: str) -> str:
+def _meant(monitor: object, name: str, value: object) -> str:
     """Return the end of a sentence about an attribute that a monitor does not have."""
     if name in Settings.model_fields:
         return "; it is a key of the configuration: give it to TrainerMon"
+    if name in arguments.NAMES:
+        return "; it is an argument of set_monitor"
+    if isinstance(value, (int, float)):
+        return f"; a number of the run is recorded by monitor.log({name}=...)"
     close = nearest(name, [public for public in dir(type(monitor)) if not public.startswith("_")])
     return f"; did you mean {close}?" if close else "; `help(TrainerMon)` lists them"
 

@@ -204,6 +204,9 @@ class Monitor(AssignedSettings):
     def on_snapshot(self, listener: SnapshotListener) -> Remove:
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
         failures are counted. Return a function that ends this."""
+        if not callable(listener):
+            self._tell("on_snapshot: expected a function, got %.80r: it is left out", listener)
+            return lambda: None
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -274,7 +277,9 @@ class Monitor(AssignedSettings):
         Raises:
             RuntimeError: if no model is watched.
         """
-        if self._unwatched:
+        if not callable(listener):
+            self._tell("on_run_step: expected a function, got %.80r: it is left out", listener)
+        if self._unwatched or not callable(listener):
             return lambda: None
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         if numbers is None:
@@ -287,7 +292,9 @@ class Monitor(AssignedSettings):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
-        if self._attachment is not None:
+        if not isinstance(state, Mapping):
+            self._tell("load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state)
+        elif self._attachment is not None:
             self._attachment.numbers.load_state_dict(state)
 
     # The end.
@@ -346,6 +353,9 @@ class Monitor(AssignedSettings):
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
+        if not isinstance(timeout, int | float):
+            self._tell(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken", timeout)
+            timeout = FLUSH_SECONDS
         return self._attachment.flush(timeout) if self._attachment is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:

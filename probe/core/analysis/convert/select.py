@@ -135,7 +135,7 @@ def output_folder(monitor_path: str | PathLike[str] | Location, given: str | Pat
         except OSError as error:  # no name that a file system could have
             raise ValueError(f"{folder}: expected a folder to write to; {error.strerror}") from None
         if is_file:
-            raise ValueError(f"{folder}: expected a folder to write to; this is a file")
+            raise ValueError(f"{folder}: expected a folder to write to; this is a file: name another")
         return folder
     root = checked_place("monitor_path", monitor_path)
     if isinstance(root, Location):
