@@ -99,7 +99,7 @@ class AssignedSettings:
             if (isinstance(known, property) and known.fset is None) or (callable(known) and not callable(value)):
                 self._tell(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
                 return
-            if not hasattr(type(self), name) and name not in vars(self) and type(self).__module__.startswith("probe."):
+            if not hasattr(type(self), name) and name not in vars(self) and _is_plain(type(self)):
                 self._tell(
                     f"monitor.{name}: there is no such attribute: assigned without effect%s", _meant(self, name, value)
                 )
@@ -179,6 +179,11 @@ class AssignedSettings:
                 self._noted.note("monitor.ops", error)
         else:
             self._tell('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether a class of monitors makes no attributes of its own."""
+    return kind.__init__.__module__.startswith("probe.")  # type: ignore[misc]
 
 
 def _meant(monitor: object, name: str, value: object) -> str:

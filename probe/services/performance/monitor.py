@@ -293,6 +293,6 @@ def _positive(name: str, value: float, unit: str = "seconds", zero: bool = False
     """Return a number that is above 0, or 0 if ``zero`` permits that."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < 0 or (value == 0 and not zero):
-        least = "of at least 0" if zero else "above 0"
-        raise ValueError(f"{name}: expected a number {least} ({unit}), got {value!r}")
+        least = ", at least 0" if zero else " above 0"
+        raise ValueError(f"{name}: expected a number of {unit}{least}, got {value!r}")
     return float(value)
