@@ -12,7 +12,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.progress_bar import counting_bar
-from probe.cli.usage import reason_of
+from probe.core.errors import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, echo
 from probe.core.storage.packed.pack import PackedReport

@@ -168,7 +168,9 @@ def _check(root: Path, out: Path) -> None:
             )
         )
     if out.exists() and not out.is_dir():
-        raise ValueError(message("{out}: expected a folder, or none; this is a file", out=out))
+        raise ValueError(
+            message("{out}: expected a new folder, or one to go on with; this is a file: name another", out=out)
+        )
     if not out.is_dir() or (out / SEALS).is_dir():
         return
     if is_packed(out):
