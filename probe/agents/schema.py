@@ -653,6 +653,37 @@ class TrackAnswer(FilesAnswer):
     steps: int
 
 
+class ToolAnswer(AnswerPart):
+    """Answer of a tool of ``probe mcp``."""
+
+    schema_version: Literal[1]
+    tool: str
+    error: dict[str, Any] | None = None
+    """What a call that cannot be answered should have had."""
+
+
+class RowPlace(AnswerPart):
+    """Row in a step."""
+
+    signal: str
+    row: str
+    op: str
+    rank: int
+    step: int
+
+
+class VerdictToolAnswer(ToolAnswer):
+    """Verdict about a run; without it the analysis goes on, or has failed."""
+
+    state: str = ""
+    health: str = ""
+    verdict: VerdictAnswer | None = None
+    first_row: RowPlace | None = None
+    findings: int = 0
+    judged: JudgedExtent | None = None
+    missing_ranks: list[int] = []
+
+
 ANSWERS: Mapping[str, type[CommandAnswer]] = {
     "alert test": AlertTestAnswer,
     "alert flush": AlertFlushAnswer,

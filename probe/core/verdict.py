@@ -196,8 +196,6 @@ class Verdict(NamedTuple):
         """Yield what the recorded numbers do not say, and what those before say."""
         if self.certainty == "place unknown":
             yield message("the layer in which it began cannot be named: activations were not recorded")
-        if self.after is not None:
-            yield message("it began after step {step}, the last one before it that was recorded", step=self.after)
         if self.onset is not None and self.onset.where:
             yield message("looking back: {text}", text=self.onset.text())
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from probe.core.errors import advice_of
 from probe.core.language import message
 
 

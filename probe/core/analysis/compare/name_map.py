@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
+from probe.core.errors import advice_of
 from probe.core.language import message
 
 REGEX = "re:"
