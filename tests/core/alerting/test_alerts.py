@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 import tracemalloc
