@@ -22,7 +22,7 @@ from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, 
 from probe.core.run_state.watcher_process import WatcherSettings
 from probe.core.worker import Worker
 from probe.services.watcher.episode import EpisodeFile, HangEpisode
-from probe.services.watcher.processes import Death, RankProcess
+from probe.services.watcher.processes import RankProcess
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
 from probe.services.watcher.verdict import RankView, StandstillVerdict, judge, long_phase, stack_text
 
@@ -340,9 +340,9 @@ class NodeWatcher:
         del self._ranks[name]
         rank.forget()
 
-    def _lose(self, rank: WatchedRank, death: Death) -> None:
+    def _lose(self, rank: WatchedRank, cause: str) -> None:
         now, number = time.monotonic(), rank.header.rank
-        text = [f"rank {number} (process {rank.header.pid}) on {self.host}: {death.cause}",
+        text = [f"rank {number} (process {rank.header.pid}) on {self.host}: {cause}",
                 f"last finished step {rank.row.step}, phase {rank.row.phase}"]  # fmt: skip
         severity: Severity = "critical"
         if self._lost and now - self._lost[1] < AFTERMATH_SECONDS:
@@ -350,8 +350,8 @@ class NodeWatcher:
             text.append(f"Rank {self._lost[0]} was lost {now - self._lost[1]:.0f} s before, which may be the cause.")
         else:
             self._lost = number, now
-        labels = self._labels(rank=str(number), step=str(rank.row.step), phase=rank.row.phase, cause=death.cause)
-        title = f"{self.settings.job} lost rank {number}: {death.cause}"
+        labels = self._labels(rank=str(number), step=str(rank.row.step), phase=rank.row.phase, cause=cause)
+        title = f"{self.settings.job} lost rank {number}: {cause}"
         self.alerts.send(self._made(f"gone rank={number} pid={rank.header.pid}", "gone", severity, title, text, labels))
 
     def _end(self, running: Sequence[WatchedRank]) -> None:
