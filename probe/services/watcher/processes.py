@@ -67,8 +67,8 @@ class RankProcess:
         return _STATES.get(process_state(self.pid).state, "")
 
     def death(self) -> str:
-        """Return the cause of the loss as a clause such as ``killed by SIGKILL``, as far as it can be known: only a parent
-        is sure to get it."""
+        """Return the cause of the loss as a clause such as ``killed by SIGKILL``, as far as it can be known: only a
+        parent is sure to get it."""
         status = self._status()
         killed = status is None or status & 0x7F == signal.SIGKILL
         if killed and (memory := self._memory.recent()):
