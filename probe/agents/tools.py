@@ -29,12 +29,13 @@ from probe.agents.arguments import (
     SignalsArguments,
 )
 from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
+from probe.core.analysis.report.findings import Mark
 from probe.core.config.reference import references
 from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.core.storage.layout import STEP
 from probe.view.background import TaskResult, comparison_arguments
-from probe.view.findings import FoundFinding, chosen, health_of
+from probe.view.findings import chosen, health_of
 from probe.view.heatmap import RankChoice, heatmap_of_ranks, heatmap_of_rows, row_curves, run_curves
 from probe.view.located_row import located_row
 from probe.view.run_list import ListedRun, RunList
@@ -52,6 +53,8 @@ MOST_NUMBERS = 20
 """Numbers and facts of a run that are listed beside its signals."""
 MOST_RANKS = 16
 """Curves of an answer."""
+HIDDEN = ("message", "order", "name", "vpp_stage")
+"""Fields of a finding that other fields say, too."""
 AGAIN = "the same call again"
 REQUIRED = "a run of this server, by number, name or path; `runs` lists them"
 
@@ -399,9 +402,9 @@ def _line(picture: Picture, line: int, query: HeatmapArguments) -> Answer:
     return {**of, "values": _values(cells, line, query.shown), "not_finite": first}
 
 
-def _row_finding(finding: FoundFinding) -> Answer:
+def _row_finding(finding: Mark) -> Answer:
     """Return a finding about a row without its sentence, which repeats the fields."""
-    fields = {name: value for name, value in finding._asdict().items() if name not in ("message", "order")}
+    fields = {name: value for name, value in finding._asdict().items() if name not in HIDDEN}
     numbers = {"value": number(finding.value), "expected": number(finding.expected)}
     return {"of": "row", **fields, **numbers, "row": short_name(finding.row)}
 

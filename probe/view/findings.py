@@ -22,28 +22,10 @@ Stage = Callable[[int], int]
 """Pipeline stage of a rank."""
 
 
-class FoundFinding(NamedTuple):
-    """One finding."""
-
-    rule: str
-    signal: str
-    row: str
-    """Label of the row."""
-    op: str
-    rank: int
-    step: int
-    micro_step: int | None
-    value: float | None
-    expected: float | None
-    message: str
-    order: int
-    cause: str
-
-
 class RunDiagnosis(NamedTuple):
     """Findings of a run with its first cause."""
 
-    findings: list[FoundFinding]
+    findings: list[Mark]
     total: int
     """Number of all findings, including those that are not listed."""
     cause: Mapping[str, Any] | None
@@ -82,28 +64,13 @@ def of_dump(marks: Iterable[Mark], number: int, label: Label, stage: Stage) -> R
     first = dict[tuple[Any, ...], Mark]()
     for mark in marks:
         first.setdefault((mark.rank, mark.signal, mark.vpp_stage, mark.name), mark)
-    kept = [*first.values()]
     findings = [
-        FoundFinding(
-            mark.rule,
-            mark.signal,
-            label(mark.signal, stage(mark.rank), mark.vpp_stage, mark.name),
-            mark.op,
-            mark.rank,
-            mark.step,
-            mark.micro_step,
-            mark.value,
-            None,
-            mark.message,
-            mark.order,
-            mark.cause,
-        )
-        for mark in kept
+        mark._replace(row=label(mark.signal, stage(mark.rank), mark.vpp_stage, mark.name)) for mark in first.values()
     ]
     if not findings:
         return RunDiagnosis([], number, None, None)
-    text = sentence(kept[0])
-    return RunDiagnosis(findings, number, _cause(kind(kept[0]), text, findings[0], (findings[0].rank,)), text)
+    text = sentence(findings[0])
+    return RunDiagnosis(findings, number, _cause(kind(findings[0]), text, findings[0], (findings[0].rank,)), text)
 
 
 def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
@@ -148,61 +115,47 @@ def health_of(state: str, answer: Mapping[str, Any] | None, findings: int, recor
 
 def short_text(diagnosis: Mapping[str, Any]) -> str:
     """Return the place of a first cause as one sentence, from the JSON of its diagnosis."""
-    first = diagnosis["first"]
-    value = _number(first["value"])
-    return sentence(
-        Mark(first["rule"], first["signal"], first["name"], first["op"], value, first["step"], first["rank"])
-    )
+    return sentence(_finding(diagnosis["first"], lambda *_: "")._replace(micro_step=None))
 
 
-def _cause(name: str, text: str, first: FoundFinding, ranks: Iterable[int]) -> Mapping[str, Any]:
+def _cause(name: str, text: str, first: Mark, ranks: Iterable[int]) -> Mapping[str, Any]:
     fields = {name: getattr(first, name) for name in ("row", "signal", "op", "rank", "step")}
     return {"kind": name, "sentence": text, "text": text, **fields, "ranks": listed(list(ranks))}
 
 
-def _finding(entry: Mapping[str, Any], label: Label) -> FoundFinding:
-    row = label(entry["signal"], entry[PP_STAGE], entry[STAGE], entry["name"])
-    return FoundFinding(
-        entry["rule"],
-        entry["signal"],
-        row,
-        entry["op"],
-        entry["rank"],
-        entry["step"],
-        entry[MICRO_STEP],
-        _number(entry["value"]),
-        _number(entry["expected"]),
-        entry["message"],
-        entry["call_id"],
-        entry.get("cause", ""),
+def _finding(entry: Mapping[str, Any], label: Label) -> Mark:
+    return Mark(
+        rule=entry["rule"],
+        signal=entry["signal"],
+        name=entry["name"],
+        op=entry["op"],
+        value=_number(entry["value"]),
+        step=entry["step"],
+        rank=entry["rank"],
+        micro_step=entry[MICRO_STEP],
+        cause=entry.get("cause", ""),
+        message=entry["message"],
+        vpp_stage=entry[STAGE],
+        order=entry["call_id"],
+        expected=_number(entry["expected"]),
+        row=label(entry["signal"], entry[PP_STAGE], entry[STAGE], entry["name"]),
     )
 
 
-def _run_finding(entry: Mapping[str, Any]) -> FoundFinding:
-    return FoundFinding(
-        str(entry.get("rule", "")),
-        "run",
-        str(entry.get("name", "")),
-        "value",
-        entry["rank"],
-        entry["step"],
-        None,
-        _number(entry["value"]),
-        _number(entry["expected"]),
-        str(entry.get("message") or entry.get("text") or ""),
-        0,
-        "",
-    )
+def _run_finding(entry: Mapping[str, Any]) -> Mark:
+    name, message = str(entry.get("name", "")), str(entry.get("message") or entry.get("text") or "")
+    mark = Mark(str(entry.get("rule", "")), "run", name, "value", _number(entry["value"]), entry["step"], entry["rank"])
+    return mark._replace(message=message, expected=_number(entry["expected"]), row=name)
 
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def chosen(findings: Iterable[FoundFinding], wanted: Mapping[str, Any]) -> list[FoundFinding]:
+def chosen(findings: Iterable[Mark], wanted: Mapping[str, Any]) -> list[Mark]:
     """Return the findings that have the fields in ``wanted``, and a step from ``from`` to ``to``."""
     first, last = wanted.get("from"), wanted.get("to")
-    same = {name: value for name, value in wanted.items() if name in FoundFinding._fields and value is not None}
+    same = {name: value for name, value in wanted.items() if name in Mark._fields and value is not None}
     return [
         each
         for each in findings

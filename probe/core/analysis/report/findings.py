@@ -36,7 +36,7 @@ MOST = 2000
 
 
 class Mark(NamedTuple):
-    """Finding as the report shows it."""
+    """Finding as the page shows it."""
 
     rule: str
     signal: str
@@ -55,6 +55,9 @@ class Mark(NamedTuple):
     vpp_stage: int = 0
     order: int = 0
     """Position in the order of the step's execution."""
+    expected: float | None = None
+    row: str = ""
+    """Label of its row on the page; empty as long as it has none."""
 
 
 @dataclass(frozen=True)
