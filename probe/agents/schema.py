@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from probe.core.checks.check import Grade
 from probe.core.verdict import Certainty
 
 SCHEMA_VERSION = 1
 """Version of the schema; increased when a reader of the older one would be wrong. Fields may be added without."""
-Grade = Literal["critical", "warning", "note"]
 Real = float | str
 """Number, or a text for NaN and the infinities, which JSON lacks."""
 

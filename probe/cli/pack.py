@@ -42,7 +42,7 @@ def pack(
     try:
         with refusing(ValueError, ImportError), counting_bar("packing", "files") as observe:
             if follow:
-                done = pack_followed(directory, out, partial(_wait, every, as_machine), each, observe)
+                done = pack_followed(directory, out, lambda report: _wait(every, as_machine, report), each, observe)
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:

@@ -38,7 +38,7 @@ Label = Callable[[str, int, int, str], str]
 
 
 class Mark(NamedTuple):
-    """Finding as the report shows it."""
+    """Finding as the page shows it."""
 
     rule: str
     signal: str
