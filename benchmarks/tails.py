@@ -36,7 +36,7 @@ from probe.core.storage.batches import steps
 from probe.core.storage.directories import last_run, place
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
-from probe.core.storage.step_updates import StepUpdates
+from probe.core.storage.side_files import StepUpdates
 
 Array = npt.NDArray[np.float64]
 TARGET = Path(__file__).resolve().parent.parent / "probe" / "core" / "rules" / "tail_table.py"

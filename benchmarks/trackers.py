@@ -32,7 +32,7 @@ from probe.core.output.run_output import delivery
 from probe.core.output.sinks.tracker import TrackerOutlet, TrackerSettings
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.trackers import TRACKERS, TrackerPlace, TrackerTarget
-from probe.core.trackers.tracker_budget import FREE_SECONDS
+from probe.core.trackers.tracker_thread import FREE_SECONDS
 
 ROWS, SERIES, NUMBERS, QUEUE = 149, 200, 10, 8
 OPS = ("norm", "max")

@@ -78,11 +78,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class Together(LoadFileScheduling):  # type: ignore[misc]
-        """Takes some files for one."""
+        """Takes some files for one. The test in which a process dies fails, and the others of its file are run by
+        another process: without the changes here that one would be sent the same test again, or a file of which
+        nothing is left or a single test, and wait for more for ever (pytest-xdist 3.8.0)."""
 
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return "libraries" if file in TOGETHER else file
+
+        def remove_node(self, node: Any) -> str | None:
+            files = {
+                file: [test for test, done in tests.items() if not done]
+                for file, tests in self.assigned_work[node].items()
+            }
+            crashed: str | None = next((tests.pop(0) for tests in files.values() if tests), None)
+            self.assigned_work[node] = {file: dict.fromkeys(tests, False) for file, tests in files.items() if tests}
+            super().remove_node(node)
+            return crashed
+
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            if self.workqueue and self._pending_of(self.assigned_work[node]) == 1:
+                super()._reschedule(node)  # a process runs a test once it knows the next
 
     return Together(config, log)
 

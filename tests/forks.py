@@ -19,7 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -167,7 +169,11 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     sys.executable = executable or sys.executable
     if environment.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
+    if encoding := environment.get("PYTHONIOENCODING"):
+        sys.stdout, sys.stderr = (open(n, "w", encoding=encoding, closefd=False) for n in (1, 2))  # noqa: SIM115 - for all of its life
     random.seed()
+    time.tzset()
+    tempfile.tempdir = None  # of this environment
     if process := sys.modules.get("multiprocessing.process"):
         process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if numpy := sys.modules.get("numpy"):
@@ -180,16 +186,18 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
         exec(compile(arguments[1], "<string>", "exec"), vars(main))
         return
     if arguments[0] == "-m":
+        sys.path[0] = directory
         found = importlib.util.find_spec(arguments[1])
         if found is not None and found.submodule_search_locations is not None:
             found = importlib.util.find_spec(f"{arguments[1]}.__main__")
         assert found is not None, arguments
         assert found.origin is not None, arguments
         path, sys.argv = found.origin, [found.origin, *arguments[2:]]
-        sys.path[0] = directory
     else:
         path, sys.argv = arguments[0], list(arguments)
         sys.path[0] = str(Path(path).parent)
+        if Path(path).is_dir():
+            sys.path[0], path = path, str(Path(path, "__main__.py"))
     vars(main).update(__file__=path)
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))
 

@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation("core/backend/numpy_moments.py", "return max(_sum_of_squares(shifted) - x.size * off * off, 0.0)", "return max(_sum_of_squares(shifted) + x.size * off, 0.0)", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "block.mean = float(centre) + off", "block.mean = float(centre) - 1e-4", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
     Mutation("core/backend/numpy_moments.py", "np.abs(flat) < eps", "np.abs(flat) <= eps", "test_moments.py test_array_moments.py test_numpy_moments.py", "numpy or NumPy"),
-    Mutation("core/backend/fused_reduce.py", "return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) else None", "return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) or True else None", "test_fused.py test_fused_reduce.py"),
+    Mutation("core/backend/fused_reduce.py", "[row if is_valid else None for row, is_valid in enumerate(valid, first)]", "[row for row, is_valid in enumerate(valid, first)]", "test_slab.py"),
     # rules
     Mutation("core/rules/spike.py", "-excess > bound and self._may_be_small", "excess > bound and self._may_be_small", "test_rules.py"),
     Mutation("core/rules/spike.py", "lower[slots] = np.minimum(lower[slots], sizes)", "lower[slots] = lower[slots]", "test_rules_together.py"),
@@ -115,8 +115,8 @@ MUTATIONS = (
     Mutation("agents/tools.py", 'text in (run.name, self._path(run), short_name(run.name))', 'text.endswith(run.name)', "test_hostile_runs.py", "leads_out"),
     Mutation("agents/answers.py", 'any_part.sub(lambda match: json.dumps(short_name(match[0])), text)', "text", "test_hostile_runs.py", "injected"),
     # services beside training
-    Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.alive", "test_exporter_ranks.py", "reused or later or nobody"),
-    Mutation("services/exporter/rank_processes.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),
+    Mutation("services/exporter/ranks.py", "return state.started == started and state.alive", "return state.alive", "test_exporter_ranks.py", "reused or later or nobody"),
+    Mutation("services/exporter/ranks.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),
     Mutation("services/exporter/reading_process.py", "return last if last is not None and self.age < self._interval + self._deadline else None", "return last", "test_exporter_devices.py", "hangs or command"),
     Mutation("services/exporter/reading_process.py", "if len(self._left) < MOST_LEFT:", "if True:", "test_exporter_devices.py", "killed"),
     Mutation("services/exporter/rank_text.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),

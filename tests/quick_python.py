@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def quick_python(*modules: str) -> str:
         threading.Thread(target=_serve, args=(listener, server, str(path)), daemon=True).start()
         _paths[modules] = str(path)
     return _paths[modules]
+
+
+def probe_command(*words: object, modules: Sequence[str] = user_scripts.COMMANDS) -> list[str]:
+    """What runs ``probe`` with these words, and programs that it starts, by an interpreter that has imported these."""
+    return [quick_python(*modules), "-m", "probe", *map(str, words)]
 
 
 def _serve(listener: socket.socket, server: ForkServer, path: str) -> None:

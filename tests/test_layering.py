@@ -122,7 +122,7 @@ ORGANS = {
 }
 """Names of libraries that one module uses or imports; of two, one is for codes between ranks."""
 SERVERS = {
-    "probe.services.exporter.app", "probe.services.remediation.app", "probe.services.server.app", "probe.view.app"
+    "probe.services.exporter.node_page", "probe.services.remediation.app", "probe.services.server.app", "probe.view.app"
 }  # fmt: skip
 """Modules with the endpoints of a server."""
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple, TextIO
 
+from probe.cli import VERBS
 from tests.forks import ROOT, Forked, ForkServer
 
 SECONDS = 600.0
 """After which a script is given up."""
 
+COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe.cli.usage")
+"""What verbs of ``probe`` import. Without what reads the language of the environment at its import."""
 TORCH = (
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run"),
-    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching"),
+    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching", *COMMANDS),
 )
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""

@@ -10,7 +10,7 @@ from torch import nn
 CASE = Case(
     sources=("https://dl.acm.org/doi/10.1109/ICSE43902.2021.00043",),
     label="rows",
-    kinds=("vanishing gradient",),
+    kinds=("gradient-fades", "vanishing gradient"),
     where=("1*", "3*", "5*"),
 )
 

@@ -21,7 +21,7 @@ from probe.agents.schema import SCHEMA_VERSION
 from probe.core.errors import needed
 from probe.core.language import message
 from probe.core.messages import complain
-from probe.core.storage.confinement import confine
+from probe.core.storage.files import confine
 from probe.core.storage.location import MARK
 from probe.view.run_files import RunGone
 from probe.view.serving import MOST_CACHE, cache_folder, checked, trim

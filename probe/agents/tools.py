@@ -29,14 +29,14 @@ from probe.agents.arguments import (
     SignalsArguments,
 )
 from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
+from probe.core.analysis.report.findings import Mark
 from probe.core.config.reference import references
 from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
 from probe.core.storage.layout import STEP
 from probe.view.background import TaskResult, comparison_arguments
-from probe.view.curves import RankChoice, row_curves, run_curves
-from probe.view.findings import FoundFinding, chosen, health_of
-from probe.view.heatmap import heatmap_of_ranks, heatmap_of_rows
+from probe.view.findings import chosen, health_of
+from probe.view.heatmap import RankChoice, heatmap_of_ranks, heatmap_of_rows, row_curves, run_curves
 from probe.view.located_row import located_row
 from probe.view.run_list import ListedRun, RunList
 from probe.view.viewed_run import ViewedRun, version_of
@@ -400,9 +400,9 @@ def _line(picture: Picture, line: int, query: HeatmapArguments) -> Answer:
     return {**of, "values": _values(cells, line, query.shown), "not_finite": first}
 
 
-def _row_finding(finding: FoundFinding) -> Answer:
+def _row_finding(finding: Mark) -> Answer:
     """Return a finding about a row without its sentence, which repeats the fields."""
-    fields = {name: value for name, value in finding._asdict().items() if name not in ("message", "order")}
+    fields = {name: value for name, value in finding.shown.items() if name not in ("message", "order")}
     numbers = {"value": number(finding.value), "expected": number(finding.expected)}
     return {"of": "row", **fields, **numbers, "row": short_name(finding.row)}
 

@@ -30,7 +30,7 @@ from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.language import joined, message, translated
-from probe.core.messages import complain, has_blocks, printable, shown_path
+from probe.core.messages import complain, has_blocks, printable, shown_path, terminal_width, wrapped
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
@@ -40,6 +40,8 @@ from probe.core.storage.problems import Problems
 WIDTH = 160
 """Characters of a line without a terminal."""
 COLUMNS = tuple(map(message, ("cause", "step", "rank", "signal", "row", "value", "rule")))
+LEAST = ("rule", "signal", "cause")
+"""Columns that a narrow terminal leaves out, the first one first."""
 MOST_STEPS = 100_000
 """Most steps that ``--steps`` may name."""
 
@@ -149,12 +151,15 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     if not console.is_terminal:  # wide, so that no name is cut
         console = Console(width=WIDTH)
     verdict = verdict_about(analysis)
-    if card := card_about(verdict, analysis, printable(shown_path(str(directory))), has_blocks(sys.stdout)):
+    place, room = printable(shown_path(str(directory))), terminal_width(sys.stdout)
+    if card := card_about(verdict, analysis, place, has_blocks(sys.stdout), room):
         _print(console, [*card, ""], style="bold red" if verdict.grade == "critical" else "bold yellow")
     found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
     head = message("{run}: {findings}", run=analysis.run.name, findings=found)
+    if not analysis.extent.rows and not number:  # nothing was judged, as the next line says
+        head = analysis.run.name
     _print(console, [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)])
     if analysis.diagnosis is None:
         return
@@ -162,7 +167,12 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
         console.print()
         console.print(printable(translated(analysis.diagnosis.text)), highlight=False, markup=False)
     console.print()
-    console.print(_table(analysis, topk))
+    unbounded = console.options.update_width(sys.maxsize)
+    for left_out in range(len(LEAST) + 1):
+        table = _table(analysis, topk, LEAST[:left_out])
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    console.print(table)
     for other in analysis.others if why else ():
         brief = message(
             "Separate incident, steps {first} to {last}: {text}",
@@ -176,7 +186,8 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
 def _print(console: Console, lines: Sequence[str], style: str | None = None) -> None:
     """Print lines as they are, the first one in a style."""
     for number, line in enumerate(lines):
-        shown = printable(translated(line))
+        text = printable(translated(line))
+        shown = wrapped(text, terminal_width(sys.stdout), 2 + len(text) - len(text.lstrip()))
         console.print(shown, style=None if number else style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -198,15 +209,21 @@ def _show_dumped(directory: Place, topk: int) -> None:
         typer.echo(printable(each.message))
 
 
-def _table(analysis: Analysis, topk: int) -> Table:
+def _table(analysis: Analysis, topk: int, left_out: Sequence[str]) -> Table:
+    """Return the table of the first findings.
+
+    Args:
+        left_out: columns for which the terminal is too narrow.
+    """
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in COLUMNS:
-        table.add_column(translated(column), overflow="fold" if column == "row" else "ellipsis")
+    shown = [number for number, column in enumerate(COLUMNS) if column not in left_out]
+    for number in shown:
+        table.add_column(translated(COLUMNS[number]), overflow="fold")
     for located, cause in _first(analysis, topk):
         finding = located.finding
         micro = message(" micro {number}", number=finding.key.micro_step) if finding.micro_stepped else ""
         stage = message(" stage {number}", number=located.pp_stage) if located.pp_stage else ""
         step, rank = joined("", (str(finding.step), micro)), joined("", (str(finding.rank), stage))
         cells = message(cause.value), step, rank, finding.signal, cell_name(finding.key), value(finding), finding.rule
-        table.add_row(*(escape(printable(translated(cell))) for cell in cells))
+        table.add_row(*(escape(printable(translated(cells[number]))) for number in shown))
     return table

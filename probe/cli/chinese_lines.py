@@ -5,17 +5,10 @@ Chinese has no spaces to break at: Rich takes a sentence for one word, and cuts 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from probe.core.language import looked_up
-
-_WIDE = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60"
-"""Characters of two cells (UAX 11)."""
-_CLOSING = "，。；：？！）》」』、”’…"
-"""Characters at which no line begins."""
-WORD = re.compile(rf"\s*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)\s*")
-"""Parts of a text between which a line may be broken."""
+from probe.core.messages import WORD
 
 
 def break_anywhere() -> None:

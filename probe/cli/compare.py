@@ -81,7 +81,7 @@ def compare(
 
 
 def _write(out: Path, found: Comparison) -> None:
-    from probe.core.analysis.compare.page import page
+    from probe.core.analysis.compare.explain import page
     from probe.core.storage.files import replacing
 
     if not out.resolve().parent.is_dir():

@@ -46,8 +46,7 @@ def exporter(
     cannot start.
     """
     from probe.services.exporter.serving import TOKEN_VARIABLE, ExporterOptions, serve_until_ended
-    from probe.services.web.hosts import is_loopback
-    from probe.services.web.listening import ServerError, address_asked_for
+    from probe.services.web.listening import ServerError, address_asked_for, is_loopback
     from probe.services.web.tokens import token_in
 
     def started(address: str) -> None:

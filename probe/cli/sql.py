@@ -21,7 +21,7 @@ from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
 from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
-from probe.core.analysis.answer_formats import cell, write_csv, write_json
+from probe.core.analysis.query_views import cell, write_csv, write_json
 from probe.core.language import message, translated
 from probe.core.messages import complain, counted, printable
 from probe.core.storage.files import replacing

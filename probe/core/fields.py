@@ -18,6 +18,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     Strict,
+    ValidationError,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -109,6 +110,23 @@ Text = Annotated[str, Strict()]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a port such as "10.0.0.1:29600"')
+
+
+def section_within(model: type[Section] | None, value: object) -> Any:
+    """Validate a section whose ``model`` depends on the name next to it; without a model, since the name is unknown or
+    of another package, a mapping stays as it is.
+
+    Raises:
+        PydanticCustomError: of the kind that :func:`probe.core.config.errors.problems` unfolds.
+    """
+    if not isinstance(value, Mapping | Section):
+        raise wrong("a mapping")
+    if model is None or isinstance(value, model):
+        return dict(value) if isinstance(value, Mapping) else value
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise PydanticCustomError("inside", "see error", {"model": model, "error": error}) from None
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:

@@ -18,6 +18,17 @@ from probe.core.alerting.redaction import redact
 from probe.core.language import Message, message, translated
 
 LOGGER = "probe"
+MARGIN = len("probe:   ")
+"""Columns before the further lines of a text."""
+_WIDE = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60"
+"""Characters of two cells (UAX 11)."""
+_CLOSING = "，。；：？！）》」』、”’…"
+"""Characters at which no line begins."""
+WORD = re.compile(rf"\s*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)\s*")
+"""Parts of a text between which a line may be broken: Chinese has no spaces to break at."""
+_COMMAND = r"probe view (?:'[^']*'|\S)+"
+_PIECE = re.compile(rf"\s*[（《「『“]*(?:{_COMMAND}|(?:`[^`]*`|[^\s{_WIDE}])+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]*)")
+"""The same, with commands in one piece."""
 
 
 def lines(level: str, text: str) -> str:
@@ -25,6 +36,35 @@ def lines(level: str, text: str) -> str:
     secrets redacted."""
     first, *others = map(printable, redact(text).rstrip("\n").split("\n"))
     return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
+
+
+def terminal_width(stream: Any) -> int:
+    """Return the columns of the terminal that a stream writes to; 0 if there is none."""
+    with suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(stream.fileno()).columns
+    return 0
+
+
+def wrapped(line: str, width: int, indent: int = 2) -> str:
+    """Break a line where it is wider than ``width``: between words or Chinese characters, never within a command.
+
+    Args:
+        width: number of cells; 0 for no limit.
+        indent: blanks before what follows.
+    """
+    if not width or _cells(line) <= width:
+        return line
+    broken = [""]
+    for piece in _PIECE.findall(line):
+        if broken[-1] and _cells(broken[-1] + piece) > width:
+            broken.append(" " * indent + piece.lstrip())
+        else:
+            broken[-1] += piece
+    return "\n".join(broken)
+
+
+def _cells(text: str) -> int:
+    return len(text) + len(re.findall(f"[{_WIDE}]", text))
 
 
 def has_blocks(stream: Any) -> bool:
@@ -56,10 +96,11 @@ def complain(text: str, level: str = "error", colour: int = 0) -> None:
     global unwritten  # noqa: PLW0603 - a fact of the process
     try:
         shown = translated(message(level)) if isinstance(text, Message) else level
-        first, newline, others = lines(shown, translated(text)).partition("\n")
-        if colour and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        width = terminal_width(sys.stderr)
+        first, *others = (wrapped(line, width, MARGIN) for line in lines(shown, translated(text)).split("\n"))
+        if colour and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
             first = f"\x1b[1;{colour}m{first}\x1b[0m"
-        _write(sys.stderr, f"{first}{newline}{others}\n")
+        _write(sys.stderr, "\n".join([first, *others, ""]))
     except Exception:  # noqa: BLE001 - closed, full, replaced or no terminal any more: a report ends no program
         unwritten += 1
 

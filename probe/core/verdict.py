@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from probe.core.hindsight.onset import Onset, on_rank, rarer
 from probe.core.language import Message, joined, message
+from probe.core.naming import SIGNALS, signal_of
 from probe.core.storage.layout import ranks_text
 
 Grade = Literal["critical", "warning", "note"]
@@ -224,7 +225,9 @@ class Verdict(NamedTuple):
         else:
             place = message("{kind} in {names}", kind=kind, names=names)
         at = message("step {step}", step=self.since)
-        if self.step != self.since:
+        if self.after is not None:
+            at = message("between steps {first} and {last}", first=self.after, last=self.since)
+        elif self.step != self.since:
             at = message("step {step} (found at {found})", step=self.since, found=self.step)
         return joined(", ", [place, at, *([on_ranks(self.ranks)] if self.ranks else [])])
 
@@ -333,12 +336,22 @@ def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> Judge
         return traced
     modules = tuple(f"{module}." for module in traced.where)
     rows = (row for row in findings if row.kind in NON_FINITE and row.located and row.since == traced.since)
-    return next((row for row in rows if row.where and row.where[0].startswith(modules)), traced)
+    return min((row for row in rows if row.where and row.where[0].startswith(modules)), key=_order, default=traced)
 
 
-def _order(finding: JudgedFinding) -> tuple[int, bool, bool, bool]:
+def _order(finding: JudgedFinding) -> tuple[int, bool, int, bool, bool]:
     seen = finding.located or finding.signal  # a row says more than a number of the run
-    return finding.since, not (finding.located and finding.where), not finding.where, not seen
+    placed = finding.located and finding.where
+    return finding.since, not placed, _phase(finding), not finding.where, not seen
+
+
+def _phase(finding: JudgedFinding) -> int:
+    """Return when in its step a number that is not finite was computed: a forward on one rank comes before the reduced
+    gradients of the others, which it has spoilt."""
+    forward = SIGNALS["actv"].phase
+    if finding.kind == UPDATED:
+        return SIGNALS["grad_reduced"].phase
+    return max(forward, signal_of(finding.signal).phase) if finding.signal and finding.is_non_finite else forward
 
 
 def _listed(names: Sequence[str]) -> str:

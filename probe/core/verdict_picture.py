@@ -29,6 +29,8 @@ BLOCKS, LEVELS = "▁▂▃▄▅▆▇█", "12345678"
 FLAT = 0.15
 """Difference of decimal logarithms below which the values of a row are drawn alike."""
 MIDDLE = 3
+SHORTEST, FEWEST = 20, 4
+"""Characters of a name, and steps, that a narrow picture keeps if it can."""
 
 RowValues = dict[int, float]
 """Values of a row by step."""
@@ -49,21 +51,34 @@ class VerdictPicture(NamedTuple):
     named: int
     """Index of the row that is named."""
 
-    def lines(self, blocks: bool = True) -> list[str]:
+    def lines(self, blocks: bool = True, width: int = 0) -> list[str]:
         """Return the picture as lines.
 
         Args:
             blocks: False for a terminal that has no block characters.
+            width: most characters of a line: fewer steps are drawn, and of long names the end; 0 for no limit.
         """
-        names = [printable(name) for name, _ in self.rows]
-        title = f"{self.signal} {self.column}"
-        width = max(map(len, [*names, title]))
+        names = [f"{self.signal} {self.column}", *(printable(name) for name, _ in self.rows)]
+        longest = max(map(len, names))
         cell = max(len("NaN"), *(len(str(step)) for step in self.steps)) + 1
-        lines = [f"  {title:<{width}}{self._line([str(step) for step in self.steps], cell)}"]
+        if width:
+            longest = min(longest, max(SHORTEST, width - len("> ") - len(" |") - FEWEST * cell))
+            fitted = self._around((width - len("> ") - len(" |") - longest) // cell)
+        else:
+            fitted = self
+        title, *names = (_end_of(name, longest, "…" if blocks else "...") for name in names)
+        lines = [f"  {title:<{longest}}{fitted._line([str(step) for step in fitted.steps], cell)}"]
         for number, (name, (_, values)) in enumerate(zip(names, self.rows, strict=True)):
             mark = ">" if number == self.named else " "
-            lines.append(f"{mark} {name:<{width}}{self._line(_drawn(values, self.steps, blocks), cell)}")
+            lines.append(f"{mark} {name:<{longest}}{fitted._line(_drawn(values, fitted.steps, blocks), cell)}")
         return lines
+
+    def _around(self, number: int) -> VerdictPicture:
+        """Return the picture with ``number`` steps around the first bad one at most, two at least."""
+        before, after = ([step for step in self.steps if (step < self.since) is early] for early in (True, False))
+        while before and after and len(before) + len(after) > max(2, number):
+            del (before if len(before) > len(after) else after)[0 if len(before) > len(after) else -1]
+        return self._replace(steps=(*before, *after))
 
     def before(self) -> tuple[int, float] | None:
         """Return the last step before the first bad one with a value of the row that is named, and the value."""
@@ -90,6 +105,7 @@ def card_lines(
     files: str,
     change: str = "",
     blocks: bool = True,
+    width: int = 0,
 ) -> list[str]:
     """Return a verdict with its picture, and the command that opens the page at the place that is named.
 
@@ -97,8 +113,9 @@ def card_lines(
         files: folder of the run; empty if nothing is written.
         change: clause about a number before and after; empty for that of the row that the picture names.
         blocks: whether the terminal has block characters.
+        width: columns for the picture; 0 for as many as it needs.
     """
-    drawn = [] if picture is None else picture.lines(blocks)
+    drawn = [] if picture is None else picture.lines(blocks, width)
     of_row = picture is not None and picture.column in verdict.evidence  # else its numbers are of something else
     lines = verdict.lines(change or (_change(picture) if of_row else ""), drawn)
     if not files:
@@ -228,6 +245,11 @@ def _named(names: Sequence[str], where: Sequence[str]) -> int | None:
             if name == place or name.startswith((f"{place}.", f"{place}:")):
                 return index
     return None
+
+
+def _end_of(name: str, most: int, mark: str) -> str:
+    """Return a name, or its end after a mark if it is longer than ``most``: it differs there from its neighbours."""
+    return name if len(name) <= most else f"{mark}{name[len(name) - most + len(mark) :]}"
 
 
 def _telling(picture: VerdictPicture) -> tuple[bool, bool, int]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probe.core.errors import missing
-from probe.core.messages import has_blocks, printable, shown_path
+from probe.core.messages import has_blocks, printable, shown_path, terminal_width
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
@@ -142,8 +142,8 @@ def _card(outcome: DemoOutcome) -> Iterator[str]:
     from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 
     analysis = analyse(located(outcome.directory))
-    files = printable(shown_path(str(outcome.directory)))
-    yield from ("", *card_about(verdict_about(analysis), analysis, files, has_blocks(sys.stdout)))
+    files, width = printable(shown_path(str(outcome.directory))), terminal_width(sys.stdout)
+    yield from ("", *card_about(verdict_about(analysis), analysis, files, has_blocks(sys.stdout), width))
 
 
 def _costs(outcome: DemoOutcome) -> Iterator[str]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from probe.core.config.load import load
+from probe.core.config.parse import read
 from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
-from probe.launch.run_lines import attached, check_attached
-from probe.launch.sources import Source, configured
+from probe.launch.environment import CONFIG, DEFAULTS, configuration
 
 Method = TypeVar("Method", bound=Callable[..., None])
+Source = str | os.PathLike[str] | Mapping[str, Any]
+"""JSON or YAML file, or a mapping with the same keys."""
 
 
 class NumberReceiver(Protocol):
@@ -193,3 +197,66 @@ def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _one(several: Sequence[Any]) -> Any:
     return several[0] if len(several) == 1 else list(several)
+
+
+def configured(config: Source | None, overrides: Mapping[str, Any]) -> Source:
+    """Return a valid configuration: ``config`` with ``overrides``. A file stays a file if nothing is replaced in it, so
+    that its changes can be followed.
+
+    Args:
+        config: None for what ``PROBE_CONFIG`` names, else gradients and alerts.
+
+    Raises:
+        ConfigError: naming every problem.
+    """
+    if config is None:
+        source: Source = configuration(os.environ) if CONFIG in os.environ else DEFAULTS
+    else:
+        source = config
+    load(source)
+    if not overrides:
+        return source
+    values = source if isinstance(source, Mapping) else read(Path(source))[0]
+    merged = {**values, **overrides}
+    load(merged)
+    return merged
+
+
+def attached(
+    monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[Any], begun: int, by: str, way: str = ""
+) -> str:
+    """Return the line that is written when a monitor attaches.
+
+    Args:
+        begun: number of the first step.
+        by: source of that number.
+        way: noun phrase for what has attached it; empty for `probe run` or `probe attach` alone.
+    """
+    classes = ", ".join(f"{name}: {type(model).__name__}".removeprefix(": ") for name, model in models.items())
+    kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+    parts = [f"watching {classes} with {kinds}"]
+    if begun:
+        parts.append(f"from step {begun} on, by {by}")
+    if monitor.output_directory:
+        parts.append(f"files in {monitor.output_directory}")
+    parts += [f"attached by {way}"] if way else []
+    return "; ".join(parts)
+
+
+def check_attached(monitor: Monitor, models: Sequence[Any]) -> None:
+    """Refuse to call models watched that are not: where the machine fails, ``set_monitor`` raises nothing.
+
+    Raises:
+        RuntimeError: with what has failed.
+    """
+    if watcher_of(models) is not monitor:
+        raise RuntimeError(f"the machine failed while a monitor attached ({', '.join(monitor.faults)})")
+
+
+def watched_by(monitor: Monitor) -> str:
+    """Return the sentence about a model that is watched already."""
+    where = f"; files in {monitor.output_directory}" if monitor.output_directory else ""
+    kind = "a monitor of `probe run` or `probe attach`"
+    if not monitor.automatic:
+        kind = f"the program's own {monitor.way or 'monitor'}"
+    return f"the model is watched already, by {kind}{where}"

@@ -18,8 +18,8 @@ from probe.core.monitor.trainer_mon import close_report, watcher_of
 from probe.launch.environment import configuration
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
-from probe.launch.run_lines import attached, check_attached, watched_by
 from probe.launch.step_notes import StepNotes
+from probe.launch.trainer_run import attached, check_attached, watched_by
 
 EXIT_SECONDS = 2.0
 """Longest time by which a monitor holds up ``os._exit``."""

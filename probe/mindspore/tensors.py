@@ -139,7 +139,7 @@ def _in_one_pass(arrays: Sequence[npt.NDArray[Any]], columns: tuple[str, ...]) -
     if any(array.dtype != np.float32 or not array.flags.c_contiguous for array in arrays):
         return None
     addresses, sizes = [array.ctypes.data for array in arrays], [array.size for array in arrays]
-    read, valid = fused_reduce.FixedArrays(columns, addresses, sizes).read()
+    read, valid = fused_reduce.moments(columns, addresses, sizes)
     rows = read()
     if beyond := [position for position, is_valid in enumerate(valid) if not is_valid]:
         rows[beyond] = numpy_moments.moments([arrays[position] for position in beyond], columns, 0.0)

@@ -327,11 +327,6 @@ def _version(value: Any) -> int:
     return abs(hash((number, tensors.numbers(value).reshape(-1)[:MARKED].tobytes())))
 
 
-def moments(values: Sequence[Any], columns: tuple[str, ...]) -> Any:
-    """Return moments of gradients, on their way to the host."""
-    return tensors.moments(values, columns, 0.0)
-
-
 def reference(value: Any) -> Callable[[], object]:
     """Return a function that returns a gradient as long as it exists; None at once for a parameter, to which programs
     add up gradients in place, so that being the same object says nothing. A gradient that a parameter holds is another

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.backend import fused_reduce
 from probe.core.checks.beginning import Beginning
 from probe.core.checks.parameter_use import ParameterUse
 from probe.core.checks.value_graph import CERTAIN, Operation, State, StepValue, beginning
@@ -287,7 +286,7 @@ class StepGraph:
         for piece in _pieces(tensor):
             if self.expired():
                 return "unknown"
-            if (place := host_moments.host_place(piece)) is not None and fused_reduce.one(*place[:3]) is not None:
+            if host_moments.in_one_pass([piece], ("sumsq",), 0.0) is not None:
                 continue
             low, high = (extreme.item() for extreme in torch.aminmax(piece))
             if math.isnan(low):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from probe.core.backend import fused_reduce
-from probe.core.backend.fused_reduce import FixedArrays, HostRows
+from probe.core.backend.fused_reduce import HostRows
 from probe.core.backend.numpy_moments import SMALL, Elements, of_elements
 from probe.core.backend.protocols import HostPlace
 from probe.pytorch.dtensor import PLAIN, distinct, readable_places
@@ -48,7 +48,7 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: 
         return None
     dtypes, addresses, sizes = places
     kinds = [*map(KINDS.__getitem__, dtypes)]
-    rows, valid = FixedArrays(columns, addresses, sizes, kinds, eps).read()
+    rows, valid = fused_reduce.moments(columns, addresses, sizes, kinds, eps)
     return None if 0 in valid else rows
 
 

@@ -23,7 +23,7 @@ from probe.core.backend.fused_reduce import FixedArrays
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.pytorch import host_moments, loss_scale, tensors
+from probe.pytorch import loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
@@ -280,12 +280,6 @@ def _version(tensor: torch.Tensor) -> int:
     part = local(tensor)
     # FSDP2 adds past the distributed tensor to its part
     return tensor._version if part is tensor else tensor._version + part._version
-
-
-def moments(gradients: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Any:
-    """Return moments of ``gradients``, on their way to the host."""
-    rows = host_moments.in_one_pass(gradients, columns, 0.0)
-    return tensors.moments(gradients, columns, 0.0) if rows is None else rows
 
 
 class RepeatedReader:

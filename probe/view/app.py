@@ -17,19 +17,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from probe.core.analysis.performance.export import performance_picture
 from probe.core.analysis.performance.time_use import OTHER
 from probe.core.analysis.pictures.cells import RANKS, CellArrays, Picture, Span
 from probe.core.analysis.pictures.packing import packed
-from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.run_details import run_details
 from probe.core.naming import RUN
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.location import located
 from probe.core.storage.run_directory import plain
-from probe.services.web.answers import failures, json_answer
+from probe.services.web.answers import failures, json_answer, page_file
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
-from probe.services.web.page_files import page_file
-from probe.view import curves, heatmap
+from probe.view import heatmap
 from probe.view.background import comparison_arguments
 from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
 from probe.view.findings import chosen, health_of, short_text
@@ -195,7 +194,7 @@ class ViewEndpoints:
         }
         limit, offset = query.whole("limit", 200, 0, MOST_LISTED), query.whole("offset", 0)
         found = chosen(viewed.diagnosis()[0].findings, wanted)
-        return page_data({"total": len(found), "findings": [each._asdict() for each in found[offset : offset + limit]]})
+        return page_data({"total": len(found), "findings": [each.shown for each in found[offset : offset + limit]]})
 
     def _heatmap(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op, span = self._signal(viewed, query), query.text("op"), query.span()
@@ -221,14 +220,14 @@ class ViewEndpoints:
     def _curve(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         signal, op = self._signal(viewed, query), query.text("op")
         _check_op(viewed, signal, op)
-        points = query.whole("points", 2000, 1, curves.MOST_POINTS)
-        found = curves.row_curves(viewed.reader, signal, op, query.text("row"), query.span(), query.ranks(), points)
+        points = query.whole("points", 2000, 1, heatmap.MOST_POINTS)
+        found = heatmap.row_curves(viewed.reader, signal, op, query.text("row"), query.span(), query.ranks(), points)
         return curve_answer(found, "ranks")
 
     def _numbers(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
         names = [name for name in query.text("names").split(",") if name]
-        points = query.whole("points", 2000, 1, curves.MOST_POINTS)
-        found = curves.run_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
+        points = query.whole("points", 2000, 1, heatmap.MOST_POINTS)
+        found = heatmap.run_curves(viewed.reader, names, query.span(), query.optional("rank"), points)
         return curve_answer(found, "names")
 
     def _row(self, viewed: ViewedRun, _: ListedRun, query: AddressParameters) -> Response:
@@ -327,7 +326,7 @@ def _sort_key(name: str, run: ListedRun) -> tuple[bool, Any, int]:
 
 
 class AddressParameters:
-    """AddressParameters of an address."""
+    """Parameters in the query of an address."""
 
     def __init__(self, request: Request) -> None:
         self._query = request.query_params
@@ -383,7 +382,7 @@ class AddressParameters:
         first = self.whole("from", 0, 0, 2**40)
         return Span(first, max(self.whole("to", 2**40, 0, 2**40), first))
 
-    def ranks(self, name: str = "ranks") -> curves.RankChoice | None:
+    def ranks(self, name: str = "ranks") -> heatmap.RankChoice | None:
         """Return the ranks of a text such as ``0-3,7``; None if it is missing.
 
         Raises:
@@ -393,9 +392,9 @@ class AddressParameters:
         if not text:
             return None
         try:
-            return curves.RankChoice(text)
+            return heatmap.RankChoice(text)
         except ValueError:
-            expected = f"expected numbers such as 0-3,7, of at most {curves.MOST_RANKS} spans"
+            expected = f"expected numbers such as 0-3,7, of at most {heatmap.MOST_RANKS} spans"
             raise WrongRequest(f"{name}: {expected}; got {text[:60]!r}") from None
 
 
@@ -433,7 +432,7 @@ def binary_answer(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Respo
 def curve_answer(found: Picture, lines: str) -> Response:
     """Return an answer with curves, whose lines have a name."""
     header = {"steps": [first for first, _ in found.steps], "spans": found.steps, lines: found.lines}
-    return binary_answer(header, {kind: found.cells[kind] for kind in curves.SENT})
+    return binary_answer(header, {kind: found.cells[kind] for kind in heatmap.SENT})
 
 
 async def _wrong(_: Request, error: Exception) -> Response:

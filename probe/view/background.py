@@ -27,8 +27,7 @@ from probe.core.child_process import python_module
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.language import message
-from probe.core.storage.confinement import confine
-from probe.core.storage.files import MOST_JSON
+from probe.core.storage.files import MOST_JSON, confine
 from probe.core.worker import Worker
 
 _log = logging.getLogger("probe.view")
@@ -231,18 +230,13 @@ def comparison_arguments(one: tuple[str, str], other: tuple[str, str]) -> list[s
 def main(arguments: Sequence[str]) -> None:
     """Do a task and print its result as JSON."""
     nice, folders, kind, *names = arguments
-    _yield_processor(int(nice))
+    os.nice(max(0, int(nice) - os.nice(0)))  # unless the priority of the server is lower
     if permitted := json.loads(folders):
         confine(map(Path, permitted))
     if kind == "analyse":
         print(json.dumps(_analysed(*names), allow_nan=False))  # noqa: T201 - its parent reads it
     else:
         print(json.dumps(_compared(*names), allow_nan=False))  # noqa: T201
-
-
-def _yield_processor(nice: int) -> None:
-    """Run with a priority, unless that of the server is lower."""
-    os.nice(max(0, nice - os.nice(0)))
 
 
 def _analysed(place: str, directory: str) -> dict[str, Any]:
@@ -264,7 +258,7 @@ def _report(progress: str) -> None:
 
 def _compared(one: str, one_directory: str, other: str, other_directory: str) -> dict[str, Any]:
     from probe.core.analysis.compare.compare import compare
-    from probe.core.analysis.compare.page import answer
+    from probe.core.analysis.compare.explain import answer
     from probe.core.analysis.engines import engine_of
     from probe.core.storage.location import located
 

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from probe.core.analysis.report.findings import Mark, dumped, kind, sentence
+from probe.core.analysis.report.findings import Label, Mark, dumped, kind, labelled, sentence
 from probe.core.storage.anomaly_json import FILE, rank_folders
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
-from probe.core.storage.layout import ranks_text as listed
+from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE, ranks_text
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.view.run_files import FileStamp, stamp_of
 
 MOST_SHOWN = 200
 """Findings that an answer about a run has."""
-Label = Callable[[str, int, int, str], str]
-"""Label of a row by its signal, pipeline stage, virtual stage and name."""
-Stage = Callable[[int], int]
-"""Pipeline stage of a rank."""
-
-
-class FoundFinding(NamedTuple):
-    """One finding."""
-
-    rule: str
-    signal: str
-    row: str
-    """Label of the row."""
-    op: str
-    rank: int
-    step: int
-    micro_step: int | None
-    value: float | None
-    expected: float | None
-    message: str
-    order: int
-    cause: str
 
 
 class RunDiagnosis(NamedTuple):
     """Findings of a run with its first cause."""
 
-    findings: list[FoundFinding]
+    findings: list[Mark]
     total: int
     """Number of all findings, including those that are not listed."""
     cause: Mapping[str, Any] | None
@@ -76,39 +53,22 @@ class DumpedFindings:
         return self._found
 
 
-def of_dump(marks: Iterable[Mark], number: int, label: Label, stage: Stage) -> RunDiagnosis:
+def of_dump(marks: Iterable[Mark], number: int, label: Label, stages: Mapping[int, int]) -> RunDiagnosis:
     """Return the diagnosis of dumped findings, the earliest of each tensor: the earliest of all is the first cause, as
     long as nothing was judged."""
     first = dict[tuple[Any, ...], Mark]()
     for mark in marks:
         first.setdefault((mark.rank, mark.signal, mark.vpp_stage, mark.name), mark)
     kept = [*first.values()]
-    findings = [
-        FoundFinding(
-            mark.rule,
-            mark.signal,
-            label(mark.signal, stage(mark.rank), mark.vpp_stage, mark.name),
-            mark.op,
-            mark.rank,
-            mark.step,
-            mark.micro_step,
-            mark.value,
-            None,
-            mark.message,
-            mark.order,
-            mark.cause,
-        )
-        for mark in kept
-    ]
-    if not findings:
+    if not kept:
         return RunDiagnosis([], number, None, None)
-    text = sentence(kept[0])
+    findings, text = labelled(kept, label, stages), sentence(kept[0])
     return RunDiagnosis(findings, number, _cause(kind(kept[0]), text, findings[0], (findings[0].rank,)), text)
 
 
 def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
     """Return the diagnosis of an analysis, from its JSON."""
-    findings = [_finding(each, label) for each in answer["kept"]]
+    findings = _of_rows(answer["kept"], label)
     findings += [_run_finding(each) for each in answer["run_numbers"]]
     number = answer["number"] + len(answer["run_numbers"])
     main, focus = answer["diagnosis"], answer["focus"]
@@ -116,8 +76,7 @@ def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
     page = {"verdict": answer["verdict"], "focus": placed, "loss": answer["loss"]}
     if main is None:
         return RunDiagnosis(findings, number, None, None, page)
-    first = _finding(main["first"], label)
-    text = short_text(main)
+    (first,), text = _of_rows([main["first"]], label), short_text(main)
     cause = _cause(main["kind"], text, first, main["ranks"])
     return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text, page)
 
@@ -148,61 +107,52 @@ def health_of(state: str, answer: Mapping[str, Any] | None, findings: int, recor
 
 def short_text(diagnosis: Mapping[str, Any]) -> str:
     """Return the place of a first cause as one sentence, from the JSON of its diagnosis."""
-    first = diagnosis["first"]
-    value = _number(first["value"])
-    return sentence(
-        Mark(first["rule"], first["signal"], first["name"], first["op"], value, first["step"], first["rank"])
-    )
+    return sentence(_mark(diagnosis["first"])._replace(micro_step=None))
 
 
-def _cause(name: str, text: str, first: FoundFinding, ranks: Iterable[int]) -> Mapping[str, Any]:
+def _cause(name: str, text: str, first: Mark, ranks: Iterable[int]) -> Mapping[str, Any]:
     fields = {name: getattr(first, name) for name in ("row", "signal", "op", "rank", "step")}
-    return {"kind": name, "sentence": text, "text": text, **fields, "ranks": listed(list(ranks))}
+    return {"kind": name, "sentence": text, "text": text, **fields, "ranks": ranks_text(list(ranks))}
 
 
-def _finding(entry: Mapping[str, Any], label: Label) -> FoundFinding:
-    row = label(entry["signal"], entry[PP_STAGE], entry[STAGE], entry["name"])
-    return FoundFinding(
-        entry["rule"],
-        entry["signal"],
-        row,
-        entry["op"],
-        entry["rank"],
-        entry["step"],
-        entry[MICRO_STEP],
-        _number(entry["value"]),
-        _number(entry["expected"]),
-        entry["message"],
-        entry["call_id"],
-        entry.get("cause", ""),
+def _of_rows(entries: Sequence[Mapping[str, Any]], label: Label) -> list[Mark]:
+    return labelled(map(_mark, entries), label, {entry["rank"]: entry[PP_STAGE] for entry in entries})
+
+
+def _mark(entry: Mapping[str, Any]) -> Mark:
+    """Return a finding from the JSON of an analysis."""
+    return Mark(
+        rule=entry["rule"],
+        signal=entry["signal"],
+        name=entry["name"],
+        op=entry["op"],
+        value=_number(entry["value"]),
+        step=entry["step"],
+        rank=entry["rank"],
+        micro_step=entry[MICRO_STEP],
+        cause=entry.get("cause", ""),
+        message=entry["message"],
+        vpp_stage=entry[STAGE],
+        order=entry["call_id"],
+        expected=_number(entry["expected"]),
     )
 
 
-def _run_finding(entry: Mapping[str, Any]) -> FoundFinding:
-    return FoundFinding(
-        str(entry.get("rule", "")),
-        "run",
-        str(entry.get("name", "")),
-        "value",
-        entry["rank"],
-        entry["step"],
-        None,
-        _number(entry["value"]),
-        _number(entry["expected"]),
-        str(entry.get("message") or entry.get("text") or ""),
-        0,
-        "",
-    )
+def _run_finding(entry: Mapping[str, Any]) -> Mark:
+    name, value = str(entry.get("name", "")), _number(entry["value"])
+    mark = Mark(str(entry.get("rule", "")), "run", name, "value", value, entry["step"], entry["rank"])
+    text = str(entry.get("message") or entry.get("text") or "")
+    return mark._replace(message=text, expected=_number(entry["expected"]), row=name)
 
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def chosen(findings: Iterable[FoundFinding], wanted: Mapping[str, Any]) -> list[FoundFinding]:
+def chosen(findings: Iterable[Mark], wanted: Mapping[str, Any]) -> list[Mark]:
     """Return the findings that have the fields in ``wanted``, and a step from ``from`` to ``to``."""
     first, last = wanted.get("from"), wanted.get("to")
-    same = {name: value for name, value in wanted.items() if name in FoundFinding._fields and value is not None}
+    same = {name: value for name, value in wanted.items() if name in Mark._fields and value is not None}
     return [
         each
         for each in findings

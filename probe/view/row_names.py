@@ -30,10 +30,6 @@ class RowNames:
         """Return the row of a label; one that is not known is taken for the name of a row without stages."""
         return self._of_label.get(label) or SurveyRow(0, 0, label)
 
-    def labelled(self, rank_stage: int, vpp_stage: int, name: str) -> str:
-        """Return the label of a row by its pipeline stage, virtual stage and name."""
-        return self.label(SurveyRow(rank_stage, vpp_stage, name))
-
     def directories_of(self, row: SurveyRow) -> list[int] | None:
         """Return the indices of the directories that may have a row; None if all may."""
         return [n for n, stage in self._stages.items() if stage == row.pp_stage] if self._pipelined else None

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.storage import sqlite_reader
-from probe.core.storage.confinement import check
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
+from probe.core.storage.files import check_permitted
 from probe.core.storage.layout import is_table_suffix
 from probe.core.storage.location import Location, Place, contents, located
 from probe.core.storage.manifest import FILE
@@ -102,7 +102,7 @@ class GrowingFiles:
             files = packed_files(packed_index(root), run.directories)
             for path in (file.path for own in files.values() for _, file in own):
                 if isinstance(path, Path):
-                    check(path)
+                    check_permitted(path)
                 stamps |= {path: stamp} if (stamp := stamp_of(path)) else {}
             return RunListing(run, files, stamps, problems, False)
         files = self._listed(run.directories, stamps, problems)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from probe.core.alerting.redaction import describe_error
 from probe.core.faults import Faults
-from probe.core.storage.confinement import leads_out
 from probe.core.storage.directories import find, runs
+from probe.core.storage.files import leads_out
 from probe.core.storage.location import MARK, Location, Place, contents, located
 from probe.core.storage.packed.run import INDEX
 from probe.core.storage.problems import Problems

@@ -17,10 +17,9 @@ from probe.core.language import message
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import located, readable_by_duckdb
-from probe.core.storage.parquet_check import misfit, parquet_columns, readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, pattern_of, quoted
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, misfit, parquet_columns, readable
 from probe.view.run_files import GrowingFiles, RunListing
 
 MEMORY = "160MB"

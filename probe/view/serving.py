@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from probe.core.errors import needed
 from probe.core.language import message
-from probe.core.storage.confinement import confine
+from probe.core.storage.files import confine
 from probe.core.storage.location import MARK, located
-from probe.services.web.hosts import is_local_name, is_loopback, is_own_name
-from probe.services.web.listening import bound
+from probe.services.web.listening import bound, is_local_name, is_loopback, is_own_name
 
 END_SECONDS = 3
 """Longest time in seconds for requests that are under way at the end."""

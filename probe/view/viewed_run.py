@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
-from probe.core.analysis.pictures.run_details import run_description, signal_description
-from probe.core.analysis.pictures.run_numbers import number_names
-from probe.core.analysis.pictures.survey import micro_stepped
+from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
+from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
+from probe.core.analysis.report.findings import stages_of_ranks
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.location import located
@@ -88,14 +88,13 @@ class ViewedRun:
                 return of_analysis(found.answer, self.label), found
             listing = self.reader.listing()
             marks, number = self._dumped.read(located(self.place), listing.run, Problems())
-            stages = {d.rank: d.manifest.pipeline_stage for d in listing.run.directories}
-            return of_dump(marks, number, self.label, lambda rank: stages.get(rank, 0)), found
+            return of_dump(marks, number, self.label, stages_of_ranks(listing.run)), found
 
     def label(self, signal: str, pp_stage: int, vpp_stage: int, name: str) -> str:
         """Return the label of a row."""
         if signal not in self.reader.listing().files and not self.reader.listing().databases:
             return name
-        return self.names(signal).labelled(pp_stage, vpp_stage, name)
+        return self.names(signal).label(SurveyRow(pp_stage, vpp_stage, name))
 
     def order(self, title: str) -> list[int]:
         """Return the ranks in an order; by rank if there is none of this title."""
@@ -132,7 +131,9 @@ class ViewedRun:
     def _signals(self, listing: RunListing) -> Iterator[dict[str, Any]]:
         with self.reader.rows(list(listing.files), files=_ends(listing)) as rows:
             signals = {s: (rows.numbers(s), micro_stepped(rows, s)) for s in rows.signals if s != RUN}
-        for signal, (ops, has_micro_steps) in sorted(signals.items(), key=lambda pair: _phase(pair[0])):
+        for signal, (ops, has_micro_steps) in sorted(
+            signals.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])
+        ):
             names = self.names(signal)
             labels = [names.label(names.rows[n]) for n in names.order(names.rows)]
             yield signal_description(signal, ops, labels, has_micro_steps)
@@ -164,14 +165,10 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
     return found
 
 
-def _phase(signal: str) -> tuple[int, str]:
-    return signal_of(signal).phase, signal
-
-
 def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:
     """Return the fields of an answer about a run that its findings fill."""
     return {
-        "finding_list": [each._asdict() for each in diagnosis.findings[:MOST_SHOWN]],
+        "finding_list": [each.shown for each in diagnosis.findings[:MOST_SHOWN]],
         "finding_total": max(diagnosis.total, len(diagnosis.findings)),
         "cause": diagnosis.cause,
         **diagnosis.page,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.forks import ROOT
+from tests.quick_python import quick_python
 from tests.required import require
+from tests.user_scripts import COMMANDS
+
+MODULES = (*COMMANDS, "mcp.server", "mcp.server.stdio", "probe.agents.server")
 
 
 class AgentClient(NamedTuple):
@@ -61,7 +64,7 @@ def asking(runs: Path, folder: Path) -> Iterator[AgentClient]:
 
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
     server = mcp.StdioServerParameters(
-        command=sys.executable, args=["-m", "probe", "mcp", str(runs)], env=environment, cwd=folder
+        command=quick_python(*MODULES), args=["-m", "probe", "mcp", str(runs)], env=environment, cwd=folder
     )
     with (
         start_blocking_portal() as portal,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests import user_scripts
 from tests.agents.agent_client import asking
 from tests.forks import ROOT
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 require("torch")
@@ -78,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text(TRAIN)
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     launcher = [quick_python(*user_scripts.TORCH), "-m", "torch.distributed.run", "--standalone"]
-    command = [sys.executable, "-m", "probe", "run", "--deep", "--", *launcher, "--nproc-per-node", "2", "train.py"]
+    command = probe_command("run", "--deep", "--", *launcher, "--nproc-per-node", "2", "train.py")
     started = [
         subprocess.Popen(
             [*command, kind],
@@ -143,7 +142,7 @@ def test_an_agent_finds_the_planted_fault(runs: Path, tmp_path: Path) -> None:
         assert agent.ask("verdict", run="healthy")["health"] == "healthy"
 
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "probe", "anomalies", str(runs / "broken"), "--json"]
+    command = probe_command("anomalies", runs / "broken", "--json")
     printed = json.loads(subprocess.run(command, env=own, capture_output=True, text=True, check=False).stdout)
     same = {name: value for name, value in verdict.items() if name != "where_left_off"}
     assert same == {name: value for name, value in printed["verdict"].items() if name != "lines"}

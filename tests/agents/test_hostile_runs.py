@@ -17,6 +17,7 @@ import pytest
 
 from tests.agents.agent_client import AgentClient, asking
 from tests.forks import ROOT
+from tests.quick_python import probe_command
 from tests.required import require
 from tests.view.view_data import SIGNAL, WrittenRank
 
@@ -181,7 +182,7 @@ def test_standard_output_has_the_protocol_alone(hostile: HostileRuns, tmp_path: 
 def test_an_interrupt_ends_it_while_it_waits(hostile: HostileRuns, tmp_path: Path) -> None:
     """At once, though no line comes and the input stays open."""
     own = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "probe", "mcp", str(hostile.folder / "runs")]
+    command = probe_command("mcp", hostile.folder / "runs")
     with subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

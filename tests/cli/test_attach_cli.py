@@ -16,6 +16,7 @@ import pytest
 from probe.launch.attach.exchange import exchange
 from probe.launch.attach.processes import LEAST, Interpreter, UnattachableError, children
 from probe.launch.attach.request import AttachRequest
+from tests.quick_python import probe_command
 
 ROOT = Path(__file__).parents[2]
 WAITS = "import sys\nprint('begun', flush=True)\nsys.stdin.read()"
@@ -36,8 +37,7 @@ def started(*command: str, begun: bool = True, **options: object) -> Iterator[su
 
 def attach(*words: object) -> subprocess.CompletedProcess[str]:
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "probe", "attach", *map(str, words)]
-    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    return subprocess.run(probe_command("attach", *words), env=own, capture_output=True, text=True, check=False)
 
 
 def refused(pid: int) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.quick_python import probe_command
 
 ROOT = Path(__file__).parents[2]
 
 
 def check(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "probe", "check", *words]
+    command = probe_command("check", *words)
     return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
 
 

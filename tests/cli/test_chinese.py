@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.analysis.causes_data import bad, everything_after, write_run
+from tests.quick_python import probe_command
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ NAMES = re.compile(r"[\w./-]*[./_-][\w./-]*|Anomaly\w+|NaN|Inf|norm|nan|ranks?|a
 def probe(*words: object, **language: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, with these variables of the language alone."""
     plain: Mapping[str, str] = {name: value for name, value in os.environ.items() if name not in LANGUAGES}
-    command = [sys.executable, "-c", "from probe.cli import main; main()", *map(str, words)]
+    command = probe_command(*words)
     return subprocess.run(
         command,
         capture_output=True,

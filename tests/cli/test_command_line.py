@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import probe
 from probe.cli import VERBS, app
 from probe.services.web.listening import address_asked_for
+from tests.quick_python import probe_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +53,7 @@ def test_the_list_of_verbs_says_a_sentence_of_each() -> None:
 LISTED = """
 import sys
 from probe.cli import main
+from tests.quick_python import probe_command
 sys.argv = ["probe", *sys.argv[1:]]
 try:
     main()
@@ -102,7 +104,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
 )
 def test_wrong_use_is_answered_like_any_other_error(arguments: list[str], texts: list[str]) -> None:
     """What was expected and what it is for, an example, and where more is written; exit code 2."""
-    command = [sys.executable, "-m", "probe", *arguments]
+    command = probe_command(*arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     first, *others = done.stderr.splitlines()
@@ -115,7 +117,7 @@ def test_wrong_use_is_answered_like_any_other_error(arguments: list[str], texts:
 def test_without_arguments_the_help_is_printed() -> None:
     """Of the command and of groups of verbs."""
     for words in ([], ["config"]):
-        command = [sys.executable, "-m", "probe", *words]
+        command = probe_command(*words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (2, "")
         assert "Usage: probe" in done.stdout
@@ -129,7 +131,7 @@ def test_servers_name_their_address_in_one_way(verb: str, tmp_path: Path) -> Non
         taken.listen()
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         for address, text in ((at, "another program listens there"), ("127.0.0.1:70000", "expected HOST:PORT")):
-            command = [sys.executable, "-m", "probe", verb, "--listen", address]
+            command = probe_command(verb, "--listen", address)
             done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
             assert done.returncode == 2
             assert f"--listen {address}: " in done.stderr
@@ -141,8 +143,6 @@ def test_older_options_of_servers_are_accepted() -> None:
     assert address_asked_for("127.0.0.1:8765", 8765, None, None) == ("127.0.0.1", 8765)
     assert address_asked_for("127.0.0.1:8765", 8765, "0.0.0.0", 9) == ("0.0.0.0", 9)
     assert address_asked_for("0.0.0.0", 8765, None, None) == ("0.0.0.0", 8765)
-    done = subprocess.run(
-        [sys.executable, "-m", "probe", "serve", "--help"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(probe_command("serve", "--help"), capture_output=True, text=True, check=True)
     assert "--listen" in done.stdout
     assert "--port" not in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from probe.cli.config import app, entries
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.config.schema import Settings
+from tests.quick_python import probe_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,9 +56,7 @@ def test_check_names_keys_without_effect(tmp_path: Path) -> None:
     """The command logs it as the monitor does when it attaches; the file is correct all the same."""
     path = tmp_path / "a.json"
     path.write_text('{"wg_distribution": true, "all_xy": true, "format": "tensorboard", "ndigits": 3}')
-    done = subprocess.run(
-        [sys.executable, "-m", "probe", "config", "check", str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(probe_command("config", "check", path), capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
         f"probe: warning: {path}: all_xy has no effect without xy_distribution",
@@ -301,9 +299,7 @@ def test_check_recognises_configurations_of_other_monitors(
 def test_mistakes_are_named_in_the_words_of_the_monitor(tmp_path: Path, name: str, text: str, problem: str) -> None:
     """With file, line and key, and exit code 1: the file was read, and is wrong."""
     (path := tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "probe", "config", "check", str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(probe_command("config", "check", path), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert problem in done.stderr
 

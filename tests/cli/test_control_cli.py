@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.control.status import states
 from tests.cli.json_schema import answer_of
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def a_run(folder: Path, dynamic: bool = True) -> Iterator[Path]:
         "MONITOR_OUTPUT_DIR": str(output),
         "DYNAMIC_MONITOR": str(dynamic),
     }
-    command = [sys.executable, "-c", PROGRAM, str(config), str(done)]
+    command = [quick_python(*COMMANDS), "-c", PROGRAM, str(config), str(done)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         try:
             assert process.stdout is not None

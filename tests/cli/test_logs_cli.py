@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import probe
 from probe.cli import app
+from tests.quick_python import probe_command
 from tests.waiting import wait_for
 
 ROOT = Path(probe.__file__).parents[1]
-COMMAND = [sys.executable, "-m", "probe", "logs", "parse"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 OOM = "2024-01-15 10:30:20 ERROR CUDA out of memory. Tried to allocate 2.00 GiB\n"
 
@@ -31,7 +31,7 @@ def parsed(*arguments: object, content: bytes | None = None) -> tuple[int, list[
 
 def run(*arguments: object, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """A command in a process of its own."""
-    command = [*COMMAND, *map(str, arguments)]
+    command = probe_command("logs", "parse", *arguments)
     return subprocess.run(command, input=content, env=ENVIRONMENT, capture_output=True, check=False, timeout=120)
 
 
@@ -116,7 +116,7 @@ def test_a_reader_that_closes_ends_it_quietly(tmp_path: Path) -> None:
     """As `head` does."""
     (tmp_path / "a.log").write_text("loss: 1\n" * 50_000)
     process = subprocess.Popen(
-        [*COMMAND, str(tmp_path / "a.log"), "--no-summary"],
+        probe_command("logs", "parse", tmp_path / "a.log", "--no-summary"),
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
     log.parent.mkdir()
     log.write_text("loss: 1\n")
     process = subprocess.Popen(
-        [*COMMAND, "--follow", str(log.parent), "--output", str(output)],
+        probe_command("logs", "parse", "--follow", log.parent, "--output", output),
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
@@ -183,9 +183,8 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
 def test_a_fifo_is_read(tmp_path: Path) -> None:
     """To the end that its writer makes."""
     os.mkfifo(tmp_path / "fifo")
-    process = subprocess.Popen(
-        [*COMMAND, str(tmp_path / "fifo")], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = probe_command("logs", "parse", tmp_path / "fifo")
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     (tmp_path / "fifo").write_text("loss: 7\n")
     output, _ = process.communicate(timeout=120)
     assert json.loads(output)["metrics"] == {"loss": 7}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.records import Key
 from probe.core.storage.run_directory import write_manifest
 from tests.core.output.sink_data import batch, context, finding, snapshot
+from tests.quick_python import probe_command
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -131,7 +131,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_into_a_pipe(tmp_path: Path) -> None:
     """Escapes are removed without a terminal too, since the output may be paged."""
     write(tmp_path, float("nan"))
-    command = [sys.executable, "-m", "probe", "anomalies", str(tmp_path)]
+    command = probe_command("anomalies", tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert is_plain(done.stdout + done.stderr)

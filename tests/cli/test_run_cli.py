@@ -12,14 +12,14 @@ import pytest
 from probe.cli.run import flags
 from probe.core.launch import WATCHED
 from probe.launch.environment import SITE, watched
+from tests.quick_python import probe_command
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*words: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    own = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    command = [sys.executable, "-m", "probe", "run", *words]
-    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(probe_command("run", *words), cwd=cwd, env=own, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_process_without_a_framework_costs_and_says_nothing(tmp_path: Path) ->
         "import sys\nprint(sorted(m for m in sys.modules if m.split('.')[0] in ('probe', 'numpy', 'pydantic')))\n"
         f"print({str(SITE)!r} in sys.path)\n"
     )
-    done = run("train.py", cwd=tmp_path)
+    done = run("--", sys.executable, "train.py", cwd=tmp_path)
     modules = ["probe", "probe.launch", "probe.launch.environment", "probe.launch.imports", "probe.launch.preparation"]
     assert done.stdout == f"{modules}\nFalse\n"
     assert done.stderr == ""
@@ -84,7 +84,9 @@ def test_a_sitecustomize_of_the_user_runs_and_its_error_is_shown_as_without(tmp_
     plain = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
     )
-    done = run("train.py", cwd=tmp_path, environment={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"})
+    own["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+    command = [sys.executable, "-m", "probe", "run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "ValueError: of the user" in plain.stderr
     assert done.stderr.count("of the user") >= 1

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from probe.cli import app
 from probe.cli.sql import MOST_SHOWN
-from probe.core.analysis.answer_formats import cell
+from probe.core.analysis.query_views import cell
 from tests.core.analysis.test_query import hostile
 from tests.core.storage.run_files import write_run
 from tests.required import require

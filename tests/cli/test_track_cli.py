@@ -17,6 +17,7 @@ from tests.cli.json_schema import answer_of
 from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
 from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
 from tests.core.trackers.wandb_file import WandbRun, read_run
+from tests.quick_python import probe_command
 from tests.required import require, require_version
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def environment(folder: Path, mode: str = "offline") -> dict[str, str]:
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "probe", "track", str(folder / "run"), "--to", "wandb", *options]
+    return probe_command("track", folder / "run", "--to", "wandb", *options)
 
 
 def tracked(folder: Path, mode: str = "offline") -> subprocess.CompletedProcess[str]:

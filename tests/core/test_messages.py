@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.messages import plural
+from probe.core.messages import plural, wrapped
 
 ROOT = Path(__file__).parents[2]
 LOG = """
@@ -101,3 +101,22 @@ def test_a_line_that_cannot_be_written_ends_nothing(how: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+@pytest.mark.parametrize("width", [20, 33, 60])
+def test_a_line_that_is_too_wide_is_broken_between_words(width: int) -> None:
+    """Also between Chinese characters, each of two cells; a command stays whole, so that it can be copied."""
+    command = "probe view 'my run/rank0#signal=actv&row=norm.output'"
+    for line in (
+        f"next: look at `{command}`, and at the batch of this step",
+        f"open: {command}",
+        "损失从 4.201 到 nan，最后一次有限值在第 40 步（0.04813），第 41 步起不再有限",
+    ):
+        first, *others = wrapped(line, width, 4).split("\n")
+        assert all(other.startswith("    ") for other in others)
+        assert "".join(piece.strip() for piece in [first, *others]).replace(" ", "") == line.replace(" ", "")
+        assert (command in line) is any(command in piece for piece in [first, *others])
+        wide = [piece for piece in [first, *others] if len(piece.encode("gbk")) > width]
+        assert wide == [piece for piece in [first, *others] if command in piece and len(piece) > width]
+        assert not any(piece.strip()[0] in "，）" or piece[-1] in "（" for piece in [first, *others])
+    assert wrapped("as  it  is", width) == wrapped("as  it  is", 0) == "as  it  is"

@@ -41,7 +41,7 @@ def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
     assert "the layer in which it began cannot be named: activations were not recorded" in text
     assert "it began after step 296" in text
     assert '"xy_distribution": true' in text
-    assert " in head.bias, step" not in text.replace("first seen in head.bias, step", "")
+    assert verdict.lines()[0] == "critical: NaN, first seen in head.bias, between steps 296 and 301"
 
 
 def test_the_first_critical_is_the_cause_and_a_located_one_comes_first() -> None:
@@ -54,6 +54,17 @@ def test_the_first_critical_is_the_cause_and_a_located_one_comes_first() -> None
     assert (verdict.where, verdict.since, verdict.certainty) == (("blocks.0.n1",), 300, "certain")
     assert verdict.before == ("spike at step 290 (step 290)",)
     assert (verdict.more, verdict.lines()[0]) == (3, "critical: NaN in blocks.0.n1, step 300")
+
+
+def test_a_forward_of_one_rank_comes_before_the_gradients_that_it_has_spoilt_on_others() -> None:
+    """By checks alone, and with rows: of the module in which the forward begins, its output."""
+    gradient = finding("gradient-not-finite", step=25, where=("3",), evidence={}, ranks=(0,))
+    loss = finding("loss-not-finite", step=25, where=("0", "2"), ranks=(1,))
+    reduced = finding(step=25, where=("2.weight",), signal="grad_reduced", ranks=(0,))
+    output = finding(step=25, where=("2.output",), signal="actv", ranks=(1,))
+    assert verdict_of([gradient, loss], LOOKED).ranks == (1,)
+    assert verdict_of([gradient, reduced, loss, output], LOOKED).where == ("2.output",)
+    assert verdict_of([gradient, reduced, output], LOOKED).where == ("2.output",)
 
 
 def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() -> None:

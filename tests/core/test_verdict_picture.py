@@ -46,6 +46,25 @@ def test_rows_and_steps_around_the_place_are_drawn(tmp_path: Path) -> None:
     assert rows[1].split()[-3:] != ["NaN"] * 3
 
 
+@pytest.mark.parametrize(("width", "steps", "of_long"), [(200, 10, 10), (60, 10, 4), (46, 7, 4), (10, 2, 2)])
+def test_a_narrow_terminal_gets_fewer_steps_and_the_ends_of_names(
+    tmp_path: Path, width: int, steps: int, of_long: int
+) -> None:
+    """Around the first bad one; nothing is wider than the terminal as long as two steps have room."""
+    picture = picture_of(written(tmp_path), verdict())
+    assert picture is not None
+    long = picture._replace(rows=tuple((f"{'encoder.' * 5}{name}", values) for name, values in picture.rows))
+    for narrow, number in ((picture, steps), (long, of_long)):
+        title, *rows = narrow.lines(width=width)
+        shown = [int(word) for word in title.split() if word.isdigit()]
+        assert len(shown) == number
+        assert (shown[0] < BAD <= shown[-1], f"| {BAD:>3}" in title) == (True, True)
+        assert rows[2].split()[1].endswith("b.output")
+        assert len({len(row) for row in rows}) == 1
+        assert max(map(len, [title, *rows])) <= max(width, 33)
+    assert long.lines(False, width=60)[1].startswith("  ...")
+
+
 def test_a_terminal_without_blocks_gets_digits(tmp_path: Path) -> None:
     """One sign a cell as well, all of them ASCII."""
     picture = picture_of(written(tmp_path), verdict())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import user_scripts
 from tests.forks import ROOT
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 require("torch")
@@ -33,9 +32,8 @@ for step in range(20):
 torch.distributed.destroy_process_group()
 """
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-PROBE = (sys.executable, "-m", "probe", "run", "--")
-WAYS = {"around the launcher": (PROBE, ()), "in each rank": ((), ("-m", "probe.run"))}
-"""What comes before the launcher, and before the script."""
+WAYS = {"around the launcher": (("run", "--"), ()), "in each rank": ((), ("-m", "probe.run"))}
+"""Words of ``probe`` before the launcher, and what comes before the script."""
 
 
 def trained(folder: Path, way: str, *words: str) -> list[str]:
@@ -43,7 +41,8 @@ def trained(folder: Path, way: str, *words: str) -> list[str]:
     (folder / "train.py").write_text(TRAIN)
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
     before, after = WAYS[way]
-    command = [*before, quick_python(*user_scripts.TORCH), *TORCHRUN, *after, "train.py", *words]
+    started = probe_command(*before, modules=user_scripts.TORCH) if before else []
+    command = [*started, quick_python(*user_scripts.TORCH), *TORCHRUN, *after, "train.py", *words]
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("probe: ") and " watching " not in line]

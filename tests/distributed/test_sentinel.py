@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from tests import user_scripts
 from tests.pytorch.run_scripts import OWN
 from tests.pytorch.runs import table
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 from tests.waiting import free_port
 
@@ -129,7 +128,7 @@ def started(folder: Path, *options: str) -> subprocess.Popen[str]:
     """``train.py`` in the folder, under ``probe run -- torchrun``."""
     torchrun = [quick_python(*user_scripts.TORCH), "-m", "torch.distributed.run", *options, "train.py"]
     environment = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(folder / "out")}
-    command = [sys.executable, "-m", "probe", "run", "--", *torchrun]
+    command = probe_command("run", "--", *torchrun, modules=user_scripts.TORCH)
     return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests import user_scripts
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -25,8 +24,9 @@ def probe(folder: Path, *words: str, **language: str) -> subprocess.CompletedPro
     plain = {name: value for name, value in os.environ.items() if name not in LANGUAGES}
     environment = {**plain, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", **language}
     environment.pop("MONITOR_OUTPUT_DIR", None)
-    command = [sys.executable, "-m", "probe", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        probe_command(*words), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def run(

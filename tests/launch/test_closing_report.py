@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
     """
     *verdict, _, loss, files = ran(tmp_path, text).stderr.splitlines()
     assert (loss, files) == ("probe:   loss 2.5 to nan, last finite at step 16", "probe:   files in out/rank0")
-    assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, step 17"
+    assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, between steps 13 and 17"
     assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
     assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
     assert verdict[-2:] == [
@@ -85,7 +86,7 @@ def test_a_process_that_was_killed_is_no_run_without_findings(tmp_path: Path) ->
     """What it had written is reported, and that nothing is known later."""
     done = ran(tmp_path, "import signal; summary(ended=False); os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -9
-    assert "rank 0 ended without a report: nothing is known after step 19" in done.stderr
+    assert "probe: warning: rank 0 ended without a report: nothing is known after step 19" in done.stderr
     assert "nothing found" not in done.stderr
 
 
@@ -163,6 +164,28 @@ def test_what_is_no_summary_costs_no_exit_code(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "20 steps watched" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_report_that_takes_too_long_is_replaced_by_a_command(tmp_path: Path) -> None:
+    """What the ranks have written is no file; the exit code is the program's."""
+    text = """
+    import os
+    from pathlib import Path
+    from probe.launch.parent.program import end_within
+    from probe.launch.parent.vigil import Vigil
+    os.mkfifo("rank0-1-0-of2.lines")  # whoever opens it waits
+    vigil = Vigil(Path(), "a")
+    end_within(0.1, 3 << 8, vigil.late)
+    vigil.report()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        3,
+        "probe: warning: the report is not ready in time: `probe anomalies` prints it\n",
+    )
 
 
 def test_a_report_that_nobody_takes_ends_in_time(tmp_path: Path) -> None:

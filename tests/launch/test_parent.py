@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from probe.core.sentinel.board import Board
-from probe.launch.parent.board_folder import BoardFolder
+from probe.launch.parent.following import BoardFolder
 from probe.launch.parent.relay import RELAYED
 from tests.forks import ROOT
 

@@ -6,7 +6,6 @@ import inspect
 import json
 import pydoc
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +21,7 @@ from probe.core.messages import lines
 from tests.matrix.harness import Harness
 from tests.matrix.models import tiny_net
 from tests.matrix.watching import LR, MOMENTUM
+from tests.quick_python import probe_command
 from tests.required import require
 
 WG = {"wg_distribution": True}
@@ -392,7 +392,7 @@ def test_checking_a_wrong_file_on_the_command_line(tmp_path: Path) -> None:
     """Prints the same as the monitor raises, each line as one of probe's, and nothing else."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"eps": -1}))
-    command = [sys.executable, "-m", "probe", "config", "check", str(path)]
+    command = probe_command("config", "check", path)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     with pytest.raises(ValueError, match="eps") as caught:

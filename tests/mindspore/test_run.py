@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import user_scripts
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 require("mindspore")
@@ -99,7 +99,7 @@ def ran(folder: Path, text: str, *words: str, python: str = "", **environment: s
     (folder / "monitor.json").write_text(json.dumps(CONFIG))
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
     program = [python or quick_python(*user_scripts.MINDSPORE), "train.py"]
-    command = [sys.executable, "-m", "probe", *words, "--", *program] if words else program
+    command = probe_command(*words, "--", *program) if words else program
     done = subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = {path.name: path.read_text() for path in sorted(folder.glob("out/*/*.csv"))}

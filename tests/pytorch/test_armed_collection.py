@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from probe.core.analysis.diagnosis.export import as_json
 from probe.core.control.planner import COMPILED
 from tests import user_scripts
 from tests.pytorch.run_scripts import OWN
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 torch = require("torch")
@@ -300,7 +299,7 @@ def test_probe_run_names_the_steps_and_the_module(tmp_path: Path, scaled: bool) 
             [*words, quick_python(*user_scripts.TORCH), "train.py"],
             cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
         )
-        for words in ([], [sys.executable, "-m", "probe", "run", "-c", "monitor.json", "--"])
+        for words in ([], probe_command("run", "-c", "monitor.json", "--", modules=user_scripts.TORCH))
     )  # fmt: skip
     assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
     said = " ".join(line.removeprefix("probe:").strip() for line in watched.stderr.splitlines())

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from probe.launch.attach.request import AttachRequest, ProcessPlace
 from tests import user_scripts
 from tests.cli.json_schema import answer_of
 from tests.pytorch.run_scripts import CONFIG, OWN, ROOT
+from tests.quick_python import probe_command
 from tests.required import require
 from tests.user_scripts import Running, running
 
@@ -398,7 +398,7 @@ def test_the_command_attaches_to_python_3_14(tmp_path: Path) -> None:
     config.write_text(json.dumps(CONFIG))
     training = Stepwise(python, tmp_path / "attached", config)
     training.step()
-    command = [sys.executable, "-m", "probe", "attach", str(training.process.pid), "-c", str(config)]
+    command = probe_command("attach", training.process.pid, "-c", config, modules=user_scripts.TORCH)
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     attaching = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while attaching.poll() is None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests import user_scripts
 from tests.cli.json_schema import answer_of
 from tests.forks import ROOT
+from tests.quick_python import probe_command
 from tests.required import require
 
 require("torch")
@@ -134,7 +135,7 @@ def checked(folder: Path, text: str, *options: str) -> Checked:
     own = {name: value for name, value in os.environ.items() if name != "MONITOR_OUTPUT_DIR"}
     with tempfile.TemporaryDirectory(prefix="c-", dir="/tmp") as temporary:  # paths of sockets must be short
         own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
-        command = [sys.executable, "-m", "probe", "check", "--json", *options, "train.py"]
+        command = probe_command("check", "--json", *options, "train.py", modules=user_scripts.TORCH)
         done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
         assert [*Path(temporary).iterdir()] == []
     return Checked(done.returncode, answer_of("check", done.stdout), done.stderr)

@@ -6,14 +6,15 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from tests import user_scripts
 from tests.pytorch.test_tutorials import OWN, blocks, plain
+from tests.quick_python import probe_command
 from tests.required import require
 
 require("torch")
@@ -31,7 +32,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     healthy.write_text(PROGRAM.read_text("utf-8").replace("step == 41", "False"), "utf-8")
     texts = []
     for words in (["--deep", str(PROGRAM)], [str(PROGRAM)], [str(healthy)]):
-        command = [sys.executable, "-m", "probe", "run", *words]
+        command = probe_command("run", *words, modules=user_scripts.TORCH)
         done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         texts.append(done.stderr)

@@ -17,7 +17,7 @@ from tests import user_scripts
 from tests.core.trackers.read_back import mlflow_tag, of_trackio, swanlab_run
 from tests.core.trackers.test_other_trackers import PACKAGES
 from tests.core.trackers.wandb_file import WandbRun, read_runs
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require_installed, require_version
 
 require_installed("torch", "transformers", "mindspore")
@@ -149,7 +149,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         "SWANLAB_MODE": "offline",
         "TRACKIO_DIR": str(folder / "trackio"),
     }
-    command = [sys.executable, "-m", "probe", "run", "-c", "monitor.json", "--", "bash", "all.sh"]
+    command = probe_command("run", "-c", "monitor.json", "--", "bash", "all.sh", modules=user_scripts.TORCH)
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Watched(folder, done.stdout, done.stderr)

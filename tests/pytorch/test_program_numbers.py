@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 from tests import user_scripts
-from tests.quick_python import quick_python
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 require("torch")
@@ -92,7 +91,7 @@ def watched(name: str, folder: Path) -> tuple[RecordedRun, Problems, Path]:
     (folder / "monitor.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": str(folder / "out")}
     program = [quick_python(*user_scripts.TORCH), "train.py"]
-    command = [sys.executable, "-m", "probe", "run", "--config", "monitor.json", "--", *program]
+    command = probe_command("run", "--config", "monitor.json", "--", *program, modules=user_scripts.TORCH)
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=240)
     problems = Problems()
     return last_run(folder / "out", problems), problems, folder / "out"
@@ -100,7 +99,7 @@ def watched(name: str, folder: Path) -> tuple[RecordedRun, Problems, Path]:
 
 def said(root: Path, *verb: str) -> str:
     """What a command says about a run."""
-    command = [sys.executable, "-m", "probe", *verb, str(root)]
+    command = probe_command(*verb, root, modules=user_scripts.TORCH)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False).stdout
 

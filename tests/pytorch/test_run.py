@@ -13,6 +13,7 @@ import pytest
 from tests import user_scripts
 from tests.forks import ForkServer
 from tests.pytorch.run_scripts import ATTACH, CONFIG, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
+from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
 require("torch")
@@ -293,8 +294,8 @@ for step in range(3):
 dist.destroy_process_group()
 """
     (tmp_path / "train.py").write_text(text)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    command = [sys.executable, "-m", "probe", "run", "--", *torchrun]
+    torchrun = [quick_python(*user_scripts.TORCH), "-m", "torch.distributed.run", "--standalone"]
+    command = probe_command("run", "--", *torchrun, "--nproc-per-node", "2", "train.py", modules=user_scripts.TORCH)
     own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(tmp_path / "out")}
     done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

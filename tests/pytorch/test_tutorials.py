@@ -16,6 +16,7 @@ import pytest
 
 from tests import user_scripts
 from tests.core.trackers.wandb_file import read_runs
+from tests.quick_python import probe_command
 from tests.required import require, require_version
 
 require("torch")
@@ -34,7 +35,7 @@ class Tutorial(NamedTuple):
 
     def probe(self, *words: str) -> dict:
         """What a command prints as JSON about these files."""
-        command = [sys.executable, "-m", "probe", *words, "--json"]
+        command = probe_command(*words, "--json")
         done = subprocess.run(
             command, cwd=self.folder, env=os.environ | OWN, capture_output=True, text=True, check=False
         )

@@ -283,7 +283,7 @@ def test_every_number_that_is_promised_reaches_a_panel(tmp_path: Path) -> None:
 def exported(folder: Path) -> set[str]:
     """Names of the metrics of ranks, of the exporter, and of the heartbeat server."""
     store = HeartbeatStore(folder / "heartbeats", lambda tickets: None)
-    served_by_probe = set(re.findall(r"# TYPE (\w+)", exposition(store, RunBoard(60), Counter())))
+    served_by_probe = set(re.findall(r"# TYPE (\w+)", exposition(store, RunBoard(60), Counter()).decode()))
     assert store.close(PATIENCE)
     return {*catalogue.METRICS, *(each.name for each in catalogue.SHOWN_BY_NODE), *served_by_probe} | OF_THE_EXPORTER
 

@@ -16,7 +16,7 @@ from tests.services.server_process import listening
 from tests.waiting import PATIENCE
 
 parser = require("prometheus_client.parser")
-MODULES = ("probe.cli.exporter", "probe.services.exporter.app", "uvicorn.protocols.http.h11_impl", "psutil")
+MODULES = ("probe.cli.exporter", "probe.services.exporter.node_page", "uvicorn.protocols.http.h11_impl", "psutil")
 TEXT = "text/plain; version=0.0.4"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,9 +21,11 @@ from probe.core.run_state.progress import Progress, progress_folder
 from probe.services.exporter.rank_files import UsualFolders
 from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
+from tests.quick_python import quick_python
 from tests.required import require, require_program
 from tests.services.exporter_process import OPENMETRICS, Exported, exporting, parsed
 from tests.services.metrics_rank import header, rank, written
+from tests.user_scripts import COMMANDS
 from tests.waiting import PATIENCE, wait_for
 
 require("starlette")
@@ -351,7 +352,9 @@ def test_folders_of_other_users_are_counted(tmp_path: Path) -> None:
     )
     for path in (tmp_path, *tmp_path.parents[:2]):
         path.chmod(0o755)
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [quick_python(*COMMANDS), "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[] 1\n"
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.services.exporter.json_numbers import LONGEST_SECONDS, MOST_BYTES, NUMBERS, JsonNumbers
 from probe.services.exporter.ranks import NodeRanks
+from tests.quick_python import probe_command
 from tests.required import require
 from tests.services.exporter_process import Exported, exporting
 from tests.services.metrics_rank import written
@@ -37,7 +37,7 @@ TOKEN = "a-token-of-24-characters"
 def refusal(*options: str, **environment: str) -> str:
     """The complaint of an exporter that does not start."""
     done = subprocess.run(
-        [sys.executable, "-m", "probe", "exporter", *options],
+        probe_command("exporter", *options),
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, ""), done

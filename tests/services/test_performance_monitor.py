@@ -274,7 +274,7 @@ def test_all_times_are_of_this_machine_with_their_offset(monkeypatch: pytest.Mon
 )
 def test_ratings(score: float, rating: str) -> None:
     """Each begins at its least score."""
-    assert importlib.import_module("probe.core.analysis.performance.efficiency").rating(score) == rating
+    assert importlib.import_module("probe.core.analysis.performance.throughput").rating(score) == rating
 
 
 @pytest.mark.parametrize(

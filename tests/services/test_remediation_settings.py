@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.fields import Section
-from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.cleaning import FolderSettings
 from probe.services.remediation.label_fields import FieldSettings
 from probe.services.remediation.schema import (
+    ACTIONS,
     ActionSettings,
     HostSettings,
     JobSettings,

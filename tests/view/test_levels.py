@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.pictures.cells import RANKS, Span, cell_query, fetched
+from probe.core.analysis.pictures.survey import SurveyRow
 from probe.core.storage.duckdb_reader import connect, fill
 from probe.core.storage.run_directory import write_manifest
 from probe.view import levels
@@ -255,7 +256,7 @@ def test_rows_of_pipeline_stages_have_lines_of_their_own(tmp_path: Path) -> None
         np.testing.assert_array_equal(picture.cells["maximum"][2], 10.0 + np.arange(5))
         by_rank = heatmap_of_ranks(reader, SIGNAL, "max", ALL, 800, "pp1:out", [0, 1])
         assert by_rank.lines == [1]
-        assert row_names(reader, SIGNAL).labelled(1, 0, "out") == "pp1:out"
+        assert row_names(reader, SIGNAL).label(SurveyRow(1, 0, "out")) == "pp1:out"
 
 
 def test_a_step_that_is_half_written_is_read_again(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.storage.confinement import confine
+from probe.core.storage import files
+from probe.core.storage.files import confine
 from probe.view.background import BackgroundTasks, analysis_arguments, comparison_arguments
 from probe.view.findings import health_of
 from probe.view.run_list import RunList
@@ -219,6 +220,4 @@ def test_a_command_of_the_user_follows_links_anywhere(tmp_path: Path) -> None:
         problems = Problems()
         assert (tables(tmp_path / "run", problems), problems.number) == ([], 1)
     finally:
-        from probe.core.storage import confinement
-
-        confinement._folders.clear()
+        files._permitted.clear()

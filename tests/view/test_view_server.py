@@ -193,7 +193,7 @@ def test_runs_are_analysed_before_anybody_opens_them(tmp_path: Path) -> None:
 def test_dumped_findings_are_one_a_tensor() -> None:
     """Of several numbers of a tensor that are wrong the first is listed; the number of all stays."""
     marks = [Mark("AnomalyNan", SIGNAL, name, op, float("nan"), 3, 0) for name in ("a", "b") for op in ("norm", "max")]
-    found = of_dump(marks, 4, lambda _, __, ___, name: name, lambda _: 0)
+    found = of_dump(marks, 4, lambda _, __, ___, name: name, {})
     assert [(each.row, each.op) for each in found.findings] == [("a", "norm"), ("b", "norm")]
     assert found.cause is not None
     assert (found.total, found.cause["kind"]) == (4, "NaN")

@@ -61,7 +61,7 @@ LAST = (SHAPE, DTYPE, RANKS, COMPLETE)
 """Columns at the end of a merged file, before the histogram, if there is one."""
 
 
-class MergedRow(NamedTuple):
+class RankRow(NamedTuple):
     """One row of one rank's file."""
 
     key: tuple[str, ...]
@@ -90,7 +90,7 @@ class MergedRow(NamedTuple):
 class Merged(NamedTuple):
     """One row about a whole tensor."""
 
-    first: MergedRow
+    first: RankRow
     ranks: str
     complete: bool
     ops: Mapping[str, float]
@@ -220,10 +220,10 @@ def _ends(files: Sequence[tuple[int, TableFile]]) -> list[int]:
     return ends
 
 
-def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
+def merge_rows(signal: str, rows: Iterable[RankRow], report: Report) -> list[Merged]:
     """Return whole tensors, in the order of their first rows; of copies in several groups of ranks, the first. Copies
     that differ follow at the end."""
-    groups: dict[tuple[object, ...], list[MergedRow]] = {}
+    groups: dict[tuple[object, ...], list[RankRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
             groups.setdefault((*row.place, row.ranks), []).append(row)
@@ -259,7 +259,7 @@ def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
 
-def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
+def _merge(groups: Sequence[list[RankRow]]) -> list[Merged]:
     """Merge each group, whose rows are about different elements, to one row, with the ops that all of them have."""
     alike: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for n, group in enumerate(groups):
@@ -271,7 +271,7 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
     return [merged[n] for n in range(len(groups))]
 
 
-def _merged(groups: Sequence[list[MergedRow]], ops: Sequence[str], with_histograms: bool) -> list[Merged]:
+def _merged(groups: Sequence[list[RankRow]], ops: Sequence[str], with_histograms: bool) -> list[Merged]:
     """Merge groups whose rows all have ``ops``."""
     rows = [row for group in groups for row in group]
     wholes = np.array([i for i, group in enumerate(groups) for _ in group])
@@ -298,7 +298,7 @@ def _merged(groups: Sequence[list[MergedRow]], ops: Sequence[str], with_histogra
     ]
 
 
-def _lost(groups: Iterable[Sequence[MergedRow]], merged: Iterable[Merged]) -> dict[str, int]:
+def _lost(groups: Iterable[Sequence[RankRow]], merged: Iterable[Merged]) -> dict[str, int]:
     """Return the number of tensors of which some parts have an op, and others lack it, by op."""
     lost: Counter[str] = Counter()
     for group, whole in zip(groups, merged, strict=True):
@@ -306,7 +306,7 @@ def _lost(groups: Iterable[Sequence[MergedRow]], merged: Iterable[Merged]) -> di
     return lost
 
 
-def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Iterator[MergedRow]:
+def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Iterator[RankRow]:
     """Yield the rows of a file that belong to a piece; those that cannot be read are recorded as problems and left
     out."""
     directory, path = rows.directories[n], rows.original(file)
@@ -338,7 +338,7 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
         except ValueError as error:
             rows.problems.add(path, f"{error}: rows such as {' '.join(key[: len(NEEDED)])} are left out")
             continue
-        yield MergedRow(key, stage, shape, form[1], part, ranks, elements, values, histogram)
+        yield RankRow(key, stage, shape, form[1], part, ranks, elements, values, histogram)
 
 
 def _text(cell: object) -> str:

@@ -22,8 +22,6 @@ from probe.core.histogram import width
 
 Array = npt.NDArray[np.float64]
 
-SQUARES_TOO_SMALL = 1e-31
-"""Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 BRIEF = 1 << 21
 """Elements up to which the GIL is kept (a tenth of a millisecond): releasing it and acquiring it again takes longer."""
 
@@ -39,8 +37,6 @@ FOUR, BELOW, DEVIATIONS = 0, 1, 2
 """Moments to compute: the first four always, ``below`` and ``m2`` if the bit is set."""
 LEAST = 64
 """Rows for which a slab has memory from the beginning."""
-Row = tuple[float, ...]
-"""``NUMBERS`` numbers."""
 
 
 def _compiled() -> tuple[Any, Any, Any, Any] | None:
@@ -81,24 +77,6 @@ def _places(columns: tuple[str, ...]) -> list[int] | None:
 def places(columns: tuple[str, ...]) -> list[int] | None:
     """Return the indices of ``columns`` in a row; None if one of them is not there, or nothing was compiled."""
     return _places(columns) if available else None
-
-
-def one(address: int, size: int, kind: int = FLOAT32, eps: float = 0.0, more: int = FOUR) -> Row | None:
-    """Return the moments of ``size`` numbers of a ``kind`` that lie side by side at ``address``.
-
-    None if float32 cannot hold the result (NaN or Inf among the numbers, squares or sums beyond its range), or if the
-    functions were not compiled.
-
-    Args:
-        eps: limit of ``below``, rounded to float32.
-        more: moments to compute besides the first four, as :func:`needed` returns it; the rest of the row is without
-            meaning.
-    """
-    if not available:
-        return None
-    row = array("d", bytes(ROW_BYTES))
-    function = _brief_row if size <= BRIEF else _long_row
-    return tuple(row) if function(address, size, kind, eps, more, row.buffer_info()[0]) else None
 
 
 class HostRows:
@@ -149,7 +127,8 @@ class FixedArrays:
         self._blank = bytes(ROW_BYTES * number), bytes(number)
 
     def read(self) -> tuple[HostRows, bytes]:
-        """Return a row for each array, and for each whether it is valid: see :func:`one`."""
+        """Return a row for each array, and for each whether it is valid: not if there is NaN or Inf, or if squares or
+        sums are beyond the range of float32."""
         buffer = array("d", self._blank[0])
         return HostRows(buffer, self._columns), self.write(buffer.buffer_info()[0])
 
@@ -158,6 +137,17 @@ class FixedArrays:
         valid = array("B", self._blank[1])
         self._function(*(x.buffer_info()[0] for x in self._each), *self._how, rows, valid.buffer_info()[0])
         return valid.tobytes()
+
+
+def moments(
+    columns: tuple[str, ...],
+    addresses: Sequence[int],
+    sizes: Sequence[int],
+    kinds: int | Sequence[int] = FLOAT32,
+    eps: float = 0.0,
+) -> tuple[HostRows, bytes]:
+    """Return what :meth:`FixedArrays.read` does, of arrays that are read once."""
+    return FixedArrays(columns, addresses, sizes, kinds, eps).read()
 
 
 class Slab:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import fused_reduce
-from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
 from probe.core.backend.protocols import Adam
 from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
 from probe.core.moments import repeated
@@ -31,6 +30,8 @@ BLOCK = 1 << 16
 RUN = 1 << 13
 """Elements whose squares are added up in float32: rounding grows with their number (1e-6 of the norm here), and above
 10,000 OpenBLAS uses several threads, which then spin beside those of training."""
+SQUARES_TOO_SMALL = 1e-31
+"""Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 
 
 class Elements(NamedTuple):
@@ -189,30 +190,33 @@ def _pieces(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> list[float]:
     """Return moments of a block, then its mean and its length."""
-    block = _Block(as_float(array), eps, fused_reduce.needed(columns))
-    return [*[_REDUCE[name](block) for name in columns], block.mean, float(array.size)]
+    x = as_float(array)
+    if (row := _in_one_pass(x, (*columns, "mean"), eps)) is not None:
+        return [*row, float(x.size)]
+    block = _Block(x, eps)
+    return [*[_REDUCE[name](block) for name in columns], block.mean, float(x.size)]
+
+
+def _in_one_pass(x: Floats, columns: tuple[str, ...], eps: float) -> list[float] | None:
+    """Return the row of the compiled pass; None if that is impossible."""
+    if x.dtype != np.float32 or not x.flags.c_contiguous or fused_reduce.places(columns) is None:
+        return None
+    rows, valid = fused_reduce.moments(columns, [x.__array_interface__["data"][0]], [x.size], eps=eps)
+    row: list[float] = rows()[0].tolist()
+    return row if valid[0] else None
 
 
 class _Block:
     """Block of elements, with its counts of NaN and Inf: elements are examined only if their sum is not finite."""
 
-    __slots__ = ("eps", "infs", "known", "mean", "nans", "total", "x")
+    __slots__ = ("eps", "infs", "mean", "nans", "total", "x")
 
-    def __init__(self, x: Floats, eps: float, more: int) -> None:
-        self.x, self.eps = x, eps
+    def __init__(self, x: Floats, eps: float) -> None:
+        self.x, self.eps, self.total = x, eps, _sum(x)
         self.nans = self.infs = 0.0
-        self.known = _known(x, eps, more)
-        self.total = _sum(x) if self.known is None else self.known[2]
         if not math.isfinite(self.total):
             self.nans, self.infs = float(np.count_nonzero(np.isnan(x))), float(np.count_nonzero(np.isinf(x)))
         self.mean = self.total / x.size
-
-
-def _known(x: Floats, eps: float = 0.0, more: int = fused_reduce.FOUR) -> fused_reduce.Row | None:
-    """Return the row of the compiled pass, with ``more``; None if that is impossible."""
-    if x.dtype != np.float32 or not x.flags.c_contiguous:
-        return None
-    return fused_reduce.one(x.__array_interface__["data"][0], x.size, eps=eps, more=more)
 
 
 def _sum(x: Floats) -> float:
@@ -222,8 +226,6 @@ def _sum(x: Floats) -> float:
 
 
 def _squares(block: _Block) -> float:
-    if block.known is not None:
-        return block.known[3]
     if block.nans:
         return math.nan
     return math.inf if block.infs else _sum_of_squares(block.x)
@@ -231,8 +233,6 @@ def _squares(block: _Block) -> float:
 
 def _sum_of_squares(x: Floats) -> float:
     """Return the sum of squares, computed in float64 if squares leave the range of float32."""
-    if (known := _known(x)) is not None:
-        return known[3]
     whole = x.size - x.size % RUN
     runs = x[:whole].reshape(-1, RUN)
     squares = float(sum(np.matmul(runs[:, np.newaxis], runs[..., np.newaxis]).ravel().tolist()))
@@ -245,9 +245,6 @@ def _sum_of_squares(x: Floats) -> float:
 def _deviations(block: _Block) -> float:
     """Return the sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected
     for ``c`` (the shifted-data algorithm: Chan, Golub and LeVeque, 1983). Also make the block's mean more exact."""
-    if block.known is not None:
-        block.mean = block.known[6]
-        return block.known[5]
     if block.nans or block.infs:
         return math.nan
     x = block.x
@@ -258,19 +255,13 @@ def _deviations(block: _Block) -> float:
     return max(_sum_of_squares(shifted) - x.size * off * off, 0.0)
 
 
-def _below(block: _Block) -> float:
-    if block.known is not None:
-        return block.known[4]
-    return float(np.count_nonzero(np.abs(block.x) < block.eps))
-
-
 _REDUCE: dict[str, Callable[[_Block], float]] = {
-    "min": lambda block: float(np.minimum.reduce(block.x)) if block.known is None else block.known[0],
-    "max": lambda block: float(np.maximum.reduce(block.x)) if block.known is None else block.known[1],
+    "min": lambda block: float(np.minimum.reduce(block.x)),
+    "max": lambda block: float(np.maximum.reduce(block.x)),
     "sum": lambda block: block.total,
     "sumsq": _squares,
     "m2": _deviations,
     "nans": lambda block: block.nans,
     "infs": lambda block: block.infs,
-    "below": _below,
+    "below": lambda block: float(np.count_nonzero(np.abs(block.x) < block.eps)),
 }

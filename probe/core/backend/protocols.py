@@ -592,9 +592,6 @@ class TrainingLoop(Protocol):
         """Return a number for each tensor that every write by an operation changes; -1 for None, and for a tensor whose
         writes are not counted."""
 
-    def moments(self, gradients: Sequence[Tensor], columns: tuple[str, ...]) -> Block:
-        """Return moments of gradients, a row each, for the ``to_host`` of the tensors."""
-
     def reference(self, tensor: Tensor) -> Callable[[], object]:
         """Return a function that returns ``tensor`` as long as it exists, and None afterwards."""
 

@@ -9,6 +9,7 @@ from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
 from probe.core.checks.gradient_apart import GradientApart
+from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
@@ -59,6 +60,7 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-leap": GradientLeap,
     "turning-unstable": TurningUnstable,
     "gradient-apart": GradientApart,
+    "gradient-fades": GradientFades,
     "checkpoint-cut": CheckpointCut,
     "no-gradient": NoGradient,
     "not-held": NotHeld,

@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -40,6 +39,7 @@ from probe.core.fields import (
     Variants,
     not_blank,
     not_empty,
+    section_within,
     wrong,
 )
 from probe.core.histogram import HISTOGRAM
@@ -123,18 +123,7 @@ def _known_rule(name: str) -> str:
 
 def _args_of_rule(value: object, info: ValidationInfo) -> Any:
     """Validate arguments with the model of the rule next to them; a third party's rule gets a plain dict."""
-    return _args_of(RULE_ARGS.get(info.data.get("rule_name", "")), value)
-
-
-def _args_of(model: type[Section] | None, value: object) -> Any:
-    if model is None:
-        if isinstance(value, Mapping):
-            return dict(value)
-        raise wrong("a mapping")
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise PydanticCustomError("inside", "see error", {"model": model, "error": error}) from None
+    return section_within(RULE_ARGS.get(info.data.get("rule_name", "")), value)
 
 
 _RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}")
@@ -159,7 +148,7 @@ def _args_of_channel(value: object, info: ValidationInfo) -> Any:
     if not isinstance(value, Mapping | Section):  # such as an address, which no error may show
         shown = type(value).__name__
         raise PydanticCustomError("expected", "expected", {"expected": "a mapping", "shown": shown})
-    return _args_of(CHANNEL_ARGS.get(info.data.get("channel", "")), value)
+    return section_within(CHANNEL_ARGS.get(info.data.get("channel", "")), value)
 
 
 class ChannelSettings(Section):
@@ -302,7 +291,7 @@ RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN
 
 
 def _args_of_run_rule(value: object, info: ValidationInfo) -> Any:
-    return _args_of(RUN_RULE_ARGS.get(info.data.get("rule_name", "")), value)
+    return section_within(RUN_RULE_ARGS.get(info.data.get("rule_name", "")), value)
 
 
 class RunRuleSettings(Section):

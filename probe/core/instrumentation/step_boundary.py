@@ -20,14 +20,9 @@ is averaged or multiplied after the update fewer."""
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
 
 
-class UpdateReading(NamedTuple):
-    """Update of a step that has ended, some numbers of which may still be on their way to the host."""
-
-    update: Update = Update()
-    rate: Callable[[], float] | None = None
-    """Function that waits for the learning rate; None if it is known, or never will be."""
-    found: Callable[[], float] | None = None
-    """Function that waits for a number that is not 0 if the update was skipped; None if the outcome is known."""
+ReadUpdate = Callable[[], Update]
+"""Function that waits for the numbers of an update that are still on their way to the host. Called in the order of the
+steps, on the delivery thread."""
 
 
 class Updates:
@@ -108,7 +103,7 @@ class Updates:
             number = self._reading(found)
             self._found = (lambda: number) if isinstance(number, float) else number
 
-    def end(self) -> UpdateReading:
+    def end(self) -> tuple[Outcome, ReadUpdate]:
         """Return the update of the step, skipped if that of any optimizer was, and begin another."""
         worst: Outcome = "applied"
         if self._outcomes:
@@ -116,10 +111,10 @@ class Updates:
         self._skips = self._skips + 1 if worst == "skipped" else 0
         found = self._found if worst == "unknown" else None
         rate, wait = (self.rate, None) if isinstance(self.rate, float) else (nan, self.rate)
-        reading = UpdateReading(Update(worst, self._skips, self._begun, rate), wait, found)
+        update = Update(worst, self._skips, self._begun, rate)
         self._begun |= worst == "applied"
         self._outcomes, self.rate, self._found = set(), None, None
-        return reading
+        return worst, lambda: self._read(update, wait, found)
 
     def _reading(self, value: object) -> float | Callable[[], float] | None:
         """Return the number, or a function that waits for it; None if there is none. A copy is made at once: a
@@ -133,13 +128,14 @@ class Updates:
         wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
         return lambda: float(wait()[0, 0])
 
-    def read(self, reading: UpdateReading) -> Update:
-        """Return the update of a sampled step with its learning rate and its outcome; wait for the device. Called in
-        the order of the steps, on the delivery thread."""
-        update = reading.update if reading.rate is None else reading.update._replace(rate=reading.rate())
-        if reading.found is None:
+    def _read(self, update: Update, rate: Callable[[], float] | None, found: Callable[[], float] | None) -> Update:
+        """Return ``update`` with its learning rate, and its outcome where that is ``found``: a number that is not 0 if
+        it was skipped."""
+        if rate is not None:
+            update = update._replace(rate=rate())
+        if found is None:
             return update
-        skipped, (skips, begun) = reading.found() != 0, self._on_device
+        skipped, (skips, begun) = found() != 0, self._on_device
         self._on_device = (skips + 1 if skipped else 0), begun or not skipped
         return update._replace(outcome="skipped" if skipped else "applied", skips=self._on_device[0], begun=begun)
 
@@ -205,9 +201,7 @@ class FinishedStep(NamedTuple):
     ops: tuple[str, ...]
     spent: Spent
     outcome: Outcome
-    update: UpdateReading
-    read: Callable[[UpdateReading], Update]
-    """Function that waits for the numbers of the update."""
+    update: ReadUpdate
 
 
 class StepConsumer(Protocol):

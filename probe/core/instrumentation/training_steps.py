@@ -20,10 +20,10 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.step_boundary import (
     FinishedStep,
     ForwardMarks,
+    ReadUpdate,
     RunListener,
     StepConsumer,
     UpdateListener,
-    UpdateReading,
     Updates,
 )
 from probe.core.records import Outcome
@@ -82,8 +82,6 @@ class TrainingSteps:
         """True if hooks show when a forward begins, in sampled steps."""
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
-        self._update = UpdateReading()
-        """The update of the step that ended last."""
         self._process = os.getpid()
         self.thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
@@ -330,12 +328,12 @@ class TrainingSteps:
 
     def _end_step(self) -> None:
         run, step = self.run, self.run.clock.step
-        self.last, self._update = None, self._updates.end()
+        self.last, (outcome, update) = None, self._updates.end()
         if self.run_listener is not None:
-            attempt(self.faults, "run state", self._report, self.run_listener, step)
+            attempt(self.faults, "run state", self._report, self.run_listener, step, outcome)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
-            self._finish()
+            self._finish(outcome, update)
         try:
             if sampled or self._schedule.pace is not None:
                 self._schedule.ended(step, sampled)
@@ -357,13 +355,13 @@ class TrainingSteps:
         if self._schedule.finished:
             self._owner.finished()
 
-    def _report(self, listener: RunListener, step: int) -> None:
+    def _report(self, listener: RunListener, step: int, outcome: Outcome) -> None:
         run = self.run
         waits = [wait() for wait in run.waited] if run.clock.sampled else []
         seconds = [wait for wait in waits if wait is not None]
-        listener.ended(step, self._update.update.outcome, sum(seconds) if seconds else None)
+        listener.ended(step, outcome, sum(seconds) if seconds else None)
 
-    def _finish(self) -> None:
+    def _finish(self, outcome: Outcome, update: ReadUpdate) -> None:
         """Hand the step over, or drop it if nothing can be read; a failure is counted."""
         run, captured = self.run, self.run.capturing is not None
         try:
@@ -373,7 +371,7 @@ class TrainingSteps:
                 if captured:
                     self._drop()
             if not captured:
-                self._hand_over(self._update)
+                self._hand_over(outcome, update)
         except Exception as error:  # noqa: BLE001 - the next step begins
             count(run.faults, "end of step", error)
 
@@ -395,9 +393,9 @@ class TrainingSteps:
         """Deliver the rows of a step that will not end."""
         run = self.run
         if run.clock.sampled and run.seen:
-            attempt(self.faults, "end of step", self._hand_over, self._updates.end(), "partial")
+            attempt(self.faults, "end of step", self._hand_over, "partial", self._updates.end()[1])
 
-    def _hand_over(self, update: UpdateReading, outcome: Outcome | None = None) -> None:
+    def _hand_over(self, outcome: Outcome, update: ReadUpdate) -> None:
         run = self.run
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         step, now = run.clock.step, time.time()
@@ -411,9 +409,7 @@ class TrainingSteps:
         self.last = (step, pending, run.statistics)
         spent = run.cost.take(begun)
         if self.output is not None:
-            rows, ended = (pending, *others), outcome or update.update.outcome
-            read = self._updates.read
-            self.output.submit(FinishedStep(step, now, rows, run.statistics, spent, ended, update, read))
+            self.output.submit(FinishedStep(step, now, (pending, *others), run.statistics, spent, outcome, update))
 
     def _drop(self, drained: bool = False) -> None:
         """Drop the rest of the step; pass files that listeners return to the output."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels.address import AddressError, is_url
@@ -17,9 +19,8 @@ from probe.core.alerting.redaction import register_address
 from probe.core.config import schema
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.internevo.losses import LossRatio
 from probe.core.launch import RANKS, launched
-from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
+from probe.core.monitor.alarms import MOST_TRACEBACK, QUIET_STEPS, Cause, job_name
 from probe.core.monitor.process_exit import Endings
 from probe.core.records import Alert, Severity
 from probe.core.run_state.progress import Progress
@@ -33,6 +34,8 @@ LOSS_RATIO = 1.5
 """Default of ``loss_spike_limit``."""
 BOT_VARIABLE = "PROBE_FEISHU_SECRET"
 """Environment variable with the secret of the bots' signature verification."""
+NOT_FINITE, SPIKE = "loss nan", "loss spike"
+"""Names of the two matters."""
 
 
 def checked_webhook(address: str, argument: str) -> str:
@@ -231,3 +234,55 @@ def recipients() -> Recipients:
     if here not in _recipients:
         _recipients.setdefault(here, Recipients())
     return _recipients[here]
+
+
+class LossNotice(NamedTuple):
+    """Begin or end of a matter about the loss."""
+
+    name: str
+    severity: Severity
+    title: str
+    text: str
+    resolved: bool = False
+
+
+class LossRatio:
+    """Judge of each loss. While a matter is open, its repetitions yield nothing.
+
+    Args:
+        limit: multiple of the previous loss above which a loss is a spike.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._previous: float | None = None
+        """Previous finite loss."""
+        self._not_finite = self._spiking = False
+        self._quiet = 0
+
+    def judge(self, step: int, loss: float) -> Iterator[LossNotice]:
+        """Yield the matters that begin or end with this loss."""
+        before = "none before" if self._previous is None else f"the last one before: {self._previous:.6g}"
+        if not math.isfinite(loss):
+            if not self._not_finite:
+                self._not_finite = True
+                yield LossNotice(NOT_FINITE, "critical", f"loss {loss} at step {step}", f"finite losses: {before}")
+            return
+        if self._not_finite:
+            self._not_finite = False
+            yield LossNotice(NOT_FINITE, "info", "", f"loss {loss:.6g} at step {step}", resolved=True)
+        spike = self._previous is not None and loss > self._bound(self._previous)
+        self._quiet = 0 if spike else self._quiet + 1
+        if spike and not self._spiking:
+            self._spiking = True
+            text = f"{before}, the limit: {self.limit:g} times that"
+            yield LossNotice(SPIKE, "warning", f"loss spike: {loss:.6g} at step {step}", text)
+        elif self._spiking and self._quiet >= QUIET_STEPS:
+            self._spiking = False
+            yield LossNotice(SPIKE, "info", "", f"no spike in {QUIET_STEPS} steps up to step {step}", resolved=True)
+        self._previous = loss
+
+    def _bound(self, previous: float) -> float:
+        """Return the largest loss that is no spike: a multiple of the previous one. Above a negative loss the distance
+        is that above a positive loss of the same magnitude."""
+        return self.limit * previous if previous >= 0 else previous + (self.limit - 1) * -previous

@@ -159,9 +159,10 @@ class Attachment:
         """Number of the training step in progress, or of the one in which the attachment ended."""
         return self.run.clock.step if self._ended_at is None else self._ended_at
 
-    def _state(self) -> tuple[int, str | None]:
+    def _state(self) -> tuple[int, str | None, tuple[float, float]]:
         directory = self.output.directory if self.output is not None else None
-        return self.step, str(directory) if directory is not None else None
+        cost = self.run.cost
+        return self.step, str(directory) if directory is not None else None, (cost.total, cost.seconds - cost.own)
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""

@@ -38,14 +38,15 @@ SUMMARY = "summary of the run"
 """Place of failures of the summary."""
 RENEW_SECONDS = 1.0
 """Least time between two summaries of a run that goes on."""
-State = Callable[[], tuple[int, str | None] | None]
+State = Callable[[], tuple[int, str | None, tuple[float, float]] | None]
 
 
 class Reporting:
     """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured, and its summary.
 
     Args:
-        state: returns the number of the step in progress, and the directory of the files; None if the run is gone.
+        state: returns the number of the step in progress, the directory of the files, and the seconds of probe and of
+            the steps without it; None if the run is gone.
         number: number of the run among those that live side by side in a program without a launcher; it takes the
             place of the rank.
 
@@ -187,7 +188,10 @@ class Reporting:
 
     def _summary(self, ended: bool) -> WatchSummary | None:
         state = self._state()
-        return None if state is None else self.account.summary(*state, self._faults.counts, ended)
+        if state is None:
+            return None
+        step, directory, cost = state
+        return self.account.summary(step, directory, self._faults.counts, ended, cost)
 
     # Parts.
 

@@ -34,8 +34,8 @@ from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import SUFFIX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of, superseded_name
+from probe.core.storage.side_files import StepUpdates
 from probe.core.storage.sql import literal, pattern_of
-from probe.core.storage.step_updates import StepUpdates
 
 _log = logging.getLogger("probe")
 

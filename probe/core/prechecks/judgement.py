@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from probe.core.checks.check import CheckFinding, NotApplicable
 from probe.core.door import attempt
@@ -56,7 +56,8 @@ def preflight(trials: Sequence[Trial], findings: Sequence[CheckFinding]) -> str:
     parts = [f"{holding} hold", *([f"{len(broken)} broken ({', '.join(sorted(broken))})"] if broken else [])]
     parts += [f"{absent} not applicable"] if absent else []
     if unseen:
-        parts.append(f"{sum(map(len, unseen.values()))} could not be seen ({_reasons(unseen)})")
+        reasons = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in unseen.items())
+        parts.append(f"{sum(map(len, unseen.values()))} could not be seen ({reasons})")
     return f"before training: {', '.join(parts)}"
 
 
@@ -68,7 +69,3 @@ def _missing(name: str, kind: type[Precheck], trials: Sequence[Trial]) -> str | 
     reasons = [*failed, *(reason for trial in trials if (reason := kind().missing(trial)) is not None)]
     unseen = [reason for reason in reasons if not isinstance(reason, NotApplicable)]
     return next(iter(unseen or reasons), None)
-
-
-def _reasons(unseen: Mapping[str, list[str]]) -> str:
-    return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in unseen.items())

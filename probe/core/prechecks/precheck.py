@@ -47,9 +47,12 @@ class Precheck:
         where: Sequence[str] = (),
         grade: Grade | None = None,
         step: int = 0,
+        between: Sequence[Trial] = (),
     ) -> CheckFinding:
-        """Make a finding."""
-        return CheckFinding(self.name, grade or self.grade, tuple(where)[:MOST], step, step, text, dict(evidence))
+        """Make a finding, of the rank that is judged or ``between`` several."""
+        ranks = tuple(trial.rank for trial in between)
+        places = tuple(where)[:MOST]
+        return CheckFinding(self.name, grade or self.grade, places, step, step, text, dict(evidence), ranks)
 
 
 class RankPrecheck(Precheck):
@@ -66,4 +69,5 @@ class RankPrecheck(Precheck):
 
 NO_LOSS = "no loss function of the framework was called on what a model returned"
 """Reason for which losses could not be judged."""
+NO_UPDATE = "no update was seen"
 NO_CLASSES = NotApplicable("no loss over classes")

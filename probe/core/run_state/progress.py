@@ -50,8 +50,7 @@ from probe.core.run_state.progress_file import (
     check,
 )
 from probe.core.run_state.stack_signal import StackSignal
-from probe.core.storage.mapped_parts import mapped
-from probe.core.storage.shared_folders import digest, private, shared_folder
+from probe.core.storage.mapped_parts import digest, mapped, private, shared_folder
 
 FOLDER = "PROBE_PROGRESS_DIR"
 """Environment variable of the directory that replaces the usual one."""

@@ -25,9 +25,12 @@ class GradientNorms:
         self._loop, self._run = loop, run
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
 
+    def _norms(self, gradients: Sequence[Tensor]) -> Block:
+        return self._tensors.moments(gradients, NORMS, 0.0, None)
+
     def have_numbers(self, gradients: Sequence[Tensor]) -> Callable[[], bool]:
         """Return a function that waits for whether any of some gradients is not exactly zero."""
-        wait = self._tensors.to_host([self._loop.moments(gradients, NORMS)])
+        wait = self._tensors.to_host([self._norms(gradients)])
         return lambda: bool((wait() != 0).any())
 
     def take_returned(self, memory: OptimizerMemory) -> None:
@@ -38,7 +41,7 @@ class GradientNorms:
         if not positions:
             return
         gradients = [all_gradients[n] for n in positions]
-        block = self._loop.moments(gradients, NORMS)
+        block = self._norms(gradients)
         memory.measured.append(MeasuredGradients(positions, [*map(id, gradients)], None, block, returned=True))
         memory.returned.append((tuple(memory.names[n] for n in positions), block))
 
@@ -69,7 +72,7 @@ class GradientNorms:
             return
         reference = self._loop.reference if self._loop.keeps(memory.parameters) else None
         references = None if reference is None else [reference(gradient) for gradient in gradients]
-        block = self._loop.moments(gradients, NORMS)
+        block = self._norms(gradients)
         memory.measured.append(MeasuredGradients(positions, [*map(id, gradients)], references, block))
 
     def read(
@@ -92,9 +95,7 @@ class GradientNorms:
                 is_scaled += [measurement.returned] * (0 if scale is None else len(measurement.positions))
             rest = [] if places == rest else sorted({*rest}.difference(places))
         if rest:
-            blocks.append(
-                self._loop.moments([gradient for n in rest if (gradient := all_gradients[n]) is not None], NORMS)
-            )
+            blocks.append(self._norms([gradient for n in rest if (gradient := all_gradients[n]) is not None]))
             places += rest
             is_scaled += [True] * len(rest)
         self._forget_returned(memory, bool(rest))
@@ -111,7 +112,7 @@ class GradientNorms:
             number: number of rows of gradients.
         """
         others = memory.numbers.blocks
-        more = [] if scale is None else [self._tensors.moments([scale], NORMS, 0.0, None)]
+        more = [] if scale is None else [self._norms([scale])]
         wait = self._tensors.to_host([*blocks, *others, *more])
         if not others:
             return wait
@@ -133,7 +134,7 @@ class GradientNorms:
                 parts.append(tensor)
         if not places:
             return Gradients(present, memory.none, memory.none, None)
-        blocks = [self._tensors.moments(parts, NORMS, 0.0, None)]
+        blocks = [self._norms(parts)]
         mask = None if scale is None else np.ones(len(places), np.bool_)
         wait = self._to_host(memory, blocks, len(places), scale)
         read = unscaled_norms(wait, places, mask, len(memory.parameters))

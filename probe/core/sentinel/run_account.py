@@ -17,7 +17,6 @@ from probe.core.judged_findings import of_check, of_number
 from probe.core.language import Message, message
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
-from probe.core.output.sinks.overhead import OVERHEAD
 from probe.core.records import Finding, Snapshot
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import judged, module_of
@@ -66,7 +65,6 @@ class RunAccount:
         self._findings: list[JudgedFinding] = []
         self._of_kind: dict[tuple[str, str], int] = {}
         self._recorded, self._last_recorded = 0, None  # type: int, int | None
-        self._cost = math.nan
         self._looked: list[str] = []
         self.stretches: Sequence[CollectedSteps] = ()
         """Steps in which everything is collected around what was found."""
@@ -103,7 +101,6 @@ class RunAccount:
     def rows(self, snapshot: Snapshot) -> None:
         """Take a sampled step with its findings, in causal order."""
         after, self._last_recorded, self._recorded = self._last_recorded, snapshot.step, self._recorded + 1
-        self._cost = snapshot.scalars.get(OVERHEAD, self._cost)
         if self.stretches:
             self._show(snapshot)
         if snapshot.findings:
@@ -155,7 +152,14 @@ class RunAccount:
         """True if a critical or a warning was found."""
         return any(finding.grade != "note" for finding in [*self._findings])
 
-    def summary(self, step: int, directory: str | None, faults: Mapping[str, int], ended: bool) -> WatchSummary:
+    def summary(
+        self,
+        step: int,
+        directory: str | None,
+        faults: Mapping[str, int],
+        ended: bool,
+        cost: tuple[float, float] = (math.nan, math.nan),
+    ) -> WatchSummary:
         """Return the summary at this moment.
 
         Args:
@@ -163,6 +167,7 @@ class RunAccount:
             directory: directory of the files; None if nothing is written.
             faults: number of failures and losses inside probe, by place.
             ended: whether the run has ended.
+            cost: seconds of probe, and of the steps without it.
         """
         steps = max(0, step - self.first)
         recorded = min(self._recorded, steps)
@@ -184,7 +189,7 @@ class RunAccount:
             faults=sum(number for place, number in faults.items() if place != CAPTURED),
             ended=ended,
             deep=tuple(self._deep(stretch, step) for stretch in [*self.stretches] if stretch.first < step),
-            cost=self._cost,
+            cost=cost,
         )
 
     def _deep(self, stretch: CollectedSteps, step: int) -> DeepSteps:

@@ -100,8 +100,8 @@ class WatchSummary(NamedTuple):
     """False if the process has written nothing later: it was killed, or goes on."""
     deep: tuple[DeepSteps, ...] = ()
     """Steps in which everything was collected."""
-    cost: float = math.nan
-    """Time that training has waited for probe, as a part of all its time; NaN if it is unknown."""
+    cost: tuple[float, float] = (math.nan, math.nan)
+    """Seconds of probe, and of the steps without it; NaN if they are unknown."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON can hold."""
@@ -125,6 +125,7 @@ class WatchSummary(NamedTuple):
             "looked": Looked(tuple(map(unpacked, at)), tuple(map(unpacked, not_at))),
             **{name: unpacked(fields[name]) for name in ("why", "preflight")},
             "deep": tuple(DeepSteps(**{**steps, "kinds": tuple(steps["kinds"])}) for steps in fields["deep"]),
+            "cost": tuple(fields["cost"]),
         }
         return cls(**{**fields, **parsed})
 
@@ -163,17 +164,18 @@ class RunReport(NamedTuple):
         """Return the report as one line."""
         return joined("; ", [*self.facts, *filter(None, [self.unknown or self.verdict.line(), self._files])])
 
-    def lines(self, picture: VerdictPicture | None = None, blocks: bool = True) -> list[str]:
+    def lines(self, picture: VerdictPicture | None = None, blocks: bool = True, width: int = 0) -> list[str]:
         """Return the report for a terminal: the verdict first, then what was watched.
 
         Args:
             picture: of the rows around the place that is named.
             blocks: whether the terminal has block characters.
+            width: columns for the picture; 0 for as many as it needs.
         """
         watched = [*self.facts, *filter(None, [self._files])]
         if not self.verdict.kind:
             return [*([self.unknown] if self.unknown else self.verdict.lines()), *watched]
-        lines = card_lines(self.verdict, picture, self.files, self.change, blocks)
+        lines = card_lines(self.verdict, picture, self.files, self.change, blocks, width)
         return [*lines, *filter(None, [self.unknown]), *watched]
 
     @property
@@ -208,19 +210,21 @@ def report_of(
     files = shown_path(files) if relative else files
     deep = [steps for summary in ranks for steps in summary.deep]
     verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
-    change = first.loss.change() if LOSS in verdict.evidence else ""
-    return RunReport(tuple(_facts(ranks)), verdict, files, _unknown(ranks), change)
+    named = next((rank for rank in ranks if rank.rank in verdict.ranks), first)
+    change = named.loss.change() if LOSS in verdict.evidence else ""
+    return RunReport(tuple(_facts(ranks, named.loss)), verdict, files, _unknown(ranks), change)
 
 
-def _facts(ranks: Sequence[WatchSummary]) -> Iterator[str]:
+def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     """Yield clauses about what was watched."""
     first = ranks[0]
     yield _steps(ranks)
     yield from dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
-    yield from filter(None, [first.loss.text(), first.preflight if first.ended else ""])
-    cost = max((summary.cost for summary in ranks if not math.isnan(summary.cost)), default=math.nan)
-    if not math.isnan(cost):
-        yield message("cost: {cost:.1f} % of the time", cost=100 * cost)
+    yield from filter(None, [loss.text(), first.preflight if first.ended else ""])
+    costs = [(own / plain, own / summary.steps) for summary in ranks for own, plain in [summary.cost] if plain > 0]
+    if costs:
+        share, seconds = max(costs)
+        yield message("cost: {number:.3g} ms a step ({share:.1f} % longer)", number=1000 * seconds, share=100 * share)
     if faults := sum(summary.faults for summary in ranks):
         failures = "{number} failure inside probe, which training did not notice"
         many = "{number} failures inside probe, which training did not notice"

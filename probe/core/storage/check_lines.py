@@ -7,7 +7,8 @@ found between ranks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -16,13 +17,13 @@ from probe.core.hindsight.onset import Onset
 from probe.core.language import Message, packed, unpacked
 from probe.core.storage.batches import Readable
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.files import append_line, opened
+from probe.core.storage.files import append_line
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import is_whole
-from probe.core.storage.packed.run import TEXTS_TABLE, packed_index
+from probe.core.storage.packed.run import TEXTS_TABLE
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import plain
-from probe.core.storage.sql import literal, pattern_of
+from probe.core.storage.side_files import packed_records, parsed_lines, whole_lines
 
 CHECKS = "checks.jsonl"
 PROGRAM = "program"
@@ -32,8 +33,7 @@ MESSAGE = "message"
 GRADES: tuple[str, ...] = get_args(Grade)
 MOST = 10_000
 """Findings of a file that are read; a run writes a few hundred at most."""
-LONGEST = 1 << 20
-"""Bytes of a line at most."""
+ABOUT = "the findings of the checks"
 
 
 class CheckLine(NamedTuple):
@@ -79,37 +79,24 @@ def of_directory(rows: Readable, directory: RankDirectory) -> Iterator[CheckFind
     Args:
         rows: reader of the run's rows; of a packed run one that has a ``connection``.
     """
+    path, problems = directory.path / CHECKS, rows.problems
     if directory.packed is None:
-        lines = read_check_lines(directory.path / CHECKS, rows.problems)
+        lines = whole_lines(path, ABOUT, problems)
     else:
-        lines = _parsed(_packed_text(rows, directory).splitlines(), directory.path / CHECKS, rows.problems)
-    for line in lines:
+        texts = packed_records(rows, directory, TEXTS_TABLE, ABOUT, f"AND name = '{CHECKS}'")
+        lines = (line for text in texts for line in bytes(text["content"]).splitlines())
+    for line in _parsed(lines, path, problems):
         if directory.until is None or line.finding.step < directory.until:
             yield line.finding
 
 
 def read_check_lines(path: Place, problems: Problems) -> Iterator[CheckLine]:
     """Yield the lines of a file, none if there is no file. An unfinished last line may be in the making."""
-    if not path.is_file():
-        return
-    try:
-        with opened(path) as file:
-            lines = [line for line in iter(lambda: file.readline(LONGEST), b"") if line.endswith(b"\n")][:MOST]
-    except OSError as error:
-        problems.add(path, f"{error}; the findings of the checks are unknown")
-        return
-    yield from _parsed(lines, path, problems)
+    return _parsed(whole_lines(path, ABOUT, problems), path, problems)
 
 
-def _parsed(lines: Sequence[bytes], path: Place, problems: Problems) -> Iterator[CheckLine]:
-    bad = 0
-    for line in lines:
-        try:
-            yield _line(json.loads(line))
-        except (ValueError, RecursionError, KeyError, TypeError):
-            bad += 1
-    if bad:
-        problems.add(path, f"lines that cannot be read, about findings of the checks: {bad}")
+def _parsed(lines: Iterable[bytes], path: Place, problems: Problems) -> Iterator[CheckLine]:
+    return parsed_lines(islice(lines, MOST), _line, path, ABOUT, problems)
 
 
 def _line(fields: Mapping[str, Any]) -> CheckLine:
@@ -126,20 +113,3 @@ def _line(fields: Mapping[str, Any]) -> CheckLine:
     onset, text = Onset.of(fields.get("onset")), unpacked(fields.get(MESSAGE, fields["text"]))
     finding = CheckFinding(str(fields["check"]), grade, where, step, since, text, evidence, ranks, onset)
     return CheckLine(finding, str(fields.get(PROGRAM, "")))
-
-
-def _packed_text(rows: Readable, directory: RankDirectory) -> bytes:
-    """Return the file of a directory of a packed run; nothing if it has none."""
-    index, connection = packed_index(directory.path.parent), getattr(rows, "connection", None)
-    if connection is None or (table := index.table(TEXTS_TABLE)) is None:
-        return b""
-    place = directory.rank, int(index.directories["position"][directory.packed or 0]), CHECKS
-    query = (
-        f"SELECT content FROM read_parquet({literal(pattern_of(table))}) WHERE rank = ? AND directory = ? AND name = ?"  # noqa: S608
-    )
-    try:
-        row = connection.cursor().execute(query, place).fetchone()
-    except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
-        rows.problems.add(table, f"{' '.join(str(error).split())}; the findings of the checks are unknown")
-        return b""
-    return bytes(row[0]) if row else b""

@@ -15,10 +15,9 @@ from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
 from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.packed.run import FILES_TABLE, PACKED, packed_index, packed_source
-from probe.core.storage.parquet_check import misfit
 from probe.core.storage.problems import Problems, cannot_be_read
 from probe.core.storage.sql import literal, pattern_of, quoted
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import TableFile, misfit, tables
 
 PIECE_ROWS = 100_000
 """Rows of a Parquet file that are read at a time."""

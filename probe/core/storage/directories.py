@@ -309,11 +309,6 @@ def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problem
         )
 
 
-def has_rows(directory: RankDirectory) -> bool:
-    """Return whether a directory has files or a database with rows."""
-    return bool(ranks_with_rows([directory]))
-
-
 def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:
     """Return the ranks whose directories have files or databases with rows; of a packed run by its index, opened
     once."""

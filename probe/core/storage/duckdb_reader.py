@@ -64,36 +64,6 @@ def fill(connection: Connection, table: str, columns: Mapping[str, str], rows: I
 Listing = FileListing | PackedListing
 
 
-class RejectedLines:
-    """Lines that DuckDB could not read, each of which is recorded by the file that a rank has written.
-
-    Args:
-        listing: the files; those of others that share a connection are left to these.
-    """
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-
-    def record(self, connection: Connection, problems: Problems) -> None:
-        """Record the lines that the queries of ``connection`` so far could not read."""
-        import duckdb
-
-        try:
-            if not connection.execute("SELECT 1 FROM reject_errors LIMIT 1").fetchall():
-                return
-        except duckdb.CatalogException:  # no query has read text yet
-            return
-        folders = self._listing.folders()
-        for path, line, wrong, after, place, lines in connection.execute(_REJECTED).fetchall():
-            if folder_of(path) not in folders:
-                continue
-            where = self._listing.original(path) or located(path)
-            if place <= NAMED:
-                problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
-            elif place == NAMED + 1:
-                problems.add(where, cannot_be_read(lines - NAMED))
-
-
 class Rows:
     """One view a signal over all rows in ``directories``.
 
@@ -132,7 +102,6 @@ class Rows:
         self._copies = tempfile.TemporaryDirectory(prefix="probe-", dir=scratch)
         kind = PackedListing if any(directory.packed is not None for directory in directories) else FileListing
         self.listing: Listing = kind(self.connection, self.directories, problems, Path(self._copies.name), files)
-        self._rejected = RejectedLines(self.listing)
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[int, TableFile, float]]] = {}
         self._list_directories()
@@ -232,7 +201,7 @@ class Rows:
                     yield from rows
             finally:
                 if not self._closed:
-                    self._rejected.record(cursor, self.problems)  # a cursor has temporary tables of its own
+                    self._record_rejected(cursor)  # a cursor has temporary tables of its own
 
     def close(self) -> None:
         """Record the lines that were left out, and release all resources."""
@@ -245,7 +214,25 @@ class Rows:
 
     def record_rejected(self) -> None:
         """Record the lines that the queries so far could not read."""
-        self._rejected.record(self.connection, self.problems)
+        self._record_rejected(self.connection)
+
+    def _record_rejected(self, connection: Connection) -> None:
+        import duckdb
+
+        try:
+            if not connection.execute("SELECT 1 FROM reject_errors LIMIT 1").fetchall():
+                return
+        except duckdb.CatalogException:  # no query has read text yet
+            return
+        folders = self.listing.folders()  # files of others that share a connection are left to these
+        for path, line, wrong, after, place, lines in connection.execute(_REJECTED).fetchall():
+            if folder_of(path) not in folders:
+                continue
+            where = self.listing.original(path) or located(path)
+            if place <= NAMED:
+                self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
+            elif place == NAMED + 1:
+                self.problems.add(where, cannot_be_read(lines - NAMED))
 
     def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
         return grouped(self.connection, files, self.source)

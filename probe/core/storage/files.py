@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
 from probe.core.messages import plural
-from probe.core.storage import confinement
 from probe.core.storage.location import Location, Place
 
 MOST_JSON = 64 << 20
@@ -26,6 +25,9 @@ LONGEST_LINE = 1 << 16
 """Bytes that lines of probe's files hardly ever exceed."""
 FARTHEST = 8 << 20
 """Bytes within which the next line has to begin."""
+_log = logging.getLogger("probe.files")
+_permitted: list[Path] = []
+"""Folders without links in their paths; none: the process may read anything."""
 
 
 def opened(path: Place) -> BufferedReader:
@@ -36,7 +38,7 @@ def opened(path: Place) -> BufferedReader:
     """
     if isinstance(path, Location):
         return path.open()
-    confinement.check(path)
+    check_permitted(path)
     _check(path, path.stat())
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes
     try:
@@ -134,9 +136,6 @@ def _check(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "expected a file; this is a directory", str(path))
     raise OSError(errno.EINVAL, "expected a regular file; this is a FIFO, socket or device", str(path))
-
-
-_log = logging.getLogger("probe.files")
 
 
 def open_for_append(path: Path) -> FileIO:
@@ -262,3 +261,33 @@ def _made(path: Path, mode: str, **options: Any) -> Any:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open(mode, **options)
+
+
+def confine(places: Iterable[Path]) -> None:
+    """Let this process read what is in ``places`` alone, from now on, whatever links are there."""
+    _permitted[:] = [place.resolve() for place in places] or [Path(os.devnull)]
+
+
+def permit(folder: Path) -> None:
+    """Let this process also read a folder of its own, if it is confined."""
+    if _permitted:
+        _permitted.append(folder.resolve())
+
+
+def leads_out(path: Path) -> bool:
+    """Return whether a link in ``path`` leads out of the folders that this process may read."""
+    if not _permitted:
+        return False
+    real = path.resolve()
+    return not any(real.is_relative_to(folder) for folder in _permitted)
+
+
+def check_permitted(path: Path) -> None:
+    """Check that a path may be read.
+
+    Raises:
+        OSError: if a link leads out of the folders.
+    """
+    if leads_out(path):
+        trouble = "a link leads out of the folders of this command: it is not followed; name its target as one of them"
+        raise OSError(errno.ELOOP, trouble, str(path))

@@ -15,10 +15,9 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import CSV, KEY, table_name, type_of
 from probe.core.storage.location import Location, Place, contents, fetch_ahead
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import folder_of, listed, literal, quoted
-from probe.core.storage.table_files import Files, FilesBySignal, TableFile, each_once, tables
+from probe.core.storage.table_files import Files, FilesBySignal, TableFile, each_once, readable, tables
 
 Connection = Any
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
@@ -61,6 +62,8 @@ AT_ONCE = 32
 """Objects that are fetched at the same time."""
 LARGE_AT_ONCE = 2
 """Parts of larger objects that are fetched at the same time, since each is held in memory."""
+ATTEMPTS = 5
+"""Attempts of a request that is refused or has no answer, and attempts to read an answer that breaks off."""
 SECRETS = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "FSSPEC_S3_SECRET", "FSSPEC_S3_KEY"),
     *("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN"),
@@ -266,9 +269,7 @@ class ObjectStore:
         if end == begin:
             return b"", ""
         if hasattr(self.fs, "call_s3"):
-            from probe.core.storage.s3_ranges import fetched
-
-            return fetched(self.fs, path, None if whole else (begin, end))
+            return _fetched_from_s3(self.fs, path, None if whole else (begin, end))
         data = self.fs.cat_file(path) if whole else self.fs.cat_file(path, start=begin, end=end)
         return bytes(data), "" if whole else _entry(self.fs.info(path)).version
 
@@ -352,9 +353,7 @@ def _file_system(url: str) -> Any:
 
         files = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
         if package == "s3fs":
-            from probe.core.storage.s3_ranges import limit_attempts
-
-            limit_attempts(files)
+            _limit_attempts(files)
         return files
     except ImportError as absent:
         raise ImportError(missing(f"reading {url}", package, extra)) from absent
@@ -412,3 +411,51 @@ def without_secrets(text: str) -> str:
         if secret := os.environ.get(name):
             text = text.replace(secret, "...")
     return text
+
+
+def _limit_attempts(fs: Any) -> None:
+    """Let botocore alone repeat requests of ``fs``, as ``AWS_RETRY_MODE`` and ``AWS_MAX_ATTEMPTS`` or its files say.
+
+    s3fs would repeat each of its attempts: 25 requests and 40 seconds for an object that always answers 503, an hour if
+    there are thousands. Where no mode is chosen, it is ``standard``: at most :data:`ATTEMPTS`, with 15 seconds between
+    them, and a hundred repetitions in all that are not followed by answers.
+
+    Args:
+        fs: a ``s3fs.S3FileSystem`` that has made no request yet.
+    """
+    from botocore.session import Session
+
+    fs.retries = 1
+    session = Session(profile=fs.kwargs.get("profile"))
+    if "AWS_RETRY_MODE" not in os.environ and "retry_mode" not in session.get_scoped_config():
+        attempts = session.get_config_variable("max_attempts") or ATTEMPTS
+        fs.config_kwargs = {"retries": {"mode": "standard", "total_max_attempts": attempts}} | fs.config_kwargs
+
+
+def _fetched_from_s3(fs: Any, path: str, part: tuple[int, int] | None) -> tuple[bytes, str]:
+    """Return the bytes of an object in S3 and its ETag: ``fsspec`` has no function for a part and its version, and
+    without the version a change between two parts of an object goes unnoticed.
+
+    Args:
+        fs: a ``s3fs.S3FileSystem``.
+        part: first byte, and the one after the last; None for the whole object.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    from fsspec.asyn import sync
+    from s3fs.core import S3_RETRYABLE_ERRORS
+
+    bucket, key, _ = fs.split_path(path)
+    asked = {"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {}
+    for attempt in range(1, ATTEMPTS + 1):
+        answer = fs.call_s3("get_object", Bucket=bucket, Key=key, **asked)
+        try:
+            return sync(fs.loop, answer["Body"].read), str(answer.get("ETag", "")).strip('"')
+        except S3_RETRYABLE_ERRORS:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(0.1 * 1.7**attempt)
+        finally:
+            answer["Body"].close()
+    raise AssertionError("the last attempt returns or raises")

@@ -35,19 +35,12 @@ class _Plans(NamedTuple):
 def plan_differences(run: RecordedRun) -> list[PlanDifference]:
     """Return the first stretches of steps in which ranks have different plans, in order."""
     by_plans: dict[_Plans, list[int]] = {}
-    for rank, directories in _by_rank(run).items():
+    for rank, directories in run.by_rank().items():
         if (plans := _plans(directories)) is not None:
             by_plans.setdefault(plans, []).append(rank)
     if len(by_plans) < 2:
         return []
     return list(islice(_merged(_differences(by_plans)), MOST_DIFFERENCES))
-
-
-def _by_rank(run: RecordedRun) -> dict[int, list[RankDirectory]]:
-    directories: dict[int, list[RankDirectory]] = {}
-    for directory in run.directories:
-        directories.setdefault(directory.rank, []).append(directory)
-    return directories
 
 
 def _differences(by_plans: Mapping[_Plans, Sequence[int]]) -> Iterator[PlanDifference]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage import confinement
+from probe.core.storage.files import check_permitted
 from probe.core.storage.layout import KEY, TAKEN, TEXT, whole
 from probe.core.storage.location import Location, Place
 from probe.core.storage.metrics_schema import FILE_NAMES, FIXED, SCHEMA, row_table, row_tables
@@ -138,7 +138,7 @@ def _on_disk(path: Place) -> Iterator[Path]:
     """Return ``path``, or a copy of the database and its journals if it is an object, for the time of the block."""
     if not isinstance(path, Location):
         for file in (path, *_journals(path)):
-            confinement.check(file)
+            check_permitted(file)
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:

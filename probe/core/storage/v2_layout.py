@@ -16,9 +16,8 @@ from typing import NamedTuple
 from probe.core.language import message
 from probe.core.naming import row_name
 from probe.core.records import Key
-from probe.core.storage.confinement import permit
 from probe.core.storage.csv_rows import rows
-from probe.core.storage.files import opened
+from probe.core.storage.files import opened, permit
 from probe.core.storage.layout import MICRO_STEP, NEEDED, STEP, TableName, csv_cell, decimal, whole
 from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import FILE

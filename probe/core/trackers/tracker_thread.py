@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, Tracker, TrackerEnded
-from probe.core.trackers.tracker_budget import TrackerBudget
 from probe.core.worker import Worker
 
 BEGIN_SECONDS = 10.0
@@ -21,6 +22,10 @@ END_SECONDS = 1.0
 MOST_WAITING = 1000
 """Rows, alerts and tables that may wait; later ones are dropped and counted."""
 Item = TrackedRow | Notice | TrackedTable | Mapping[str, Cell] | Path
+FREE_SECONDS = 0.25
+"""Processor time that is spent in any case, so that short runs are whole."""
+MOST_STEPS = 64
+"""Latest steps whose answers are kept."""
 
 
 class TrackerThread:
@@ -207,3 +212,46 @@ def latest(items: Iterable[Item]) -> list[Item]:
         elif not isinstance(item, TrackedRow):
             texts |= item
     return [*alone, *tables.values(), *([texts] if texts else [])]
+
+
+class TrackerBudget:
+    """Account of the processor time of a tracker, for any number of threads.
+
+    Args:
+        part: most processor time as a part of the time since the beginning.
+        clock: returns seconds.
+    """
+
+    def __init__(self, part: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._part, self._clock, self._began = part, clock, clock()
+        self._spent = 0.0
+        self._admitted: dict[int, bool] = {}
+        self._lock = threading.Lock()
+
+    def admits(self, step: int) -> bool:
+        """Return whether there was time left when ``step`` was asked for first.
+
+        The rows of a step come on two threads, and either all of them are taken or none.
+        """
+        with self._lock:
+            admitted = self._admitted.get(step)
+            if admitted is None:
+                seconds = FREE_SECONDS + self._part * (self._clock() - self._began) - self._spent
+                admitted = self._admitted[step] = seconds >= 0
+                if len(self._admitted) > MOST_STEPS:
+                    del self._admitted[min(self._admitted)]
+            return admitted
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Return a context whose processor time on this thread is counted."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spend(time.thread_time() - begin)
+
+    def spend(self, seconds: float) -> None:
+        """Count ``seconds``."""
+        with self._lock:
+            self._spent += seconds

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 from probe.core.backend.protocols import Remove
 from probe.core.naming import BATCH_SIZE, GRAD_NORM, LEARNING_RATE, LOSS, LOSS_SCALE, MODEL_TFLOPS
 from probe.core.run_state.rules import RunStep
-from probe.core.transformers.callback_core import CallbackCore, Presentation, StepCounter
+from probe.core.transformers.callback_core import CallbackCore, Presentation, StepCounter, StepNumbers
 from probe.core.transformers.configuration import checked, pass_over
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.log_lines import LossLine, loss_lines
 from probe.core.transformers.schema import LossSection, TensorboardSection
-from probe.core.transformers.step_values import StepNumbers
 
 SECONDS_A_DAY = 86400
 """Name of the number of samples of a step."""

@@ -14,13 +14,19 @@ from probe.core.errors import TrainingStopped
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.naming import BATCH_SIZE, GRAD_NORM, LOSS
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.transformers.callback_core import FLUSH_SECONDS, CallbackCore, Presentation, StepCounter, folder_name
+from probe.core.transformers.callback_core import (
+    FLUSH_SECONDS,
+    CallbackCore,
+    Presentation,
+    StepCounter,
+    StepNumbers,
+    folder_name,
+)
 from probe.core.transformers.configuration import checked, chooser, monitor_settings, pass_over
 from probe.core.transformers.dump_files import DumpFolder
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.schema import FORMATS, LOG, TENSORBOARD, StateSection, TensorboardSection
-from probe.core.transformers.step_values import StepNumbers
 
 MOMENTS = {"exp_avg": "adam_m_norm", "exp_avg_sq": "adam_v_norm"}
 """Kinds of optimizer state, and the tags of their norms."""

@@ -20,7 +20,7 @@ from probe.launch.environment import DEFAULTS
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.made_objects import FINDERS, note_optimizers
 from probe.launch.model_search import Finder, ModelSearch, distinct
-from probe.launch.run_lines import watched_by
+from probe.launch.trainer_run import watched_by
 from probe.launch.watch import ScriptWatch
 
 SEEN_SECONDS = 1.0

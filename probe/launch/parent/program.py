@@ -18,7 +18,9 @@ from probe.launch.parent.relay import FROM_TERMINAL, RELAYED, SignalRelay
 LOOK_SECONDS = 1.0
 """Time between two looks at the board."""
 END_SECONDS = 5.0
-"""Most time from the end of the program to that of this process."""
+"""Most time from the end of the program to the report about it."""
+LATE_SECONDS = 0.3
+"""Most time for a line in place of the report."""
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Signals by which a terminal stops a job."""
 STOP_SECONDS = 0.05
@@ -121,9 +123,16 @@ def end_as(status: int) -> NoReturn:
     os._exit(os.WEXITSTATUS(status))
 
 
-def end_within(seconds: float, status: int) -> None:
-    """End this process as one with ``status`` after ``seconds``, whatever it does then."""
-    signal.signal(signal.SIGALRM, lambda *_: end_as(status))
+def end_within(seconds: float, status: int, late: Callable[[], object]) -> None:
+    """End this process as one with ``status`` after ``seconds``, whatever it does then; call ``late`` before."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: end_as(status))
+        signal.setitimer(signal.ITIMER_REAL, LATE_SECONDS)
+        late()
+        end_as(status)
+
+    signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 

@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from probe.core.language import joined, message
-from probe.core.messages import complain, has_blocks
+from probe.core.messages import MARGIN, complain, has_blocks, terminal_width
 from probe.core.sentinel.board import SUMMARIES, Board
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Vigil:
         self._comparison: NodeComparison | None = None
         self._failure = ""
         self._unread = 0
+        self._files = ""
+        """Folder of the first run's files; empty before it is known."""
+        self._ready = False
+        """True once the report is made."""
 
     def look(self, last: bool = False) -> None:
         """Compare the ranks; with ``last`` also those that have just begun."""
@@ -66,10 +71,18 @@ class Vigil:
         """Write the closing lines to standard error."""
         self.look(last=True)
         try:
-            for text, level in self._lines():
+            lines = self._lines()
+            self._ready = True
+            for text, level in lines:
                 complain(text, level, COLOURS.get(level, 0))
         except Exception as error:  # noqa: BLE001 - the exit code is the program's
             complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
+
+    def late(self) -> None:
+        """Write to standard error that the report takes too long, unless it is made."""
+        if not self._ready:
+            command = " ".join(["probe anomalies", *filter(None, [self._files and quote(self._files)])])
+            complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
     def _lines(self) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
@@ -98,8 +111,10 @@ class Vigil:
             between = [finding for of, finding in self._comparison.findings if of == launch]
             compared = self._comparison.compared(launch)
         report = report_of(ranks, between, compared)
-        text = joined("\n", report.lines(_picture(report.verdict, ranks), has_blocks(sys.stderr)))
-        return [(text, "warning" if report.verdict.kind else "info")]
+        self._files = self._files or report.files
+        room = max(0, terminal_width(sys.stderr) - MARGIN)
+        text = joined("\n", report.lines(_picture(report.verdict, ranks), has_blocks(sys.stderr), room))
+        return [(text, "warning" if report.verdict.kind or report.unknown else "info")]
 
     def _followed(self, summary: WatchSummary) -> WatchSummary:
         """Return the summary of a process that was killed as its lines continue it."""

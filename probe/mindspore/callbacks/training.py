@@ -9,8 +9,7 @@ from typing import Any
 import mindspore
 
 from probe.core.door import attempt
-from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun
+from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, optimizer_of
 from probe.mindspore.callbacks.run import RunCallback

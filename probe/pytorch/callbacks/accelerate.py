@@ -13,8 +13,7 @@ import torch
 from probe.core.door import FaultCounter, Hook, attempt
 from probe.core.errors import missing
 from probe.launch.model_search import named
-from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun, harmless
+from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun, harmless
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
 from probe.pytorch.engines.steps import made_steps

@@ -7,8 +7,7 @@ from typing import Any
 
 from probe.core.errors import missing
 from probe.core.naming import LOSS, VAL_LOSS
-from probe.launch.sources import Source
-from probe.launch.trainer_run import NumberReceiver, TrainerRun, Watching, harmless
+from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun, Watching, harmless
 from probe.pytorch.adapter import TrainerMon
 
 try:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from probe.core.door import attempt
 from probe.core.naming import GRAD_NORM, LOSS
-from probe.launch.sources import Source
-from probe.launch.trainer_run import TrainerRun
+from probe.launch.trainer_run import Source, TrainerRun
 from probe.pytorch.adapter import TrainerMon
 
 NAMES = {"global_avg_loss": LOSS, "global_max_loss": "max_loss", "grad_norm": GRAD_NORM}

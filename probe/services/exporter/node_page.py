@@ -11,9 +11,12 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as MetricFamily
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from probe import __version__
 from probe.core.faults import Faults
@@ -24,6 +27,9 @@ from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import NodeRanks, ShownRank
 from probe.services.exporter.reading_process import ReadingProcess, Sample
 from probe.services.exporter.readings.catalogue import READINGS
+from probe.services.web.answers import failures, json_answer
+from probe.services.web.gate import Gate, admission
+from probe.services.web.prometheus import Families, Samples, counter, gauge
 
 OPENMETRICS = "application/openmetrics-text"
 FILES = "files"
@@ -114,7 +120,7 @@ class NodePage:
         encoder, content_type = choose_encoder(f"{OPENMETRICS};version=1.0.0" if openmetrics else "")
         self._scrapes += 1
         text = self._text.text(files.ranks, self._gpus(), openmetrics=openmetrics)
-        rest = encoder(_Families(list(self._families(files))))
+        rest = encoder(Families(self._families(files)))
         self._seconds = time.perf_counter() - began
         return text.encode() + rest, content_type
 
@@ -142,20 +148,18 @@ class NodePage:
         yield from _of_jobs(files.jobs)
         readings = [reading for process in self._processes if (reading := process.reading) is not None]
         yield from _of_samples(sample for reading in readings for sample in reading.samples)
-        yield _gauge(
+        yield gauge(
             "probe_exporter_devices", "GPUs and NPUs that are read.", sum(reading.devices for reading in readings)
         )
         unreadable = sum(reading.unreadable for reading in readings)
-        yield _gauge("probe_exporter_unreadable_devices", "Devices of the driver that cannot be read.", unreadable)
+        yield gauge("probe_exporter_unreadable_devices", "Devices of the driver that cannot be read.", unreadable)
         yield from self._of_files()
         yield from self._of_sources()
-        info = GaugeMetricFamily(
-            "probe_exporter_build_info", "Version of the exporter; its value is 1.", labels=("version", "python")
-        )
-        info.add_metric((__version__, platform.python_version()), 1)
-        yield info
-        yield _counter("probe_exporter_scrapes", "Scrapes.", self._scrapes)
-        yield _gauge("probe_exporter_scrape_seconds", "Seconds that the scrape before this one took.", self._seconds)
+        version = [((__version__, platform.python_version()), 1)]
+        labels = ["version", "python"]
+        yield gauge("probe_exporter_build_info", "Version of the exporter; its value is 1.", version, labels)
+        yield counter("probe_exporter_scrapes", "Scrapes.", self._scrapes)
+        yield gauge("probe_exporter_scrape_seconds", "Seconds that the scrape before this one took.", self._seconds)
         yield from self._own.collect()
 
     def _of_files(self) -> Iterator[MetricFamily]:
@@ -166,74 +170,62 @@ class NodePage:
             ("hidden_ranks", "Processes whose job and rank another one has.", self._ranks.hidden),
             ("unknown_series", "Series of ranks that this version does not know.", self._text.unknown),
         ):
-            yield _gauge(f"probe_exporter_{name}", help_text, value)
+            yield gauge(f"probe_exporter_{name}", help_text, value)
 
     def _of_sources(self) -> Iterator[MetricFamily]:
-        hung = GaugeMetricFamily(
-            "probe_exporter_probe_hung", "1 while a source does not answer in time.", labels=("probe",)
+        processes = self._processes
+        hung = [((FILES,), self._files_hung), *(((process.name,), process.hung) for process in processes)]
+        age = [((FILES,), time.monotonic() - self._files_at), *(((p.name,), p.age) for p in processes)]
+        starts = [((process.name,), process.starts) for process in processes]
+        malformed = [((process.name,), process.malformed) for process in processes]
+        yield gauge("probe_exporter_probe_hung", "1 while a source does not answer in time.", hung, ["probe"])
+        yield gauge(
+            "probe_exporter_reading_age_seconds", "Seconds since the last reading of a source.", age, ["source"]
         )
-        age = GaugeMetricFamily(
-            "probe_exporter_reading_age_seconds", "Seconds since the last reading of a source.", labels=("source",)
+        yield counter("probe_exporter_probe_starts", "Starts of the process of a source.", starts, ["probe"])
+        yield counter(
+            "probe_exporter_malformed_readings", "Lines and series that cannot be understood.", malformed, ["probe"]
         )
-        starts = CounterMetricFamily(
-            "probe_exporter_probe_starts", "Starts of the process of a source.", labels=("probe",)
-        )
-        malformed = CounterMetricFamily(
-            "probe_exporter_malformed_readings", "Lines and series that cannot be understood.", labels=("probe",)
-        )
-        hung.add_metric((FILES,), self._files_hung)
-        age.add_metric((FILES,), time.monotonic() - self._files_at)
-        for process in self._processes:
-            hung.add_metric((process.name,), process.hung)
-            age.add_metric((process.name,), process.age)
-            starts.add_metric((process.name,), process.starts)
-            malformed.add_metric((process.name,), process.malformed)
-        yield from (hung, age, starts, malformed)
-
-
-class _Families:
-    """Families as the encoders of prometheus_client take them."""
-
-    def __init__(self, families: Sequence[MetricFamily]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[MetricFamily]:
-        return self._families
 
 
 def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
     for key, metric in (*NUMBERS.items(), ("gradient_norm", GRADIENT_NORM)):
-        family = _family(metric)
-        for job in jobs:
-            if key in job.values:
-                family.add_metric((job.job,), job.values[key])
-        if family.samples:
-            yield family
-    updated = _family(UPDATED)
-    for job in jobs:
-        updated.add_metric((job.job,), job.written)
-    if updated.samples:
-        yield updated
+        if known := [((job.job,), job.values[key]) for job in jobs if key in job.values]:
+            yield _family(metric, known)
+    if jobs:
+        yield _family(UPDATED, [((job.job,), job.written) for job in jobs])
 
 
 def _of_samples(samples: Iterable[Sample]) -> Iterator[MetricFamily]:
-    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-    # A command of the user may send what another source has too: a page has each series once.
-    for sample in {(series.metric, series.labels): series for series in samples}.values():
-        if sample.metric not in families:
-            families[sample.metric] = _family(READINGS[sample.metric])
-        families[sample.metric].add_metric(sample.labels, sample.value)
-    yield from families.values()
+    by_metric: dict[str, dict[tuple[str, ...], float]] = {}
+    for sample in samples:
+        # A command of the user may send what another source has too: a page has each series once.
+        by_metric.setdefault(sample.metric, {})[sample.labels] = sample.value
+    for name, values in by_metric.items():
+        yield _family(READINGS[name], values.items())
 
 
-def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(metric.name, metric.about, labels=metric.labels)
+def _family(metric: Metric, samples: Samples) -> MetricFamily:
+    kind = counter if metric.kind == "counter" else gauge
+    return kind(metric.name, metric.about, samples, metric.labels)
 
 
-def _gauge(name: str, help_text: str, value: float) -> MetricFamily:
-    return GaugeMetricFamily(name, help_text, value=value)
+def application(page: NodePage, token: str | None, *, local: bool) -> Gate:
+    """Return the ASGI application of the exporter.
 
+    Args:
+        page: its page.
+        token: token that requests carry; None if none is needed.
+        local: whether only this machine can connect.
+    """
 
-def _counter(name: str, help_text: str, value: float) -> MetricFamily:
-    return CounterMetricFamily(name, help_text, value=value)
+    async def metrics(request: Request) -> Response:
+        content, kind = await page.text(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": kind})
+
+    async def health(_: Request) -> Response:
+        return json_answer(200, {"status": "ok", "hung": page.hung})
+
+    routes = [Route("/metrics", metrics), Route("/health", health)]
+    inner = Starlette(routes=routes, exception_handlers=failures())
+    return Gate(inner, admission(token, "exporter", to_all=not local))

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +21,12 @@ import numpy as np
 from probe.core.messages import printable
 from probe.core.output.metrics.catalogue import LAST_STEP, Series
 from probe.core.output.metrics.mapped_file import MetricsReader, Values
+from probe.core.process_identity import process_state
 from probe.core.run_state.budget import Budget, stretches
 from probe.core.run_state.progress_file import ENDED, RUNNING, ProgressReader, ProgressRow
 from probe.core.run_state.watcher_process import SETTINGS
 from probe.core.storage.files import json_of
 from probe.services.exporter.rank_files import RankFile, RankFiles
-from probe.services.exporter.rank_processes import RankProcesses
 
 GONE_SECONDS = 900.0
 """Time for which a rank that is gone without having ended is shown as such."""
@@ -43,6 +43,12 @@ _UNKNOWN = -math.inf
 """Time of which nothing is known: before every other."""
 
 _log = logging.getLogger("probe.exporter")
+SEARCH_SECONDS = 30.0
+"""Time between two searches for the same process among those of containers."""
+INDEX_SECONDS = 1.0
+"""Time for which the result of a search serves for other processes."""
+Process = tuple[int, int]
+"""Id and start of a process; the start in clock ticks since boot, which a later process of that id does not share."""
 
 
 class ProgressView(NamedTuple):
@@ -268,3 +274,55 @@ class _Budgets:
         except (OSError, ValueError, KeyError, TypeError):  # no watcher, or one of another user
             pass
         return budget
+
+
+class RankProcesses:
+    """Finder of processes. Nothing here signals a process or waits for one."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Process, int] = {}
+        self._searched: dict[Process, float] = {}
+        self._index: dict[Process, int] = {}
+        self._indexed = -INDEX_SECONDS
+
+    def find(self, process: Process) -> int:
+        """Return the id of a living process here; 0 if there is none."""
+        for pid in (self._ids.get(process, 0), process[0]):
+            if pid and _is_alive(pid, process[1]):
+                self._ids[process] = pid
+                return pid
+        if self._ids.pop(process, 0):
+            return 0  # it has ended
+        now = time.monotonic()
+        if now - self._searched.get(process, -SEARCH_SECONDS) < SEARCH_SECONDS:
+            return 0
+        self._searched[process] = now
+        if now - self._indexed >= INDEX_SECONDS:
+            self._index, self._indexed = dict(_inner_processes()), now
+        if pid := self._index.get(process, 0):
+            self._ids[process] = pid
+        return pid
+
+    def forget(self, process: Process) -> None:
+        """Release memory of a process."""
+        self._ids.pop(process, None)
+        self._searched.pop(process, None)
+
+
+def _is_alive(pid: int, started: int) -> bool:
+    state = process_state(pid)
+    return state.started == started and state.alive
+
+
+def _inner_processes() -> Iterator[tuple[Process, int]]:
+    """Yield the processes that have another id inside a container: that id and the start, and the id here."""
+    for place in Path("/proc").iterdir():
+        if not place.name.isdecimal():
+            continue
+        try:
+            status = (place / "status").read_text("utf-8", errors="replace")
+        except OSError:
+            continue
+        inner = status.partition("\nNSpid:")[2].partition("\n")[0].split()
+        if len(inner) > 1:
+            yield (int(inner[-1]), process_state(int(place.name)).started), int(place.name)

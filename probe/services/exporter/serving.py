@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.errors import needed
 from probe.core.language import message
-from probe.services.web.hosts import is_loopback
-from probe.services.web.listening import ServerError, bound
+from probe.services.web.listening import ServerError, bound, is_loopback
 
 if TYPE_CHECKING:
     from probe.services.exporter.reading_process import ReadingProcess
@@ -63,9 +62,8 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
     with needed("probe exporter", "services"):
         import psutil  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - the process of the readings needs it
 
-        from probe.services.exporter.app import application
         from probe.services.exporter.json_numbers import JsonNumbers
-        from probe.services.exporter.node_page import NodePage
+        from probe.services.exporter.node_page import NodePage, application
         from probe.services.exporter.rank_files import UsualFolders
         from probe.services.exporter.ranks import NodeRanks
         from probe.services.web.serving import ServingLimits, WebServer

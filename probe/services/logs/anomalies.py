@@ -12,8 +12,9 @@ from math import isfinite, nan
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.metrics import Metrics
-from probe.services.logs.signs import FACTS, SIGNS, Sign
+from probe.services.logs.metrics import TOTALS, Metrics
+from probe.services.logs.names import COUNTERS, OTHERWISE
+from probe.services.logs.signs import FACTS, LAST, SIGNS, Sign
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
@@ -30,6 +31,8 @@ ADVICE = Expression(
     rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
+OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symbol)")
+"""Words of a message about a library that a program does without."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
 """Words after a phrase that make it a guess: ``a deadlock may occur``."""
 SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
@@ -45,7 +48,7 @@ AFTER = Expression(
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
-CODED = Expression(rb"(?:^|[\s\])|(])(e[a-z]\d{4}|e\d{5}|err\d{5})(?:\b)")
+CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
 """Errors of memory that were corrected, and processes that the launcher ended after another had failed."""
@@ -64,6 +67,7 @@ LOST_XIDS = frozenset({79, 119, 120})
 """Xid numbers after which the device does not answer any more."""
 OF_WATCHDOG = Expression(rb"detected by watchdog|watchdog thread terminated")
 """Messages of a watchdog that follow the one about a timeout, or about an error."""
+COUNTED = COUNTERS | {TOTALS[name] for name in COUNTERS}
 LASTING = 10
 """Lines in a row with NaN gradients from which a loss scaler, which halves its scale each time, is no cause."""
 COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "training"}
@@ -81,7 +85,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
     groups = set(known)
     for index in sorted({index for needle, index in _FLAT if needle in low}):
         sign = SIGNS[index]
-        if sign.group in groups or sign.kind in groups:
+        if sign.group in groups or sign.kind in groups or (sign.group == LAST and found):
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):
@@ -95,7 +99,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign
 def _undenied(sign: Sign, low: bytes) -> Any:
     """Return the first match of the phrases of ``sign`` that the words around it do not deny, or None."""
     match, tried = sign.phrases.search(low), 1
-    while match is not None and _denied(low, match.start(), match.end(), sign.kind in FACTS):
+    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), sign.kind in FACTS):
         match = sign.phrases.search(low, match.end()) if tried < MOST_MATCHES else None
         tried += 1
     return match
@@ -113,7 +117,7 @@ def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
     before = low[max(0, start - AROUND) : start + 1]
     begins = [found.start() for found in SENTENCE.finditer(before)]
     sentence = before[begins[-1] :] if begins else before
-    if ADVICE.search(sentence[:-1]) is not None:
+    if ADVICE.search(sentence[:-1]) is not None or OPTIONAL.search(low, start, end + AROUND) is not None:
         return True
     if whole:
         return False
@@ -139,7 +143,9 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
     anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
     counted = b"number of nan iterations" in low
     named = not finite and any(
-        not isfinite(value) for name, value in metrics.items() if name == "loss_scale" or name[:5] == "loss/"
+        not isfinite(value)
+        for name, value in metrics.items()
+        if name == "loss_scale" or name[:5] == "loss/" or not OTHERWISE.isdisjoint(name.split("_"))
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
     stated = frozenset(kind for part, kind in STATED.items() if any(part in name for name in _finite(metrics)))
@@ -180,14 +186,22 @@ class Judged:
     """Lines in a row whose gradients were NaN or infinite."""
     waited: set[int | None] = field(default_factory=set)
     """Ranks of which a collective has not ended in time."""
+    counters: dict[int | None, Metrics] = field(default_factory=dict)
+    """Step, epoch and batch of the latest line of each rank that had any: the head of a block."""
 
 
-def judge(record: dict[str, Any], judged: Judged, language: str) -> None:
-    """Judge the anomalies of a record in the light of the lines before it.
+def judge(record: dict[str, Any], judged: Judged, within: bool, language: str) -> None:
+    """Judge a record in the light of the lines before it.
 
     NaN gradients that stay are no loss scaler's; after a watchdog's timeout the rest of its block is about that.
+    Numbers of a line ``within`` a block, which is set in or a table's row, get the step at the block's head.
     """
-    norm, rank = record["metrics"].get("gradient_norm"), record["rank"]
+    metrics, rank = record["metrics"], record["rank"]
+    if counters := {name: value for name, value in metrics.items() if name in COUNTED}:
+        judged.counters[rank] = counters
+    elif within and record["component"] == "training":
+        metrics |= judged.counters.get(rank, {})
+    norm = metrics.get("gradient_norm")
     if norm is not None:
         judged.lost = 0 if isfinite(norm) else judged.lost + 1
     for place, anomaly in enumerate(record["anomalies"]):
@@ -204,7 +218,7 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     if finite:
         return [("nan_loss", "high")] if metrics.get("nan_steps", 0) > 0 else []
     found: list[tuple[str, str]] = []
-    lost = [name for name, value in metrics.items() if not isfinite(value) and "loss" in name and "scale" not in name]
+    lost = [name for name, value in metrics.items() if not isfinite(value) and _is_loss(name)]
     if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
         lost = [name for name in lost if not name.startswith("loss/")]
     if lost:
@@ -214,6 +228,11 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     if any(not isfinite(value) for name, value in metrics.items() if name.startswith("gradient_norm")):
         found.append(("training_lost", "high") if metrics.get("loss") == 0 else ("nan_gradient", "medium"))
     return found
+
+
+def _is_loss(name: str) -> bool:
+    """Return whether a metric is a loss of now: no scale, and no ``best_train_loss`` that is infinite at the start."""
+    return "loss" in name and "scale" not in name and OTHERWISE.isdisjoint(name.split("_"))
 
 
 def _anomaly(kind: str, severity: str, language: str) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Numbers that training programs log: steps, losses, learning rates, norms, times, throughput, memory.
 
 A line in normal form (:mod:`probe.services.logs.normal`) is a row of fields: a name, a sign or a space, a number, a
-unit. Names are looked up in :data:`NAMES`; which program wrote the line is not asked. Times are in seconds.
+unit. Its name is looked up in :mod:`probe.services.logs.names`; which program wrote the line is not asked. Times are in
+seconds.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
+from probe.services.logs.names import COUNTERS, HELD_OUT, named, ours
 from probe.services.logs.normal import NUMBER
 
 Number = int | float
@@ -18,86 +19,13 @@ Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-WORDS = {
-    "loss": "loss, lm loss, train loss, training loss, avg loss, average loss, total loss, reduced train loss, "
-    "train loss step, loss step, step loss, loss train, crossentropyloss, loss/train/total",
-    "validation_loss": "val loss, valid loss, validation loss, loss val",
-    "eval_loss": "eval loss",
-    "learning_rate": "lr, learning rate, cur lr, current lr, lr 0",
-    "accuracy": "accuracy, acc, train acc",
-    "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, global norm, gnorm, norm, global grad norm, total grad norm, "
-    "gradients norm, norm grad",
-    "parameter_norm": "params norm, weight norm, param norm",
-    "loss_scale": "loss scale, grad scale, scale",
-    "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, current steps, current step, train step, step i",
-    "total_steps": "total steps, max steps, total optimization steps",
-    "epoch": "epoch",
-    "batch": "batch",
-    "time": "time, seconds, dt",
-    "step_time": "step time, per step time, iter time, iteration time, train per step time, step avg, time per step, "
-    "train step timing, elapsed time per iteration, timing s/step, sec/step, batch time, batch cost, avg batch cost",
-    "epoch_time": "epoch time, train epoch time",
-    "throughput": "throughput, samples/sec, samples/s, samples per second, train samples per second, "
-    "interval samples per second, currsamplespersec, ips",
-    "tokens_per_second": "tps, wps, tokens per sec, tokens per second, tokens/sec, tokens/s, tok/s, tok/sec",
-    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/s/gpu, tokens/gpu/s, tokens/sec/gpu, "
-    "tokens per second per gpu, tokens per sec per gpu, tokens per gpu per second",
-    "steps_per_second": "it/s, it/sec, iter/s, steps/s, steps/sec, steps per second, train steps per second, "
-    "interval steps per second, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/gpu, throughput per gpu, train throughput per npu, "
-    "model tflops per gpu, tflops per gpu",
-    "memory_used_gb": "memory, mem, memory usage, memory used, memallocated",
-    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, maxmemallocated, memory peak",
-    "throughput_mean": "runningavgsamplespersec",
-    "skipped_steps": "skipped, number of skipped iterations",
-    "nan_steps": "number of nan iterations",
-    "consumed_samples": "consumed samples",
-    "consumed_tokens": "consumed tokens, num consumed tokens",
-    "global_batch_size": "global batch size",
-    "gradient_zeros": "num zeros",
-    "local_loss": "local loss",
-    "device_local_norm": "device local norm",
-    "throughput_linearity": "throughput linearity",
-    "mfu": "mfu",
-    "train_seconds": "train runtime",
-    "exit_code": "exitcode",
-    "local_rank": "local rank",
-}
-"""Our names, and those in logs: lower case, with spaces for underscores and hyphens."""
-NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
-SCOPES = frozenset(
-    {
-        "train",
-        "training",
-        "trainer",
-        "actor",
-        "policy",
-        "model",
-        "optim",
-        "optimizer",
-        "perf",
-        "timing",
-        "global",
-        "system",
-    }
-)
-"""Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
-HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
-    **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
-}
+OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
+"""Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[(?:val|valid)\]|(?:\[?(eval|evaluation)|\[?validation|validate)\b)"
+    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[val\]|\[?(?:(eval|evaluation)|valid(?:ation|ate)?)\b)"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
-OTHERWISE = frozenset(
-    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
-    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
-)
-"""Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 COUNTS = frozenset(
     {"step", "epoch", "batch", "skipped_steps", "nan_steps", "consumed_samples", "consumed_tokens", "exit_code"}
     | {"global_batch_size", "local_rank", "total_steps", "total_epochs", "total_batches"}
@@ -105,8 +33,6 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
-COUNTERS = frozenset({"step", "epoch", "batch"})
-"""Names that a number may follow within a sentence: ``at step 150 the``."""
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
@@ -116,15 +42,15 @@ THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGT]i?B|[KMGTB]|%|it|TFLOPS)"
+UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}([:=])|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}([:=]|[-=]>)|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
-the separator after it."""
+the separator after it, which may be a line of a frame."""
 NESTED = Expression(rb"\b([A-Za-z_][\w/.-]{0,48})['\"]?\s{0,2}[:=]\s{0,2}\{([^{}]{1,512})\}")
 """Dictionary as a value: ``grad_norm={'0_default': 2.15}``."""
 ENTRY = Expression(
@@ -132,19 +58,27 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/"
+    rb"\s{0,6}(\d{1,9})\b"
 )
-"""``Epoch: [3][ 50/391]``: epoch, and batch of batches."""
+"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|it|iters?|steps?)/s|ms/(step|it|iter))(?:$|[^\w/]|ec)"
+    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))"
+    rb"(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
-RATES = {b"s": "throughput", b"t": "tokens_per_second"}
+RATES = {b"it": "steps_per_second", b"st": "steps_per_second", b"to": "tokens_per_second"}
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]")
+"""Count of a whole in brackets: ``Training  [ 10/1000]``."""
+COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
+"""Step in the first column: ``1230 | loss 5.4``."""
+WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
+"""Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
     rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|\s{0,16}$"
 )
@@ -155,10 +89,15 @@ BAR = Expression(
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
+LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
+"""State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
 SAMPLES = Expression(rb"([\d.]{1,16}) samples/s/p\b")
-OVERFLOW = Expression(rb"OVERFLOW! (?:Rank (\d{1,7}) )?Skipping step\.(?: Attempted loss scale: ([\d.]{1,24}))?")
-NAMED_BARS = (b"", b"epoch", b"train", b"step", b"iter")
-"""Beginnings of the titles of bars that show training, not a download."""
+OVERFLOW = Expression(
+    rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
+)
+"""Step that a loss scaler leaves out, and the scale, in lower case."""
+TITLE = Expression(rb"(?:^|[\s\]\[(:])(?:(epoch)|train|step|iter)[^|]{0,40}$")
+"""Title of a bar that shows training, not a download."""
 
 
 def metrics_of(line: bytes, low: bytes) -> Metrics:
@@ -171,6 +110,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if b"elapsed time per iteration" in low or b" | lm loss" in low:
         return _piped(low)
     metrics: Metrics = {}
+    if b"time (ms) |" in low:
+        return metrics  # a row of times; ``step: 12.3`` is that of the optimizer
     if b"%|" in line:
         _bar(line, metrics)
     if b"={'" in line or b": {'" in line:
@@ -182,7 +123,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low:
-            _counts(EPOCH, ("epoch", "batch", "total_batches"), line, metrics)
+            _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
         _fields(line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -194,8 +135,11 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
 
 def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add numbers whose name stands behind them, in another column, or nowhere."""
+    if b".py:" in low:
+        _counts(WRITER, ("step",), line, metrics)
     if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
-        _counts(FIRST, ("step", "total_steps"), line, metrics)
+        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+            _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
     if b"/s" in low:
@@ -206,7 +150,7 @@ def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics
     """Add the groups of the first match under ``names``."""
     if found := expression.search(line):
         for name, text in zip(names, found.groups(), strict=True):
-            _put(metrics, name, text)
+            _put(metrics, name, text or b"")
 
 
 def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -215,9 +159,9 @@ def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
         _memory(found.groups(), metrics)
     if b"samples/s/p" in line and (found := SAMPLES.search(line)):
         _put(metrics, "throughput_per_device", found.group(1))
-    if b"OVERFLOW!" in line and (found := OVERFLOW.search(line)):
+    if b"skipping" in low and (found := OVERFLOW.search(low)):
         metrics["overflow"] = 1
-        _put(metrics, "loss_scale", found.group(2) or b"")
+        _put(metrics, "loss_scale", found.group(1) or b"")
     elif b"overflow cond: " in line:
         metrics["overflow"] = int(b"overflow cond: True" in line)
 
@@ -228,7 +172,7 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low
+        or b"batch" in low or b"tok" in low or b"/sec" in low
     )  # fmt: skip
 
 
@@ -263,29 +207,6 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
     return True
 
 
-@lru_cache(MOST * 16)
-def ours(name: str) -> str:
-    """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
-    words = name.lower().split(" ")
-    for start in range(len(words)):
-        if start and words[start - 1] in OTHERWISE:
-            break
-        plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
-        if known := NAMES.get(plain) or _of_scope(*plain.rpartition("/")[::2]):
-            return known
-    last = words[-1]
-    return last if last.endswith("loss") or last.startswith("loss/") else ""
-
-
-def _of_scope(scope: str, name: str) -> str:
-    """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
-    first = scope.partition("/")[0]
-    known = NAMES.get(name, "") if first in SCOPES or first in HELD_OUT else ""
-    if first.startswith("timing"):
-        return "step_time" if known == "step" else known
-    return HELD_OUT[first] if known == "loss" and first in HELD_OUT else known if first in SCOPES else ""
-
-
 def _plain(name: bytes) -> str:
     return name.decode("ascii").replace(" ", "_")
 
@@ -293,13 +214,18 @@ def _plain(name: bytes) -> str:
 def _entries(line: bytes, metrics: Metrics) -> None:
     """Add the entries of a dictionary, those whose name is not ours under the program's."""
     for name, text, second in ENTRY.findall(line):
-        plain = name.partition(b"/")[0] if second else name
-        plain, _, unit = plain.partition(b"(")
-        known = ours(plain.decode("ascii").strip())
-        if _put(metrics, known or _plain(name), text, _divisor(known, unit.rstrip(b")").decode())) and second:
-            _put(metrics, TOTALS.get(known, ""), second)
+        put_entry(metrics, name.decode("ascii"), text, second, _plain(name))
     if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
         metrics["loss_mean"] = metrics.pop("loss")
+
+
+def put_entry(metrics: Metrics, name: str, text: bytes, second: bytes, otherwise: str) -> None:
+    """Add an entry of a dictionary, with ``/ second`` where there is one: under our name, or else under ``otherwise``,
+    which may be empty."""
+    plain, _, unit = (name.partition("/")[0] if second else name).partition("(")
+    known = ours(plain.strip())
+    if _put(metrics, known or otherwise, text, _divisor(known, unit.rstrip(")"))) and second:
+        _put(metrics, TOTALS.get(known, ""), second)
 
 
 def _nested(line: bytes, metrics: Metrics) -> bytes:
@@ -353,9 +279,9 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     lines have the same."""
     plain, unit = name.strip(), b""
     if plain.endswith(b")"):
-        plain, _, unit = plain.rpartition(b" (")
-    plain = plain.replace(b"_", b" ").removesuffix(b" value")
-    known = NAMES.get(plain.decode("utf-8", "replace"), "")
+        plain, _, unit = plain.rpartition(b"(")
+    plain = plain.strip().replace(b"_", b" ").removesuffix(b" value")
+    known = named(plain.decode("utf-8", "replace"))
     if not known and plain.endswith(b"loss") and plain.isascii():
         known = _plain(plain)
     field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
@@ -372,6 +298,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
+    loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
         if pending is not None and pending[0] == found.start():
@@ -380,6 +307,9 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not sign and name.endswith(" is"):
             name, sign = name[:-3], b"is"
         known, unit = _with_unit(name, found.group(6) or found.group(2))
+        if not known and loss_before:
+            known = HELD_OUT.get(name.lower(), "")
+        loss_before = known == "loss"
         if not known or _no_unit_of(known, unit, text):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:
@@ -411,7 +341,7 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return known, unit
+        return OF_UNIT.get(unit[:3].lower(), known) if known == "throughput" else known, unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name
@@ -438,8 +368,7 @@ def _divisor(name: str, unit: str) -> float:
 def _rates(line: bytes, metrics: Metrics) -> None:
     for text, thousands, name, _ in RATE.findall(line):
         if name:
-            known = "steps_per_second" if name[:2] in (b"it", b"st") else RATES[name[:1]]
-            _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
+            _put(metrics, RATES.get(name[:2], "throughput"), text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
         else:
             _put(metrics, "step_time", text, UNITS["ms"])
 
@@ -462,8 +391,8 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     metrics["percent"] = int(percent)
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
-    if title.startswith(NAMED_BARS[1:]) or not title:
-        name = "batch" if title.startswith(b"epoch") else "step"
+    if not title or (named_so := TITLE.search(title)):
+        name = "batch" if title and named_so.group(1) else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from probe.services.logs.anomalies import Judged, anomalies_of, component_of, judge
-from probe.services.logs.metrics import Metrics, metrics_of, number_of, ours
+from probe.services.logs.metrics import Metrics, metrics_of, put_entry
 from probe.services.logs.normal import with_plain_numbers, without_escapes
 from probe.services.logs.structure import exception_of, json_of, level_of, pairs_of, rank_of, text_of
 from probe.services.logs.texts import LANGUAGES
@@ -14,8 +14,9 @@ from probe.services.logs.timestamps import iso_of, now, time_of
 
 LIMIT = 64 * 1024
 """Length in bytes to which a line is cut."""
-OF_CONTAINER = b'{"log":"'
-"""Begin of a line in Docker's log of a container, which has the program's own line in it."""
+OF_CONTAINER = "log"
+TEXTS = (OF_CONTAINER, "message", "msg", "text")
+"""Fields of a line of JSON that have the program's own line: that of a container's log, and those of loggers."""
 Record = dict[str, Any]
 LEVELS = {
     **dict.fromkeys(("trace", "debug"), "DEBUG"),
@@ -78,12 +79,14 @@ class TrainingLogParser:
         return record
 
     def batch_parse_logs(self, log_lines: Iterable[str]) -> list[Record]:
-        """Parse lines; blank ones are left out, and NaN gradients that stay are judged together."""
+        """Parse lines; blank ones are left out, and those of a block are judged together."""
         if isinstance(log_lines, str | bytes):
             raise TypeError("batch_parse_logs: expected lines, got one text; pass text.splitlines()")
-        records, judged = [self.parse_log_line(line) for line in log_lines if line.strip()], Judged()
-        for record in records:
-            judge(record, judged, self.language)
+        records, judged = [], Judged()
+        for line in log_lines:
+            if line.strip():
+                records.append(self.parse_log_line(line))
+                judge(records[-1], judged, line[0] in " \t|", self.language)
         return records
 
     def record(self, line: bytes, *, searched: bool = True, cut: int = 0) -> Record:
@@ -97,18 +100,20 @@ class TrainingLogParser:
         Returns:
             The same record, but ``timestamp`` is None if the line states no time.
         """
-        if line.startswith(OF_CONTAINER) and isinstance(text := (outer := json_of(line)).get("log"), str):
+        inner: Record = {}
+        if line.startswith(b"{") and (text := _text_in(outer := json_of(line))):
             inner = self.record(text.strip().encode("utf-8", "backslashreplace"), searched=searched, cut=cut)
-            time = inner["timestamp"] or _time_in(outer)
-            return inner | {"timestamp": time, "timestamp_source": "line" if time else None}
+            if OF_CONTAINER in outer:
+                time = inner["timestamp"] or _time_in(outer)
+                return inner | {"timestamp": time, "timestamp_source": "line" if time else None}
         raw = without_escapes(line)
         line = with_plain_numbers(raw)
         low = line.lower()
         data: dict[str, Any] = json_of(line) if b"{" in line else {}
-        metrics = metrics_of(line, low)
+        metrics = inner["metrics"] if inner else metrics_of(line, low)
         if data:
             _add_metrics(data, metrics)
-        anomalies = anomalies_of(low, metrics, searched, self.language)
+        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language)
         time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {
@@ -129,6 +134,11 @@ class TrainingLogParser:
         if cut:
             record["cut"] = cut
         return record
+
+
+def _text_in(data: dict[str, Any]) -> str:
+    """Return the program's own line within a line of JSON; empty if there is none."""
+    return next((text for name in TEXTS if isinstance(text := data.get(name), str)), "")
 
 
 def _component(data: dict[str, Any], low: bytes, metrics: Metrics, anomalies: list[dict[str, Any]]) -> str:
@@ -188,10 +198,9 @@ def _add_metrics(data: dict[str, Any], metrics: Metrics) -> None:
     inner = data.get("metrics")
     for source, known_alone in ((inner if isinstance(inner, dict) else {}, False), (data, True)):
         for name, value in list(source.items())[:128]:
-            known = ours(name) or ("" if known_alone else name)
-            number = number_of(value) if isinstance(value, str) else value
-            if known and _is_number(number):
-                metrics.setdefault(known, number)
+            if isinstance(value, str) or _is_number(value):
+                text, _, second = str(value).encode("utf-8", "replace").partition(b"/")
+                put_entry(metrics, name, text, second, "" if known_alone else name)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -42,13 +42,15 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
+LAST = "last"
+"""Group of signs that count only where no other does: that a module of CANN or a process has failed at all."""
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
-CODE = rb"(?:^|[\s\])|:]|\w\()e%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
+CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
 """Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
 parentheses behind a name."""
-NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
+NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|infinite|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
 SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
@@ -66,7 +68,7 @@ SIGNS: tuple[Sign, ...] = (
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, unexpected bus error, due to memory pressure",
+        "memory, unexpected bus error, due to memory pressure, resource: memory, low on memory",
         rb"out of memory: killed process",
         rb"invoked oom-killer",
         rb"oom_reaper: reaped",
@@ -78,15 +80,17 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"killed due to memory pressure",
+        rb"\blow on (?:resource: )?memory\b",
         rb"insufficient shared memory",
         rb"unexpected bus error encountered in worker",
     ),
     _sign(
         "oom_error critical gpu oom",
-        "oom, out of memory, outofmemory, out_of_memory, memory not enough, alloc_failed, el0004",
+        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, alloc_failed, el0004",
         rb"\bout of memory\b",
-        rb"outofmemoryerror",
+        rb"outofmemory(?:error)?\b",
         rb"cuda_error_out_of_memory",
+        rb"\bresource_exhausted: ",
         rb"cublas_status_alloc_failed",
         rb"\bmemory not enough\b",
         rb"\bel0004\)?:",
@@ -94,9 +98,16 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "loss_scale_exhausted critical training",
-        "scale already at minimum, minimum loss scale reached",
+        "scale already at minimum, minimum loss scale reached, in a row due to overflow",
         rb"loss scale already at minimum",
         rb"minimum loss scale reached",
+        rb"skipped \d{1,6} \w{1,12} in a row due to overflow",
+    ),
+    _sign(
+        "nan_gradient medium training nan",
+        "nan, inf, finite",
+        rb"\b(?:nans?|infs?|infinite|no[nt][ -]?finite)(?: (?:or|and) (?:nans?|infs?))?(?: values?)? (?:in )?(?:the )?"
+        rb"grad(?:s|ients?)?\b",  # whatever else the line has about a loss
     ),
     _sign(
         "nan_loss critical training nan",
@@ -129,20 +140,20 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "loss_explosion high training",
         "explod, diverg, loss spike",
-        rb"\bloss\b[^|]{0,40}\b(?:explod|diverg)",
+        rb"\bloss\b[^|]{0,40}\b(explod|diverg)",  # words before the group deny it: ``loss is probably exploding``
         rb"\bdiverging loss\b",
         rb"\bloss spike (?:detected|found|at|may be happened in step)\b",
     ),
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, no heartbeat, collective timeout, timeout at, "
+        "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
         "barrier timed out",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
         rb"collective operation[^|.]{0,60} timed out",
-        rb"heartbeat monitor timed out",
+        rb"\bheartbeat (?:monitor timed out|timeout(?:[.!,]|$))",
         rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
@@ -151,30 +162,31 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsocket timeout\b",
         rb"client socket has timed out",
         rb"timed out connecting",
-        rb"(?:^|[\s\])|(])ei000[26](?:\)?: |\[pid)",
+        rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
         rb"\bbarrier timed out",
+        rb"\btimed out initializing process group\b",
         rb"notify register times out",
         rb"detected no heartbeat",
         rb"store[^|]{0,40} timed out",
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
+        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
         "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
         "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
-        "rendezvousclosed, by watchdog at work, err02, [error] hccl(, connect to, "
+        "rendezvousclosed, by watchdog at work, err02, [error] , connect to, "
         "sending heartbeats, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
         rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
-        rb"\[error\] hccl\(",
+        rb"\[(?:error|critical)\] (?:hccl|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
-        rb"\bnccl error\b",
+        rb"\bnccl (?:error|failure)\b",
         rb"nccl watchdog thread terminated",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
@@ -200,17 +212,20 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal)",
+        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
+        "marked for reset",
         rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
+        rb"\brm_?init_?adapter failed",
+        rb"\bgpu marked for reset\b",
         rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
     _sign(
         "ecc_error critical gpu device",
         "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
-        rb"uncorrectable (?:\w{1,16} )?(?:ecc )?error (?:encountered|detected|occurred)",
+        rb"uncorrectable (?:(?:ecc|memory|hbm|dram|sram) ){0,2}error (?:encountered|detected|occurred)",
         rb"(?:double|multi|single)[ -]bit ecc",
         rb"\bedac\b[^|]{0,60}\b\d{1,9} [cu]e\b",
         rb"\[hardware error\]:",
@@ -220,34 +235,42 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, device-side assert, illegal memory access, launch failure, misaligned address, _status_e, "
-        "_status_i, aicore, ai core, error code, err0, err99, runtime acl, call acl, call rt, " + ASCEND,
+        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, launch failure, misaligned address, "
+        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, "
+        + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
         rb"misaligned address",
-        rb"cuda error: (?:[^o]|o[^u])",
-        rb"cudnn_status_(?:execution_failed|internal_error)",
-        rb"cublas_status_(?:execution_failed|internal_error)",
+        rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
+        rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
-        rb"\bai ?core (?:error|exception|execute failed)",
+        rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
+        rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
-        rb"\berror code(?: is|:|=)? ?(?:[125]07|[135]61)\d{3}\b",
+        rb"\b(?:memory access fault|hw exception) by gpu\b",
+        rb"\bsynstatus[ =:]{1,3}[1-9]",
+        rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
+        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
+        rb"\b(?:error code|runtime result)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
-        "no space left, enospc, edquot, quota exceeded, disk full, disk is full",
+        "no space left, enospc, edquot, disk space, quota exceeded, disk full, disk is full",
         rb"no space left on device",
         rb"\benospc\b",
         rb"\bedquot\b",
         rb"disk quota exceeded",
+        rb"\bnot enough (?:free )?disk space\b",
         rb"\bdisk (?:is )?full\b",
     ),
     _sign(
         "disk_error high storage",
-        "i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
+        "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
         "xfs_force_shutdown, nvme, nfs: server, lustreerror",
+        rb"\bpytorchstreamwriter failed writing",
+        rb"\binline_container\.cc:\d{1,5}\] \. unexpected pos",
         rb"\bi/o error, dev \w",
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
@@ -256,23 +279,28 @@ SIGNS: tuple[Sign, ...] = (
         rb"input/output error",
         rb"read-only file system",
         rb"stale (?:nfs )?file handle",
+        rb"\bremote i/o error\b",
+        rb"transport endpoint is not connected",
         rb"\b(?:ext4|btrfs|xfs)-fs error",
         rb"xfs_force_shutdown",
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, got signal: 15, got signal: sig, death signal",
+        "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
+        "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
         rb"due to time limit",
         rb"due to preemption",
-        rb"got signal: (?:15\b|sigterm)",
-        rb"received (?:15|sigterm) death signal",
+        rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
+        rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
+        rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
+        rb"\breceived \w{1,8} death signal",
     ),
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, died, srun: error, non-zero exit status",
+        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
@@ -289,8 +317,22 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]",
         rb"\bactor died unexpectedly\b",
+        rb"\b(?:actor|worker|node)(?:died|crashed|unavailable)error\b",
         rb"\bworker(?: process)? (?:has )?died\b",
+        rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
+    ),
+    _sign(
+        "device_error high gpu " + LAST,
+        "[error] , [critical] ",
+        rb"\[(?:error|critical)\] (?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+    ),
+    _sign(
+        "process_failed high launcher " + LAST,
+        "terminate called, fatal python error, : line ",
+        rb"\bterminate called after throwing\b",
+        rb"\bfatal python error: ",
+        rb": line \d{1,6}: {1,4}\d{1,9} (?:killed|aborted|terminated|segmentation fault|bus error)",
     ),
 )
 """Kinds in the order in which they are tried."""

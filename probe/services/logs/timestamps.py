@@ -21,14 +21,16 @@ MONTHS = {
 NAMES = rb"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 
 DATED = Expression(
-    rb"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,:](\d{1,9}))?(?:\.\d{1,3}\b)?"
+    rb"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ,_-](\d\d):(\d\d):(\d\d)(?:[.,:](\d{1,9}))?(?:\.\d{1,3}\b)?"
     rb"(Z\b|[+-]\d\d:?\d\d\b)?"
 )
 """Python's logging, DeepSpeed, MindSpore (``2024-01-15-10:30:15.123.456``), torchrun, ISO 8601, journald."""
 AMERICAN = Expression(rb"\b(\d\d)/(\d\d)/(\d{4}),? (\d\d):(\d\d):(\d\d)")
 """Hugging Face's example scripts: ``01/15/2024 10:30:15 - INFO``."""
-GLOG = Expression(rb"(?:^|[\[ :])([IWEF])(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})\b")
-"""glog and PyTorch: ``E0321 02:07:08.408271``, or ``E321`` from C++."""
+GLOG = Expression(rb"(?:^|[\[ :])[IWEF](\d{4})?(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?\b")
+"""glog and PyTorch: ``E0321 02:07:08.408271``, or ``E321`` from C++, or with the year and no fraction."""
+MONTH_FIRST = Expression(rb"(?:^|[\[ ])(\d\d)[/-](\d\d) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\b")
+"""OpenMMLab, Detectron2, vLLM: ``08/16 11:26:39``."""
 SYSLOG = Expression(rb"\b" + NAMES + rb" {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?: (\d{4})\b)?")
 """syslog, which leaves out the year, and ``dmesg -T`` and ``ctime``, which end with it."""
 
@@ -68,8 +70,8 @@ def _american(parts: tuple[Any, ...]) -> str | None:
 
 
 def _glog(parts: tuple[Any, ...]) -> str | None:
-    _, month, day, hour, minute, second, fraction = parts
-    return _without_year(month.rjust(2, b"0"), day, hour, minute, second, fraction)
+    year, month, *rest = parts
+    return _dated((year, month, *rest, None)) if year else _without_year(month.rjust(2, b"0"), *rest)
 
 
 def _syslog(parts: tuple[Any, ...]) -> str | None:
@@ -96,6 +98,7 @@ FORMATS: tuple[tuple[Expression, Callable[[tuple[Any, ...]], str | None]], ...] 
     (GLOG, _glog),
     (SYSLOG, _syslog),
     (AMERICAN, _american),
+    (MONTH_FIRST, lambda parts: _without_year(*parts)),
 )
 _FRACTION = re.compile(r"\.(\d{1,6})\d{0,3}")
 

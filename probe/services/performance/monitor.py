@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from probe.core.analysis.performance.efficiency import efficiency
 from probe.core.analysis.performance.loss_stretches import robust_slope
+from probe.core.analysis.performance.throughput import efficiency
 from probe.core.door import attempt
 from probe.core.errors import missing
 from probe.core.faults import Faults

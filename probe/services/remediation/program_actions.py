@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -13,7 +14,6 @@ from pydantic import AfterValidator, Field
 
 from probe.core.fields import Integer, Section, Text, not_empty
 from probe.services.remediation.child_process import ProgramResult, run_program
-from probe.services.remediation.gpu_names import gpu_uuid
 from probe.services.remediation.label_fields import FieldSettings, Label, gpu_of, value_of
 from probe.services.remediation.planned_action import (
     ActionArgsError,
@@ -26,6 +26,13 @@ from probe.services.remediation.planned_action import (
 )
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+FOLDER = Path("/proc/driver/nvidia/gpus")
+"""Folder with one of each GPU, named by its place on the bus.
+
+https://download.nvidia.com/XFree86/Linux-x86_64/535.113.01/README/procinterface.html
+"""
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})$", re.MULTILINE)
+_EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes$", re.MULTILINE)
 
 
 class PowerLimitArgs(Section):
@@ -167,3 +174,20 @@ def _checked(argv: Sequence[str], result: ProgramResult) -> ProgramResult:
         return result
     ended = f"exit code {result.code}" if result.code > 0 else f"ended by signal {-result.code}"
     raise FailedActionError(f"{' '.join(argv)}: {ended}{': ' if result.text else ''}{result.text}")
+
+
+def gpu_uuid(name: str) -> str:
+    """Return the UUID of the GPU with the index or UUID ``name``; ``name`` itself if this machine has no such GPU.
+
+    nvidia-smi counts the GPUs that the driver uses in the order of their places on the bus.
+    """
+    uuids = _uuids() if name.isdecimal() else []
+    return next(iter(uuids[int(name) :]), "") or name if uuids else name
+
+
+def _uuids() -> list[str]:
+    """Return the UUIDs of the GPUs by index."""
+    texts = []
+    with suppress(OSError):
+        texts = [(folder / "information").read_text("utf-8") for folder in sorted(FOLDER.iterdir())]
+    return [match[1] if (match := _UUID.search(text)) else "" for text in texts if not _EXCLUDED.search(text)]

@@ -20,13 +20,23 @@ from probe.core.fields import (
     Variants,
     host_and_port,
     not_empty,
+    section_within,
     wrong,
 )
-from probe.services.remediation.action_table import ACTIONS
+from probe.services.remediation.cleaning import CleanFolders
 from probe.services.remediation.label_fields import Label
-from probe.services.remediation.planned_action import shown
-from probe.services.remediation.sections import section_within
+from probe.services.remediation.planned_action import Action, shown
+from probe.services.remediation.program_actions import LowerPowerLimit, RunProgram
+from probe.services.remediation.training_actions import CommandTraining, RelieveHost
 
+ACTIONS: dict[str, type[Action]] = {
+    "clean_folders": CleanFolders,
+    "command_training": CommandTraining,
+    "lower_power_limit": LowerPowerLimit,
+    "relieve_host": RelieveHost,
+    "run_program": RunProgram,
+}
+"""Kinds of action by name. To add one, write its class and a line here."""
 PORT = 9095
 """Port if the configuration names none."""
 _LISTEN_FORM = Form("address", "", 'a host and a port such as "127.0.0.1:9095"')

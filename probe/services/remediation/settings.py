@@ -18,17 +18,16 @@ from pydantic import ValidationError
 from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.config.parse import read
 from probe.core.language import message
-from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.planned_action import Action, ActionArgsError, FiringAlert, Job, Key, Surroundings
 from probe.services.remediation.schema import (
+    ACTIONS,
     ActionSettings,
     HostSettings,
     RemediationSettings,
     TlsSettings,
     parsed_address,
 )
-from probe.services.web.hosts import is_loopback
-from probe.services.web.listening import ServerError
+from probe.services.web.listening import ServerError, is_loopback
 from probe.services.web.tokens import check_private, token_in
 
 _log = logging.getLogger("probe.remediation")

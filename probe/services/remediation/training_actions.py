@@ -20,7 +20,7 @@ from probe.core.control.command_requests import (
     request,
 )
 from probe.core.errors import missing
-from probe.core.fields import Names, Number, Section, Text, Variants, not_empty
+from probe.core.fields import Names, Number, Section, Text, Variants, not_empty, section_within
 from probe.core.messages import plural, printable
 from probe.core.storage.layout import ranks_text
 from probe.services.remediation.label_fields import Label, label_of, one_of
@@ -35,7 +35,6 @@ from probe.services.remediation.planned_action import (
     RefusedAlertError,
     Surroundings,
 )
-from probe.services.remediation.sections import section_within
 
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the acknowledgements."""
@@ -222,7 +221,8 @@ def command_ranks(job: Job, commands: Sequence[Command], sender: str, execution:
             requested[request(job.configuration, command, sender)] = command
         except OSError as error:  # one of them is BlockingIOError: too many wait
             raise FailedActionError(f"{described(command)}: cannot be requested: {error}") from None
-        execution.record(f"requested {_requests_text(requested)}", "")
+        requests = ", ".join(f"{described(command)} as {name}" for name, command in requested.items())
+        execution.record(f"requested {requests}", "")
     finished = _followed(job, list(requested), execution)
     answers = {name: acknowledgements(folder_of(job.configuration), name) for name in requested}
     text = "; ".join(_answers_text(name, command, answers[name]) for name, command in requested.items())
@@ -260,10 +260,6 @@ def _check_configuration(path: Path) -> None:
 def _would_request(job: Job, commands: Sequence[Command]) -> str:
     _check_configuration(job.configuration)
     return f"would request {', '.join(map(described, commands))} in {folder_of(job.configuration)}"
-
-
-def _requests_text(requested: Mapping[str, Command]) -> str:
-    return ", ".join(f"{described(command)} as {name}" for name, command in requested.items())
 
 
 def _answers_text(name: str, command: Command, answers: Sequence[Acknowledgement]) -> str:

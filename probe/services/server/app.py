@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -13,14 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS
-from probe.services.server import job_answers
-from probe.services.server.metrics import CONTENT_TYPE, exposition
+from probe.core.naming import STEP_SECONDS
+from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS, number_text, travelling
+from probe.services.server.board import NUMBERS, JobView, RankSummary, RunBoard
+from probe.services.server.judge import ranges
+from probe.services.server.metrics import exposition
 from probe.services.server.service import HeartbeatService
-from probe.services.web.answers import failures, json_answer
+from probe.services.server.store import StoredMessage
+from probe.services.web.answers import PAGE, failures, jobs_page, json_answer, page_file
 from probe.services.web.body import BodyReader
 from probe.services.web.gate import HEALTH, Gate, admission
-from probe.services.web.page_files import PAGE, jobs_page, page_file
+from probe.services.web.prometheus import CONTENT_TYPE
 
 MOST_READING = 64 << 20
 """Most bytes of all bodies that are read at one time."""
@@ -31,6 +36,11 @@ MOST_READERS = 4
 EVENTS_SHOWN = 100
 PUBLIC = (*HEALTH, "/", *(f"/page/{path.name}" for path in PAGE.iterdir()))
 """Paths without data of a run: no token is needed."""
+MOST_JOBS_LISTED = 100
+WORST = 20
+"""Ranks of a job that are shown."""
+ORDER = ("silent", "waiting", "alive", "replaced", "ended")
+"""States, the worst first."""
 
 
 def application(service: HeartbeatService, token: str | None) -> Gate:
@@ -79,14 +89,14 @@ class Endpoints:
 
     async def board(self, _: Request) -> Response:
         """Return all jobs."""
-        return json_answer(200, job_answers.jobs(self._service.board, anyio.current_time()))
+        return json_answer(200, jobs(self._service.board, anyio.current_time()))
 
     async def job(self, request: Request) -> Response:
         """Return one job with its worst ranks."""
         job = self._service.board.job(request.path_params["id"])
         if job is None:
             return json_answer(404, {"error": "no such job"})
-        return json_answer(200, job_answers.worst_ranks(job, anyio.current_time()))
+        return json_answer(200, worst_ranks(job, anyio.current_time()))
 
     async def events(self, request: Request) -> Response:
         """Return the newest findings and exceptions."""
@@ -104,7 +114,7 @@ class Endpoints:
 
         def answer() -> Response:
             messages = self._service.store.messages(after, most, job, events)
-            return json_answer(200, {"messages": job_answers.rows(messages)})
+            return json_answer(200, {"messages": rows(messages)})
 
         return await anyio.to_thread.run_sync(answer, limiter=self._readers)
 
@@ -126,3 +136,84 @@ class Endpoints:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         return page_file(request.path_params["name"])
+
+
+def jobs(board: RunBoard, now: float) -> dict[str, Any]:
+    """Return all jobs, those with silent ranks first, then the newest."""
+    listed_jobs = sorted(board.jobs, key=lambda job: (not job.of("silent"), not job.of("alive"), -job.received))
+    return {
+        "jobs": [_job(job, now) for job in listed_jobs[:MOST_JOBS_LISTED]],
+        "more": max(len(listed_jobs) - MOST_JOBS_LISTED, 0),
+        "ranks": board.ranks,
+    }
+
+
+def _job(job: JobView, now: float) -> dict[str, Any]:
+    last = job.curve[-1] if job.curve else None
+    steps = [rank.step for rank in job.of("alive", "silent") if not math.isnan(rank.step)]
+    return {
+        "id": job.id,
+        "job": job.job,
+        "launch": job.launch,
+        "world": job.world,
+        "states": {state: number for state in ORDER if (number := len(job.of(state)))},
+        "silent": ranges([rank.origin.rank for rank in job.of("silent")]),
+        "age": round(now - job.received, 1),
+        "step": number_text(last.step) if last and not math.isnan(last.step) else None,
+        "behind": number_text(max(steps) - min(steps)) if steps else None,
+        "loss": number_text(last.loss) if last else None,
+        "grad_norm": _sent(last.grad_norm) if last else None,
+        "step_seconds": _sent(last.step_seconds) if last else None,
+        "events": job.events,
+        "curve": [[number_text(point.step), number_text(point.loss)] for point in job.curve],
+    }
+
+
+def _sent(number: float | None) -> float | str | None:
+    return None if number is None else number_text(number)
+
+
+def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
+    """Return the ranks of a job that need attention: silent ones, those furthest behind, the slowest."""
+    worst = sorted(job.ranks.values(), key=_urgency)[:WORST]
+    return {**_job(job, now), "worst": [_rank(rank, now) for rank in worst], "processes": len(job.ranks)}
+
+
+def _urgency(rank: RankSummary) -> tuple[int, bool, float, float, int]:
+    broken = any(not math.isfinite(value) for value in rank.numbers.values())
+    step = rank.step if math.isfinite(rank.step) else math.inf
+    seconds = rank.numbers.get(STEP_SECONDS, 0.0)
+    seconds = seconds if math.isfinite(seconds) else math.inf
+    return ORDER.index(rank.state), not broken, step, -seconds, rank.origin.rank
+
+
+def _rank(rank: RankSummary, now: float) -> dict[str, Any]:
+    numbers = {name: number_text(rank.numbers[name]) for name in NUMBERS if name in rank.numbers}
+    return {
+        "rank": rank.origin.rank,
+        "run": rank.origin.run,
+        "state": rank.state,
+        "age": round(now - rank.received, 1),
+        "promise": number_text(rank.promise),
+        "step": None if math.isnan(rank.step) else number_text(rank.step),
+        "phase": rank.phase,
+        **numbers,
+    }
+
+
+def rows(messages: Iterable[StoredMessage]) -> list[Mapping[str, Any]]:
+    """Return stored messages as JSON has them."""
+    return [
+        {
+            "id": message.id,
+            **message.origin._asdict(),
+            "number": message.message.number,
+            "kind": message.message.kind,
+            "time": message.message.time,
+            "received": message.received,
+            "promise": None if message.message.promise is None else number_text(message.message.promise),
+            "late": message.late,
+            "values": travelling(message.message.values),
+        }
+        for message in messages
+    ]

@@ -170,7 +170,8 @@ class RunBoard:
         promises = [message.promise for message in batch.messages if message.promise is not None]
         rank.promise = promises[-1] if promises else rank.promise
         rank.received, rank.deadline, rank.state = now, now + rank.promise, "alive"
-        if _is_end(batch.messages[-1]):
+        last = batch.messages[-1]
+        if last.kind == "progress" and last.values.get("state") == ENDED["state"]:
             rank.state, rank.deadline = "ended", math.inf
 
     def apply(self, rank: RankSummary, message: HeartbeatMessage) -> bool:
@@ -268,10 +269,6 @@ def _time_stages(job: JobView, message: HeartbeatMessage) -> None:
         stage = name.removeprefix("phase/").removesuffix(TIMED_ENDS[0]).removesuffix(TIMED_ENDS[1])
         if stage in job.stages or len(job.stages) < MOST_STAGES:
             job.stages[stage] = float(value)
-
-
-def _is_end(message: HeartbeatMessage) -> bool:
-    return message.kind == "progress" and message.values.get("state") == ENDED["state"]
 
 
 def _number(values: Mapping[str, Value], names: Iterable[str]) -> float | None:

@@ -12,13 +12,13 @@ from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels import AlertSender
 from probe.core.errors import needed
 from probe.core.faults import Faults
+from probe.core.http_client import DeadlineClient, Unanswered, checked_address
 from probe.core.language import message
 from probe.core.records import Alert
 from probe.core.run_state.judges import rule_makers
 from probe.core.run_state.rules import RunRule
-from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
-from probe.services.web.hosts import is_loopback
-from probe.services.web.listening import ServerError, bound
+from probe.core.worker import Worker
+from probe.services.web.listening import ServerError, bound, is_loopback
 
 if TYPE_CHECKING:
     from probe.core.config.schema import Settings
@@ -36,6 +36,11 @@ MOST_CONNECTIONS = 8_192
 """Most connections at one time; further ones get status 503."""
 END_SECONDS = 5
 """Longest time in seconds in which the dead man's switch ends."""
+EVERY_SECONDS = 60.0
+CONNECT_SECONDS, CALL_SECONDS = 5.0, 10.0
+"""Longest times in seconds to connect and of a whole call."""
+WORK_SECONDS = 10.0
+"""Longest time in seconds in which the server proves that it works."""
 
 
 class ServerOptions(NamedTuple):
@@ -127,3 +132,45 @@ class SilentSender:
 def rules_of(settings: Settings | None) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of a run that ``settings`` choose."""
     return [] if settings is None else rule_makers(settings)
+
+
+class DeadManSwitch:
+    """Thread that calls ``address`` by GET every ``every_seconds`` if ``works`` returns true. The address is a secret.
+
+    Raises:
+        ValueError: if the address cannot be one.
+        ImportError: if httpx is not installed.
+    """
+
+    def __init__(self, address: str, works: Callable[[float], bool], every_seconds: float = EVERY_SECONDS) -> None:
+        self._address = checked_address(address, "dead man's address")
+        self._client = DeadlineClient("The dead man's switch", self._address)
+        self._works, self._every_seconds = works, every_seconds
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        faults = Faults("the server goes on")
+        self._worker = Worker("probe-dead-man", "dead man's switch", faults, look=self._look, due=0.0)
+
+    def close(self, seconds: float) -> None:
+        """End within ``seconds``; the address is not called any more."""
+        if self._worker is not None:
+            self._worker.end(self._client.close)
+            self._worker.join(seconds)
+
+    def _look(self) -> float:
+        if self._works(WORK_SECONDS):
+            self._call()
+        else:
+            _log.warning("the dead man's address is not called: the database cannot be written")
+        return self._every_seconds
+
+    def _call(self) -> None:
+        try:
+            answer = self._client.request("GET", self._address, connect_seconds=CONNECT_SECONDS, seconds=CALL_SECONDS)
+        except Unanswered as error:
+            _log.warning("the dead man's address does not answer: %s", error)
+            return
+        if not 200 <= answer.status < 300:
+            _log.warning("the dead man's address answers with status %d", answer.status)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+import probe
 from probe.core.alerting.redaction import describe_error
 
 _POLICY = (
@@ -26,6 +28,15 @@ HEADERS = {
 }
 """Headers that a gate adds to an answer without them."""
 Handler = Callable[[Request, Exception], Awaitable[Response]]
+PAGE = Path(probe.__file__).parent / "view" / "page"
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+"""Types of the files of the page, by suffix."""
 
 
 class Reply(NamedTuple):
@@ -83,3 +94,22 @@ def failures(log: logging.Logger | None = None) -> dict[Any, Handler]:
 async def _failure(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return refusal(error.status_code, error.detail)
+
+
+def page_file(name: str) -> Response:
+    """Return a file of the page; status 404 for everything else."""
+    path = PAGE / name
+    kind = TYPES.get(path.suffix)
+    if kind is None or "/" in name or "\\" in name or name.startswith(".") or not path.is_file():
+        return json_answer(404, {"error": "there is no such file of the page"})
+    return _answer(path.read_bytes(), kind)
+
+
+def jobs_page() -> Response:
+    """Return the page, which shows the jobs of a server of heartbeats."""
+    text = (PAGE / "index.html").read_text(encoding="utf-8")
+    return _answer(text.replace("<body>", '<body data-jobs="yes">').encode("utf-8"), TYPES[".html"])
+
+
+def _answer(data: bytes, kind: str) -> Response:
+    return Response(data, headers={"Content-Type": f"{kind}; charset=utf-8", "Cache-Control": "no-cache"})

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.responses import Response
 
 from probe.services.web.answers import HEADERS, refusal
-from probe.services.web.hosts import is_local_name, is_same_origin
+from probe.services.web.listening import is_local_name, is_same_origin
 from probe.services.web.tokens import TokenCheck
 
 TOKEN = "token"  # noqa: S105 - a name

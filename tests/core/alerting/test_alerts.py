@@ -8,7 +8,6 @@ import random
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -32,7 +31,9 @@ from tests.core.alerting.receivers import (
     text_of,
 )
 from tests.interrupts import interrupt
+from tests.quick_python import quick_python
 from tests.required import require
+from tests.user_scripts import COMMANDS
 from tests.waiting import free_port, wait_for
 
 require("httpx")
@@ -296,7 +297,7 @@ print(alerts.close(60), faults.counts)
 def test_with_a_full_disk_alerts_are_sent_all_the_same(tmp_path: Path) -> None:
     """And the failure is counted."""
     with serving(Receiver()) as receiver:
-        command = [sys.executable, "-c", FULL, receiver.url(), str(tmp_path)]
+        command = [quick_python(*COMMANDS), "-c", FULL, receiver.url(), str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout == "True {'alerts: spool: OSError': 1}\n"
         assert titles(receiver) == [["Spike of a"]]

@@ -18,7 +18,9 @@ from probe.core.alerting.channels.feishu import MessageRate
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from tests.core.alerting.receivers import Receiver, alert, alerts_to, serving, signed, text_of
+from tests.quick_python import quick_python
 from tests.required import require, require_program
+from tests.user_scripts import COMMANDS
 from tests.waiting import free_port, wait_for
 
 require("httpx")
@@ -218,9 +220,8 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
         "try: sender.send([alert(), alert()], 1)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    import sys
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([quick_python(*COMMANDS), "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("NotReceived")
     assert "File too large" in done.stdout
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 1

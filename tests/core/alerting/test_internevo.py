@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,12 +27,14 @@ from probe.core.alert import (
     read_monitor_config,
     send_feishu_msg_with_webhook,
 )
-from probe.core.internevo.losses import LossRatio
+from probe.core.internevo.recipients import LossRatio
 from probe.core.launch import RESTARTS, VARIABLES, WORLDS
 from probe.core.monitor_manager import MonitorManager, MonitorTracker, initialize_monitor_manager
 from tests.core.alerting.receivers import Receiver, black_hole, raw_server, serving, text_of
+from tests.quick_python import quick_python
 from tests.required import require
 from tests.services.server_process import serving as serving_heartbeats
+from tests.user_scripts import COMMANDS
 from tests.waiting import free_port, wait_for
 
 require("httpx")
@@ -73,7 +74,7 @@ def number(receiver: Receiver, words: str) -> int:
 
 def script(text: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """A process with a program of a user."""
-    command = [sys.executable, "-c", text, *arguments]
+    command = [quick_python(*COMMANDS), "-c", text, *arguments]
     return subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, text=True, stdout=-1, stderr=-1
     )
@@ -510,7 +511,7 @@ with initialize_monitor_manager("job", sys.argv[1]):
     sys.stdin.read()
     raise RuntimeError("a")
 """
-    command = [sys.executable, "-c", program, receiver.url()]
+    command = [quick_python(*COMMANDS), "-c", program, receiver.url()]
     named = {*VARIABLES, *RESTARTS, *WORLDS}
     environment = {name: value for name, value in os.environ.items() if name not in named}
     environment |= {"PYTHONPATH": str(ROOT), **launcher}

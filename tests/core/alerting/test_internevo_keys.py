@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ import pytest
 from probe.core.alert import InternEvoConfigError, read_monitor_config
 from probe.core.internevo.configuration import INTERNEVO
 from tests.core.alerting.receivers import Receiver, serving
+from tests.quick_python import quick_python
 from tests.required import require
 from tests.services.server_process import serving as serving_heartbeats
+from tests.user_scripts import COMMANDS
 
 require("httpx")
 ROOT = Path(__file__).parents[3]
@@ -66,7 +67,7 @@ def test_a_key_changes_what_is_received(path: str, receiver: Receiver, tmp_path:
         for number, alert in enumerate(PAIRS[path]):
             text = json.dumps({"monitor": {"alert": alert}}).replace("HOOK", receiver.url())
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": str(tmp_path / str(number))}
-            command = [sys.executable, "-c", PROGRAM, text.replace("SERVER", server.address)]
+            command = [quick_python(*COMMANDS), "-c", PROGRAM, text.replace("SERVER", server.address)]
             subprocess.run(command, env=environment, check=True, timeout=120)
             received.append((len(receiver.requests), len(server.stored("a"))))
     assert received[0] == (0, 0)

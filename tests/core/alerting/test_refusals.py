@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.alerting import outlet
-from probe.core.alerting.channels import alertmanager
+from probe.core.alerting import dispatcher, outlet
+from probe.core.alerting.channels import alertmanager, feishu
 from probe.core.messages import shortened
 from probe.core.records import Alert
 from probe.core.times import utc_text
@@ -26,7 +26,9 @@ GIVEN_UP = "alerts: refused by the receiver for good"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts that follow each other soon."""
+    """Messages and attempts that follow each other soon."""
+    monkeypatch.setattr(dispatcher, "SPACING", 0.02)
+    monkeypatch.setattr(feishu, "RATES", ((100, 1.0),))
     monkeypatch.setattr(outlet, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(outlet, "LONGEST_PAUSE", 0.1)
 

@@ -14,7 +14,7 @@ from probe.core.analysis.diagnosis import judge
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.engines import PieceEngine, engine_of
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from probe.core.analysis.pieces import Piece
 from probe.core.records import Key
 from probe.core.storage.duckdb_reader import Connection

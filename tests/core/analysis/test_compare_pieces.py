@@ -13,7 +13,7 @@ from probe.cli import app
 from probe.core.analysis.compare.compare import compare
 from probe.core.analysis.compare.explain import as_json
 from probe.core.analysis.compare.pairing import Options
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from tests.core.analysis import test_compare
 from tests.core.analysis.compare_data import Array, Where, rounding, write_run
 from tests.core.analysis.cut_engine import CutEngine

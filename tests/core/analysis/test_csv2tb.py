@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.analysis.convert.csv2tb import convert as by_pieces
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from tests.core.analysis.cut_engine import CutEngine
 from tests.core.storage.run_files import cells_of, write_run
 

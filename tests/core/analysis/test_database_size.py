@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.analysis.convert import database_size
-from probe.core.analysis.convert.database_size import expected_size
+from probe.core.analysis.convert import csv2db as conversion
+from probe.core.analysis.convert.csv2db import expected_size
 from probe.core.analysis.convert.select import choose
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.storage.problems import Problems
@@ -46,6 +46,6 @@ def test_too_many_bytes_are_refused_before_anything_is_written(tmp_path: Path) -
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the estimate, whatever the bytes."""
     write_run(tmp_path, 0, range(50))
-    monkeypatch.setattr(database_size, "MOST_ROWS", 100)
+    monkeypatch.setattr(conversion, "MOST_ROWS", 100)
     with pytest.raises(ValueError, match="expected at most 100 rows"):
         csv2db(CSV2DBConfig(tmp_path, output_dirpath=tmp_path / "db"))

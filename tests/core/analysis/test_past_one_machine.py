@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -29,6 +28,7 @@ from probe.core.storage.problems import Problems
 from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest
+from tests.quick_python import probe_command
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 
@@ -154,7 +154,7 @@ def bucket(run: PackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 def probe(*words: str | Path, code: int = 0) -> bytes:
     """Output of a command."""
-    done = subprocess.run([sys.executable, "-m", "probe", *map(str, words)], capture_output=True, check=False)
+    done = subprocess.run(probe_command(*words), capture_output=True, check=False)
     assert done.returncode == code, done.stderr.decode()
     return done.stdout
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from probe.core.analysis.query import OpenRun, open_run
 from probe.core.analysis.select_statement import NOT_CALLED
 from tests.core.storage.run_files import cells_of, write_run

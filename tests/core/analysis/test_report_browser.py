@@ -14,7 +14,7 @@ import pytest
 
 import probe
 from probe.core.analysis.compare.compare import compare
-from probe.core.analysis.compare.page import page as comparison_page
+from probe.core.analysis.compare.explain import page as comparison_page
 from probe.core.analysis.pictures import layout
 from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS

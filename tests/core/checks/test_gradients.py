@@ -207,3 +207,36 @@ def test_what_checks_share_is_what_numpy_derives(norm: float, there: bool | list
     unread = Training().update(there=there, readable=False)
     assert (unread.norms, unread.total, unread.finite) == (None, 0.0, True)
     assert unread.pattern == present.tobytes()
+
+
+DEEP = tuple(f"layers.{number}.{part}" for number in range(6) for part in ("weight", "bias"))
+DEPTH = {
+    "names": DEEP,
+    "sizes": (400, 20) * 6,
+    "uses": {name: ParameterUse(at // 2, "") for at, name in enumerate(DEEP)},
+}
+
+
+@pytest.mark.parametrize(
+    ("norms", "where"),
+    [
+        ([1e-7, 1e-6, 1e-5, 1e-3, 1e-2, 1.0], ("layers.0", "layers.1", "layers.2")),
+        ([1.0, 1e-2, 1e-3, 1e-5, 1e-6, 1e-7], ()),  # that is an explosion, which leaps
+        ([1e-7, 1e-2, 1e-1, 0.2, 0.3, 1.0], ()),  # an embedding of which a batch uses few rows
+        ([1e-7, 1.0, 1e-7, 1.0, 1e-7, 1.0], ()),  # every other layer: an adapter whose other half begins at 0
+        ([0.0, 0.0, 0.0, 1e-1, 1e-1, 1.0], ()),
+    ],
+)
+def test_gradients_that_fall_from_layer_to_layer_from_the_beginning(norms: list[float], where: tuple[str, ...]) -> None:
+    """They are found once, with the layers that hardly train; what differs in other ways is not."""
+    sizes = {f"layers.{number}": norm for number, norm in enumerate(norms)}
+    training = Training(names=DEEP, first=7)
+    unsurveyed = training.updates(2, **{**DEPTH, "uses": {}}, norms=sizes)
+    found = findings("gradient-fades", unsurveyed, training.updates(30, **DEPTH, norms=sizes))
+    assert [(finding.since, finding.where) for finding in found] == [(7, where)] * bool(where)
+
+
+def test_gradients_that_are_small_only_at_first_are_no_finding() -> None:
+    """Branches that begin at 0 let little through at first."""
+    training, fading = Training(names=DEEP), {f"layers.{number}": 10.0 ** (number - 6) for number in range(6)}
+    assert not findings("gradient-fades", training.updates(5, **DEPTH, norms=fading), training.updates(9, **DEPTH))

@@ -62,7 +62,7 @@ def test_healthy_training_is_silent() -> None:
     panel, first, second = CheckPanel(faults), Training(), Training(seed=1, optimizer=1)
     found = [finding for _ in range(300) for one in (first, second) for finding in panel.judge(one.update())]
     assert (found, faults.counts) == ([], {})
-    holding = f"preflight: {len(CHECKS) - 4} hold, 3 not applicable, 1 could not be seen (no graph of a loss"
+    holding = f"preflight: {len(CHECKS) - 5} hold, 3 not applicable, 2 could not be seen (no order of the layers"
     assert panel.preflight().startswith(holding)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,8 @@ from probe.core.backend.patch import Shared
 from probe.core.control.config_follower import Toggle
 from probe.core.monitor import process_exit
 from probe.core.monitor.process_exit import Endings, restore_handler
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,5 +93,5 @@ from tests.core.monitor.test_process_exit import ended_elsewhere
 ended_elsewhere({int(number)})
 signal.raise_signal({int(number)})
 """
-    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    process = subprocess.run([quick_python(*COMMANDS), "-c", script], cwd=ROOT, check=False)
     assert process.returncode == -number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import pytest
 from probe.core.output.metrics import mapped_file
 from probe.core.output.metrics.catalogue import Series
 from probe.core.output.metrics.mapped_file import MetricsFile, MetricsHeader, MetricsReader, sweep
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = """
@@ -74,7 +75,7 @@ def test_series_without_room_are_counted(tmp_path: Path) -> None:
 def test_a_reader_never_sees_half_of_a_write(tmp_path: Path) -> None:
     """While another process writes as fast as it can, every row that is read is whole and belongs to its names."""
     path = tmp_path / "rank0.metrics"
-    command = [sys.executable, "-c", WRITER, str(path)]
+    command = [quick_python(*COMMANDS), "-c", WRITER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writer:
         try:
             assert writer.stdout is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,8 @@ import pytest
 
 from probe.core.faults import Faults
 from probe.core.output.program_number import ProgramNumber, folder_of, process_start
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 GROUPS: Any = SimpleNamespace(world_size=lambda: 1, rank=lambda: 0)
@@ -71,7 +72,7 @@ def test_processes_that_begin_at_once_have_different_numbers(tmp_path: Path) -> 
         "print('ready', flush=True)\nsys.stdin.readline()\n"
         "held = taken(Path(sys.argv[1]))\nprint(held.number, flush=True)\nsys.stdin.readline()\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = [quick_python(*COMMANDS), "-c", program, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

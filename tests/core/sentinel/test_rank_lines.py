@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 
 from probe.core.sentinel.rank_lines import MOST_BYTES, MOST_LINES, MOST_PARAMETERS, LinesReader, RankLine, RankLines
 from tests.forks import ROOT
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 NAMES = ["embedding.weight", "head.weight", "head.bias"]
 
@@ -72,7 +73,7 @@ def test_no_torn_line_is_read(tmp_path: Path) -> None:
         "    writer.write(RankLine(step, 0, 0.5, table))\n    step += 1\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [quick_python(*COMMANDS), "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

@@ -98,6 +98,22 @@ def test_a_finding_of_a_check_counts_once() -> None:
     assert [finding.where for finding in summary(run).findings] == [()]
 
 
+def test_the_loss_and_the_cost_are_those_of_the_rank_that_is_named() -> None:
+    """The loss of the rank that broke first; the cost a step in milliseconds, too, of the rank with most."""
+    ranks = []
+    for rank, bad in ((0, 13), (1, 12)):
+        run = RunAccount(load({"wg_distribution": True}), rank, 0, 10)
+        for step in range(10, 15):
+            run.loss(step, math.nan if step >= bad else 2.0)
+        run.checked([CheckFinding("loss-not-finite", "critical", (), bad, bad, "the loss is nan", {"loss": math.nan})])
+        ranks.append(run.summary(30, "out/rank0", {}, True, (0.05 * (rank + 1), 1.0)))
+    lines = report_of([WatchSummary.of(json.loads(json.dumps(rank.as_json()))) for rank in ranks]).lines()
+    assert lines[0].endswith("step 12, rank 1")
+    assert "loss 2 at step 11 -> nan at step 12" in lines
+    assert "loss 2 to nan, last finite at step 11 (2)" in lines
+    assert "cost: 5 ms a step (10.0 % longer)" in lines
+
+
 def activation(step: int, signal: str, *names: str) -> Snapshot:
     """A step with rows that are not finite, whose update a scaler has skipped."""
     keys, order = tuple(Key(name, part="output") for name in names), np.arange(len(names))

@@ -25,7 +25,7 @@ from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed.pack import pack
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
-from probe.view.curves import RankChoice, row_curves
+from probe.view.heatmap import RankChoice, row_curves
 from probe.view.run_files import GrowingFiles, RunListing
 from probe.view.run_reader import RunReader
 from tests.core.storage.run_files import write_run

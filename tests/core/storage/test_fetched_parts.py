@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from probe.core.storage.fetched_parts import FetchedParts, ListedObject
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files cannot be locked")
 
@@ -32,7 +34,7 @@ ABOUT = ListedObject(1000, 1.5, "a")
 def test_processes_keep_each_part_once() -> None:
     """Each of 200 parts is kept by one of three processes, and read here as it was kept."""
     parts = FetchedParts()
-    command = [sys.executable, "-c", KEEPER, parts.folder]
+    command = [quick_python(*COMMANDS), "-c", KEEPER, parts.folder]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     printed = [process.communicate()[0] for process in running]
     assert sorted(int(n) for text in printed for n in text.split()) == list(range(200))
@@ -101,7 +103,7 @@ print(json.dumps([sum(fetched), sum(sizes.values())]))
 
 def test_without_space_on_the_disk_parts_are_held_in_memory() -> None:
     """Each byte is fetched once, and one line names the folder."""
-    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, check=True)
+    done = subprocess.run([quick_python(*COMMANDS), "-c", READER], capture_output=True, text=True, check=True)
     fetched, size = json.loads(done.stdout)
     assert fetched <= 1.5 * size
     assert done.stderr.count("no space for what is fetched: folder=") == 1

@@ -36,8 +36,10 @@ from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble
 from tests.object_storage import BUCKET, SECRET, ObjectServer, environment, seaweed, seaweedfs, storage
+from tests.quick_python import quick_python
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
+from tests.user_scripts import COMMANDS
 from tests.waiting import free_port
 
 require("duckdb")
@@ -529,7 +531,7 @@ def test_without_the_package_the_error_names_what_to_install(run: Path, tmp_path
         "import sys; sys.modules['s3fs'] = None; sys.argv = ['probe', 'anomalies', 's3://bucket/run']\n"
         "from probe.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([quick_python(*COMMANDS), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install" in done.stderr
     assert "s3fs" in done.stderr

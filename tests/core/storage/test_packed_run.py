@@ -16,14 +16,13 @@ from probe.core.output.sinks import SINKS
 from probe.core.records import Update
 from probe.core.storage.batches import steps
 from probe.core.storage.chunks import files_in
-from probe.core.storage.cost_file import PACKED_COSTS
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import COSTS, cost_line
 from probe.core.storage.packed.pack import pack
 from probe.core.storage.packed.run import INDEX, is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
-from probe.core.storage.step_updates import StepUpdates
+from probe.core.storage.side_files import PACKED_COSTS, StepUpdates
 from tests.core.output.sink_data import context, snapshot
 from tests.core.storage.run_files import write_run
 from tests.core.storage.test_sqlite_reader import plain, step_of

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from probe.core.storage.run_directory import parsed_stamp, stamp
+from tests.quick_python import quick_python
+from tests.user_scripts import COMMANDS
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def test_all_folders_have_the_time_of_one_clock() -> None:
     """A run's, a conversion's and the one that keeps superseded files: UTC+08:00, whatever the machine's zone."""
     for zone in ("UTC", "America/New_York", "Asia/Shanghai"):
         done = subprocess.run(
-            [sys.executable, "-c", FOLDERS],
+            [quick_python(*COMMANDS), "-c", FOLDERS],
             cwd=ROOT, env={**os.environ, "TZ": zone}, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert json.loads(done.stdout) == [
@@ -70,7 +71,7 @@ def test_the_time_in_a_name_is_read_in_the_language_in_which_it_is_written(tmp_p
     directory = tmp_path / "Dec03_21-34-40-rank0-1f0c9a3e"
     directory.mkdir()
     os.utime(directory, (1764800000, 1764800000))
-    command = [sys.executable, "-c", GERMAN, str(tmp_path)]
+    command = [quick_python(*COMMANDS), "-c", GERMAN, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1], [1764768880.0]]
 
@@ -100,5 +101,7 @@ print(zone_note("out/other"))
 def test_people_read_times_of_their_own_zone(zone: str, time: str, note: str) -> None:
     """Lists have the local time; a name with another one is printed with its zone."""
     environ = {**os.environ, "TZ": zone}
-    done = subprocess.run([sys.executable, "-c", ZONES], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [quick_python(*COMMANDS), "-c", ZONES], env=environ, capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"{time}\n{note}\n\n"

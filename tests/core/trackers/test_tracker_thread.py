@@ -13,8 +13,7 @@ import pytest
 
 from probe.core.faults import Faults
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable
-from probe.core.trackers.tracker_budget import TrackerBudget
-from probe.core.trackers.tracker_thread import MOST_WAITING, Item, TrackerThread
+from probe.core.trackers.tracker_thread import MOST_WAITING, Item, TrackerBudget, TrackerThread
 from tests.core.trackers.slow_tracker import STEPS
 from tests.core.trackers.training import ROOT
 

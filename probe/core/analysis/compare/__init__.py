@@ -5,5 +5,5 @@ runs and opens a piece of both in one database, :mod:`census` counts the names, 
 maps the names of one run to those of the other, :mod:`pairing` pairs signals, names and steps, :mod:`piece_rows`
 selects the rows of a piece, :mod:`differences` measures every pair, with the tolerances of equal runs, by steps and by
 names, :mod:`first_difference` finds the rows that differ first, in causal order, :mod:`passes` does each of these over
-all pieces, :mod:`compare` does all of it in one call, and :mod:`explain` and :mod:`page` write the result.
+all pieces, :mod:`compare` does all of it in one call, and :mod:`explain` and :mod:`explain` write the result.
 """

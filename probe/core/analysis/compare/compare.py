@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from probe.core.analysis.compare.census import Census
-from probe.core.analysis.compare.compared_piece import ComparedPiece, divided
+from probe.core.analysis.compare.compared_piece import ComparedPiece, Side, divided, found
 from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
 from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.compare.jumps import LEAST, Jump, first_of
 from probe.core.analysis.compare.name_map import nearest
 from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, only_ranks, pair_ranks, wanted
 from probe.core.analysis.compare.passes import ComparisonPasses
-from probe.core.analysis.compare.side import Side, found
 from probe.core.analysis.engines import PieceEngine
-from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.engines.workers import LocalEngine
 from probe.core.storage.location import Place
 
 MOST_POINTS = 1000

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from probe.core.analysis.compare.census import Census, Wanted
+from probe.core.analysis.compare.compared_piece import Side
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
-from probe.core.analysis.compare.side import Side
 from probe.core.language import message
 from probe.core.naming import signal_of
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP

@@ -7,10 +7,9 @@ from functools import partial
 from typing import TypeVar, cast
 
 from probe.core.analysis.compare.census import Census, Wanted, count
-from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, span
+from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, Side, span
 from probe.core.analysis.compare.differences import DifferenceTables, measure
 from probe.core.analysis.compare.first_difference import DifferingRow, first_rows, request
-from probe.core.analysis.compare.side import Side
 from probe.core.analysis.engines import PieceEngine, mapped
 from probe.core.analysis.pieces import Piece
 from probe.core.storage.problems import Problem, Problems

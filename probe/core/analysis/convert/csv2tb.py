@@ -158,7 +158,10 @@ def _convert_by_ranks(engine: PieceEngine, choice: Chosen, done: Converted, fold
             done.problems.extend(problems)
             for rank, kind, outcome in outcomes:
                 folder = curves_folder(done.path, rank, kind)
-                _move(curves_folder(attempt, rank, kind), folder)
+                curves = curves_folder(attempt, rank, kind)
+                if curves.is_dir():
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    curves.replace(folder)
                 done.add(folder, outcome)
     except BaseException:  # Ctrl-C: half of a run would look like all of it
         _remove(folders)
@@ -171,12 +174,6 @@ def _convert_by_ranks(engine: PieceEngine, choice: Chosen, done: Converted, fold
 ATTEMPT = ".piece-{}.tmp"
 """Folder of the curves of a piece until its result has come: an engine may convert a piece twice."""
 _Outcomes = list[tuple[int, str, CurveOutcome | Exception]]
-
-
-def _move(source: Path, target: Path) -> None:
-    if source.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(target)
 
 
 def _convert_piece(piece: Piece, kinds: Sequence[str], output: Path) -> tuple[Problems, Path, _Outcomes]:

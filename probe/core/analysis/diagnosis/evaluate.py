@@ -30,7 +30,7 @@ from probe.core.storage.layout import ranks_text
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
-from probe.core.storage.step_updates import StepUpdates
+from probe.core.storage.side_files import StepUpdates
 
 ALWAYS = AnomalyNan.__name__
 JUDGING = ("rules", "warnings_per_10000_steps")
@@ -92,7 +92,7 @@ class EvaluatedRank:
 
 
 def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSettings:
-    """AlertSettings rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
+    """Settings of alerts of a run, with the default rules if its manifest names none; always with ``AnomalyNan``."""
     settings = manifest.config.get("alert")
     alert = AlertSettings()
     try:

@@ -81,7 +81,7 @@ class CausalPaths:
         return self._origins.get(step, frozenset())
 
     def collectives(self, step: int) -> CarriedByRank:
-        """CarriedByRank of a step that carried NaN or Inf."""
+        """Collectives of a step that carried NaN or Inf, by rank."""
         if step not in self._collectives:
             numbers = CarriedByRank({}, {})
             for number, carried in enumerate(self._exchanged.get(step, ())):

@@ -1,4 +1,4 @@
-"""SignalComparison of data-parallel replicas over the files of all ranks."""
+"""Comparison of data-parallel replicas over the files of all ranks."""
 
 from __future__ import annotations
 

@@ -37,9 +37,11 @@ def verdict_about(analysis: Analysis) -> Verdict:
     return verdict_of(findings, looked)
 
 
-def card_about(verdict: Verdict, analysis: Analysis, files: str, blocks: bool) -> list[str]:
+def card_about(verdict: Verdict, analysis: Analysis, files: str, blocks: bool, width: int) -> list[str]:
     """Return the card of a verdict, as :func:`probe.core.verdict_picture.card_lines`; empty if nothing was found."""
-    return card_lines(verdict, picture_about(verdict, analysis), files, blocks=blocks) if verdict.kind else []
+    if not verdict.kind:
+        return []
+    return card_lines(verdict, picture_about(verdict, analysis), files, blocks=blocks, width=width)
 
 
 def picture_about(verdict: Verdict, analysis: Analysis) -> VerdictPicture | None:

@@ -1,4 +1,4 @@
-"""Engines: a function applied to the pieces of a run, on this machine (:mod:`local`) or on a cluster (:mod:`ray`).
+"""Engines: a function applied to the pieces of a run, on this machine (:mod:`workers`) or on a cluster (:mod:`ray`).
 
 A function is one of the package, takes one piece and returns what can be pickled and is small. Its result may depend on
 nothing but the rows of the piece, since a piece may be read twice, or cut and read in parts.
@@ -85,7 +85,7 @@ def _engine_of(
         raise ValueError(message("-j: expected 1 or more; got {processes}", processes=processes))
     name = spec or ("ray" if environ.get(ADDRESS) else "local")
     if name == "local":
-        from probe.core.analysis.engines.local import LocalEngine
+        from probe.core.analysis.engines.workers import LocalEngine
 
         with LocalEngine(processes or 1) as local:
             yield _observed(local, progress)

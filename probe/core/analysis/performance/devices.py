@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.performance.step_table import HOUR, TABLE, StepTable
 from probe.core.storage.location import Place
-from probe.core.storage.performance_file import DeviceReading, PerformanceReading, readings
+from probe.core.storage.performance_file import mean, readings
 from probe.core.storage.problems import Problems
 
 DEVICE_USE = re.compile(r"(?:^|[/_.\-])(?:gpu|npu|cuda|device)[/_.\-]?\d*[/_.\-](?:util|utili[sz]ation)", re.IGNORECASE)
@@ -65,10 +65,10 @@ class Devices(NamedTuple):
     @property
     def utilization_percent(self) -> float:
         """Mean utilisation of all devices: as read by a performance monitor, else as logged; NaN if it is unknown."""
-        read = _mean([device.utilization_percent for device in self.devices])
+        read = mean(device.utilization_percent for device in self.devices)
         if math.isfinite(read):
             return read
-        return _mean([_percent(number) for number in self.logged if DEVICE_USE.search(number.name)])
+        return mean(_percent(number) for number in self.logged if DEVICE_USE.search(number.name))
 
 
 def devices(
@@ -118,25 +118,17 @@ class _Average:
         return self._sum / self._number if self._number else math.nan
 
 
-class _DeviceSums:
-    def __init__(self) -> None:
-        self.readings, self.use, self.memory, self.temperature = 0, _Average(), _Average(), _Average()
+class _Averages(dict[str, _Average]):
+    """Averages of the fields of readings, by name."""
 
-    def add(self, device: DeviceReading) -> None:
+    def __init__(self, *names: str) -> None:
+        super().__init__((name, _Average()) for name in names)
+        self.readings = 0
+
+    def add(self, reading: NamedTuple) -> None:
         self.readings += 1
-        self.use.add(device.utilization_percent)
-        self.memory.add(device.memory_percent)
-        self.temperature.add(device.temperature_celsius)
-
-
-class _HostSums:
-    def __init__(self) -> None:
-        self.readings, self.cpu, self.memory = 0, _Average(), _Average()
-
-    def add(self, reading: PerformanceReading) -> None:
-        self.readings += 1
-        self.cpu.add(reading.cpu_percent)
-        self.memory.add(reading.memory_percent)
+        for name, average in self.items():
+            average.add(getattr(reading, name))
 
 
 def _read(
@@ -146,30 +138,24 @@ def _read(
     if hours is not None:
         last = max((reading.time for _, reading in readings(root, Problems())), default=0.0)
         began = max(began, last - hours * HOUR)
-    hosts: dict[str, _HostSums] = {}
-    sums_by_device: dict[tuple[str, str, str], _DeviceSums] = {}
+    hosts: dict[str, _Averages] = {}
+    devices_by_name: dict[tuple[str, str, str], _Averages] = {}
     for source, reading in readings(root, problems):
         if reading.time < began:
             continue
-        hosts.setdefault(source, _HostSums()).add(reading)
+        hosts.setdefault(source, _Averages("cpu_percent", "memory_percent")).add(reading)
         for device in reading.devices:
-            sums_by_device.setdefault((source, device.id, device.name), _DeviceSums()).add(device)
+            averages = _Averages("utilization_percent", "memory_percent", "temperature_celsius")
+            devices_by_name.setdefault((source, device.id, device.name), averages).add(device)
     return (
         tuple(
-            DeviceUse(
-                *place, sums.readings, sums.use.mean, sums.memory.mean, sums.memory.highest, sums.temperature.highest
-            )
-            for place, sums in sorted(sums_by_device.items())
+            DeviceUse(*place, of.readings, use.mean, memory.mean, memory.highest, temperature.highest)
+            for place, of in sorted(devices_by_name.items(), key=lambda pair: pair[0])
+            for use, memory, temperature in [of.values()]
         ),
         tuple(
-            HostUse(source, sums.readings, sums.cpu.mean, sums.memory.mean, sums.memory.highest)
-            for source, sums in sorted(hosts.items())
+            HostUse(source, of.readings, cpu.mean, memory.mean, memory.highest)
+            for source, of in sorted(hosts.items(), key=lambda pair: pair[0])
+            for cpu, memory in [of.values()]
         ),
     )
-
-
-def _mean(values: list[float]) -> float:
-    average = _Average()
-    for value in values:
-        average.add(value)
-    return average.mean

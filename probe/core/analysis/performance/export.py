@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
-from probe.core.analysis.performance.analyse import Performance
-from probe.core.analysis.performance.efficiency import FORMULA
+import numpy as np
+
+from probe.core.analysis.performance.analyse import Performance, performance
+from probe.core.analysis.performance.slow_ranks import RankPace
+from probe.core.analysis.performance.step_table import NoNumbersError
+from probe.core.analysis.performance.summary import performance_tables, summary_lines
+from probe.core.analysis.performance.throughput import FORMULA
+from probe.core.language import in_language
+from probe.core.storage.directories import RecordedRun
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 SCHEMA = 1
 """Version of the structure; increased when a reader of the older one would be wrong. Keys may be added."""
+POINTS = 500
+"""Most points of the curve; each is the median of as many steps as needed."""
 
 
 def as_json(result: Performance, problems: Problems) -> dict[str, Any]:
@@ -69,3 +81,48 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return None
     return value
+
+
+class PerformancePicture(NamedTuple):
+    """Performance as data."""
+
+    data: dict[str, object] | None
+    """None if the run has no seconds of its steps."""
+    paces: Sequence[RankPace] = ()
+    """Seconds of the steps of each rank."""
+
+
+def performance_picture(rows: Rows, run: RecordedRun, root: Place) -> PerformancePicture:
+    """Return the performance of the run in ``rows``."""
+    try:
+        result = performance(rows, run, root)
+    except NoNumbersError:
+        return PerformancePicture(None)
+    data = {**_texts(result, "en"), "zh": _texts(result, "zh_CN"), **_curve(result)}
+    return PerformancePicture(data, result.paces)
+
+
+def _texts(result: Performance, language: str) -> dict[str, object]:
+    def texts(parts: Iterable[str]) -> list[str]:
+        return [in_language(part, language) for part in parts]
+
+    tables = [
+        {"title": in_language(title, language), "header": texts(header), "rows": [*map(texts, rows)]}
+        for title, header, rows in performance_tables(result)
+    ]
+    return {"lines": texts(summary_lines(result)), "tables": tables}
+
+
+def _curve(result: Performance) -> dict[str, object]:
+    """Return the points of the curve, the healthy throughput, and the drops by their first and last step."""
+    steps, speeds = result.series.steps, result.speeds
+    bins = np.array_split(np.arange(len(steps)), min(POINTS, len(steps)))
+    points = [(int(steps[part[0]]), speeds[part][np.isfinite(speeds[part])]) for part in bins]
+    healthy = result.levels.healthy
+    return {
+        "unit": result.rates[0].unit,
+        "steps": [step for step, _ in points],
+        "speeds": [float(np.median(some)) if len(some) else None for _, some in points],
+        "healthy": healthy.speed if healthy else None,
+        "drops": [[drop.first_step, drop.last_step, drop.factor] for drop in result.drops],
+    }

@@ -137,7 +137,10 @@ class StepTable:
 
     def _make(self, view: str, names: Sequence[str]) -> bool:
         """Make the table with columns for ``names``; return True if the files have numbers of other names."""
-        phases, uses = [name for name in names if is_phase(name)], [name for name in names if is_use(name)]
+        phases, uses = (
+            [name for name in names if is_phase(name)],
+            [name for name in names if USE.search(name) is not None and not is_phase(name)],
+        )
         self.phases = {name: f"phase_{n}" for n, name in enumerate(phases[:MOST_PHASES])}
         self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
         columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
@@ -207,11 +210,6 @@ class StepTable:
 def is_phase(name: str) -> bool:
     """Return whether a number is the seconds spent in a phase."""
     return name.startswith(PHASE) and name.endswith(SECONDS)
-
-
-def is_use(name: str) -> bool:
-    """Return whether a number is about memory or utilisation."""
-    return USE.search(name) is not None and not is_phase(name)
 
 
 def _ends(rows: Rows) -> str:

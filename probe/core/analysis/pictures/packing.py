@@ -39,12 +39,8 @@ def packed(header: Mapping[str, Any], arrays: Iterable[tuple[str, Any]], planes:
     named = [[name, array.dtype.name, array.size] for name, array in parts]
     text = json.dumps({**header, "arrays": named}, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % ALIGNED)
-    bodies = [_planes(array) if planes else array for _, array in parts]
+    bodies = [array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T if planes else array for _, array in parts]
     return b"".join([len(text).to_bytes(4, "little"), text, *(body.tobytes() for body in bodies)])
-
-
-def _planes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T
 
 
 def packed_text(data: str | bytes) -> str:

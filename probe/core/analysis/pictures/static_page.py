@@ -48,7 +48,8 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         f"<title>{escape(title)}</title>",
         *(f"<style>{_style(name)}</style>" for name in ("uPlot.min.css", "page.css")),
     ]
-    answered = packed_text(json.dumps(plain({**answers, **_messages()}), allow_nan=False))
+    messages = {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
+    answered = packed_text(json.dumps(plain({**answers, **messages}), allow_nan=False))
     body = [
         f'<script type="text/plain" id="answers">{answered}</script>',
         f'<script type="application/json" id="cells">{json.dumps(cells, separators=(",", ":"))}</script>',
@@ -86,10 +87,6 @@ def _collect(name: str, texts: dict[str, str]) -> None:
 
 def _style(name: str) -> str:
     return BETWEEN_RULES.sub(r"\1", _asset(name))
-
-
-def _messages() -> dict[str, object]:
-    return {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
 
 
 def _asset(name: str) -> str:

@@ -7,7 +7,7 @@ Without one, the report builds a :func:`preliminary` one from the findings that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ from probe.core.storage.problems import Problems
 
 MOST = 2000
 """Most findings that are listed; more are counted."""
+Label = Callable[[str, int, int, str], str]
+"""Label of a row by its signal, pipeline stage, virtual stage and name."""
 
 
 class Mark(NamedTuple):
@@ -55,6 +57,14 @@ class Mark(NamedTuple):
     vpp_stage: int = 0
     order: int = 0
     """Position in the order of the step's execution."""
+    expected: float | None = None
+    row: str = ""
+    """Label of the row; empty before :func:`labelled`."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The fields for a page."""
+        return {name: value for name, value in self._asdict().items() if name not in ("name", "vpp_stage")}
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,18 @@ def sentence(mark: Mark) -> str:
 def kind(mark: Mark) -> str:
     """Kind of the anomaly in a word or two: ``NaN``, ``Inf``, ``Spike``, ..."""
     return word(mark.rule, mark.op, mark.value)
+
+
+def labelled(marks: Iterable[Mark], label: Label, stages: Mapping[int, int]) -> list[Mark]:
+    """Findings with the labels of their rows; ``stages`` is the pipeline stage of each rank."""
+    return [
+        mark._replace(row=label(mark.signal, stages.get(mark.rank, 0), mark.vpp_stage, mark.name)) for mark in marks
+    ]
+
+
+def stages_of_ranks(run: RecordedRun) -> dict[int, int]:
+    """Pipeline stage of each rank of ``run``."""
+    return {directory.rank: directory.manifest.pipeline_stage for directory in run.directories}
 
 
 def causal(mark: Mark) -> tuple[int, int, int, int, int]:

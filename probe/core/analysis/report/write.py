@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,26 +11,42 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.engines import PieceEngine
+from probe.core.analysis.performance.export import performance_picture
 from probe.core.analysis.pictures.cells import Span
 from probe.core.analysis.pictures.farthest import FarKind, far_picture
 from probe.core.analysis.pictures.layout import ReportPlan, SignalPlan, plan
 from probe.core.analysis.pictures.payload import payload
-from probe.core.analysis.pictures.performance_picture import performance_picture
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, SignalCells, opened_run
-from probe.core.analysis.pictures.run_details import run_description, run_details, signal_description
-from probe.core.analysis.pictures.run_numbers import number_curves, number_names
+from probe.core.analysis.pictures.run_details import (
+    number_curves,
+    number_names,
+    run_description,
+    run_details,
+    signal_description,
+)
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.analysis.pictures.survey import RowStages, Survey, SurveyRow, principal
-from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
+from probe.core.analysis.report.findings import (
+    Diagnosis,
+    Label,
+    Mark,
+    dumped,
+    kind,
+    labelled,
+    preliminary,
+    stages_of_ranks,
+)
 from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
-from probe.core.storage.layout import MICRO_STEP, STAGE
+from probe.core.storage.layout import PP_STAGE, STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
+SHOWN = ("rule", "signal", "op", "rank", "step", "value", "cause", "row", "micro_step", "message")
+"""Fields of a finding that the page has."""
 MOST_PROBLEMS = 100
 BAD_OF_A_SIGNAL = 100
 """Most rows of a signal whose first numbers that are not finite are listed."""
@@ -105,12 +121,12 @@ def write_report(
         is_of_rank = [directory.path for directory in run.directories] == [root]
         found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
-    label = _Labels(run, work.plan, table)
+    label, stages = _label_of(work.plan, table), stages_of_ranks(run)
     observe("writing")
     answers = {
         RUN: {
             **_description(root, run, known, table, problems),
-            **_judged(root, diagnosis, label),
+            **_judged(root, diagnosis, label, stages),
             "signals": list(_signals(work.plan)),
             "numbers": curves.lines if curves else [],
             "performance": speed.data is not None,
@@ -118,7 +134,7 @@ def write_report(
         },
         f"{RUN}/details": run_details(run),
         f"{RUN}/performance": speed.data,
-        f"{RUN}/farthest": None if far is None else [_labelled(one, label) for one in far],
+        f"{RUN}/farthest": None if far is None else [_labelled(one, label, stages) for one in far],
         "/api/language": "zh" if is_active() else "",
         "/api/command": f"probe view {shlex.quote(str(root.resolve()))}",
     }
@@ -156,17 +172,11 @@ def _description(
     }
 
 
-def _judged(root: Place, diagnosis: Diagnosis, label: _Labels) -> dict[str, object]:
+def _judged(root: Place, diagnosis: Diagnosis, label: Label, stages: Mapping[int, int]) -> dict[str, object]:
     """Fields of the run's description that follow from its diagnosis."""
     findings = [
-        {
-            **{name: getattr(mark, name) for name in ("rule", "signal", "op", "rank", "step", "value", "cause")},
-            "row": label.of(mark.signal, mark.rank, mark.vpp_stage, mark.name),
-            MICRO_STEP: mark.micro_step,
-            "message": mark.message,
-            "kind": kind(mark),
-        }
-        for mark in diagnosis.findings
+        {**{name: getattr(mark, name) for name in SHOWN}, "kind": kind(mark)}
+        for mark in labelled(diagnosis.findings, label, stages)
     ]
     text = "\n".join(filter(None, [diagnosis.paragraph, diagnosis.note]))
     first: dict[str, object] = {**findings[0], "text": text} if findings else {}
@@ -186,35 +196,35 @@ def _judged(root: Place, diagnosis: Diagnosis, label: _Labels) -> dict[str, obje
     }
 
 
-def _placed(diagnosis: Diagnosis, label: _Labels) -> dict[str, object] | None:
+def _placed(diagnosis: Diagnosis, label: Label) -> dict[str, object] | None:
     """Place that the verdict names, with the label of its row; None if it names none."""
     focus = diagnosis.page.get("focus")
-    return focus and {**focus, "row": label.of(focus["signal"], focus["rank"], 0, focus["name"])}
+    return focus and {**focus, "row": label(focus["signal"], focus[PP_STAGE], 0, focus["name"])}
 
 
-def _labelled(far: FarKind, label: _Labels) -> dict[str, object]:
+def _labelled(far: FarKind, label: Label, stages: Mapping[int, int]) -> dict[str, object]:
     """Farthest ranks of a signal, each with the label of its row."""
-    rows = [{**own, "row": label.of(far.signal, own["rank"], own[STAGE], own["tensor"])} for own in far.ranks]
+    rows = [
+        {**own, "row": label(far.signal, stages.get(own["rank"], 0), own[STAGE], own["tensor"])} for own in far.ranks
+    ]
     return {"signal": far.signal, "op": far.op, "ranks": rows}
 
 
-class _Labels:
-    """Labels of the page's rows, which may stand for several names."""
+def _label_of(plan: ReportPlan, table: RankTable) -> Label:
+    """Return the function for the labels of the page's rows, which may stand for several names."""
+    known = {
+        (signal.signal, member): label
+        for signal in plan.signals
+        for label, members in zip(signal.labels, signal.members, strict=True)
+        for member in members
+    }
+    other = RowStages((row for _, row in known), len(np.unique(table.stages)) > 1)
 
-    def __init__(self, run: RecordedRun, plan: ReportPlan, table: RankTable) -> None:
-        self._stages = {directory.rank: directory.manifest.pipeline_stage for directory in run.directories}
-        self._known = {
-            (signal.signal, member): label
-            for signal in plan.signals
-            for label, members in zip(signal.labels, signal.members, strict=True)
-            for member in members
-        }
-        self._other = RowStages((row for _, row in self._known), len(np.unique(table.stages)) > 1)
+    def label_of(signal: str, pp_stage: int, vpp_stage: int, name: str) -> str:
+        row = SurveyRow(pp_stage, vpp_stage, name)
+        return known.get((signal, row)) or other.label(row)
 
-    def of(self, signal: str, rank: int, vpp_stage: int, name: str) -> str:
-        """Label of the row of a name on a rank."""
-        row = SurveyRow(self._stages.get(rank, 0), vpp_stage, name)
-        return self._known.get((signal, row)) or self._other.label(row)
+    return label_of
 
 
 def _signals(plan: ReportPlan) -> Iterator[dict[str, object]]:

@@ -24,8 +24,7 @@ from probe.core.records import Snapshot
 from probe.core.trackers import Cell, Notice, TrackerTarget, check_tracker, new_tracker
 from probe.core.trackers.tracked_findings import NumberFinding, TrackedFindings, summary_of
 from probe.core.trackers.tracked_series import MOST_FULL, MOST_SERIES, TrackedSeries
-from probe.core.trackers.tracker_budget import TrackerBudget
-from probe.core.trackers.tracker_thread import BEGIN_SECONDS, Item, TrackerThread
+from probe.core.trackers.tracker_thread import BEGIN_SECONDS, Item, TrackerBudget, TrackerThread
 from probe.core.verdict import Verdict
 
 

@@ -15,10 +15,9 @@ from probe.core.storage.files import moved, replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed.run import DIRECTORY, FILE, RANK, digest
-from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, readable
 
 ROW_GROUP = 122_880
 """Rows of a row group: the unit in which readers skip rows by their statistics."""
@@ -155,7 +154,7 @@ def _write(work: BlockWork, path: Path) -> Sealed:
             mended = [file for _, file in rows.files[work.signal]]
             columns = _gather(rows, sources, mended)
             packed, steps = _counted(connection, work.sources, sources, columns)
-            every = _columns_of(packed)
+            every = _ordered([part.columns for part in packed])
             _copy(connection, every, path, len({(file.format, file.columns) for file in mended}) == 1)
         number = sum(part.rows for part in packed)
         return Sealed(work.mark, work.path, steps, number, 0, "", every, packed, tuple(opened.kept), tuple(closed.kept))
@@ -236,10 +235,6 @@ def _counted(
     )
     low, high = connection.execute("SELECT min(step), max(step) FROM gathered").fetchall()[0]
     return packed, (0, -1) if low is None else (int(low), int(high))
-
-
-def _columns_of(packed: Sequence[PackedSource]) -> tuple[str, ...]:
-    return _ordered([part.columns for part in packed])
 
 
 _BACK = "step < lag(step) OVER {w} AND of_rank = lag(of_rank) OVER {w} AND of_directory = lag(of_directory) OVER {w}"

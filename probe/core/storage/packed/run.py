@@ -21,8 +21,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.storage import confinement
-from probe.core.storage.files import opened
+from probe.core.storage.files import check_permitted, opened
 from probe.core.storage.location import Place
 from probe.core.storage.manifest import MOST_RANKS, Manifest
 from probe.core.storage.problems import Problem, Problems
@@ -183,7 +182,9 @@ class PackedIndex:
         blocks = (block for signal in self.signals.values() for block in signal.blocks)
         for block in blocks:
             path = self.root / block.path
-            if first <= block.ranks[1] and block.ranks[0] <= last and not _is_whole(path, block):
+            if block.ranks[1] < first or last < block.ranks[0]:
+                continue
+            if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
                 yield path
 
     def files_of(self, signal: str, number: int, lost: Collection[Place] = ()) -> Iterator[TableFile]:
@@ -280,10 +281,6 @@ def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
     return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
 
 
-def _is_whole(path: Place, block: PackedBlock) -> bool:
-    return path.is_file() and path.stat().st_size == block.bytes and digest(path) == block.sha256
-
-
 def digest(path: Place) -> str:
     """Return the SHA-256 of a file."""
     made = hashlib.sha256()
@@ -326,7 +323,7 @@ def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     index = PackedIndex(root, fields)
     if isinstance(root, Path):
         for block in (block for signal in index.signals.values() for block in signal.blocks):
-            confinement.check(root / block.path)
+            check_permitted(root / block.path)
     return index
 
 

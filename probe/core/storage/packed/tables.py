@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from probe.core.storage.cost_file import PACKED_COSTS, costs_source
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.files import MOST_JSON, moved, opened
@@ -18,6 +17,7 @@ from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.packed.blocks import BlockWork, Sealed
 from probe.core.storage.packed.run import FILES_TABLE, TEXTS_TABLE
+from probe.core.storage.side_files import PACKED_COSTS, costs_source
 from probe.core.storage.sql import literal
 
 _TABLES = {

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from probe.services.exporter.readings.line import ReadingLine
+from probe.services.exporter.readings.catalogue import ReadingLine
 
 NICENESS = 10
 WAIT_SECONDS = 1.0

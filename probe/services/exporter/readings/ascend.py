@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from probe.services.exporter.readings.line import ReadingLine
+from probe.services.exporter.readings.catalogue import ReadingLine
 
 PROGRAM = "npu-smi"
 MEBIBYTE = 1 << 20

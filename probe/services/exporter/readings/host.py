@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.worker import Worker
-from probe.services.exporter.readings.line import ReadingLine
+from probe.services.exporter.readings.catalogue import ReadingLine
 
 NETWORK = frozenset(
     {"9p", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from probe.services.exporter.readings.catalogue import CORRECTED, UNCORRECTED
-from probe.services.exporter.readings.line import Number, ReadingLine
+from probe.services.exporter.readings.catalogue import CORRECTED, UNCORRECTED, Number, ReadingLine
 
 THROTTLE = {
     0x02: "applications_clocks_setting",

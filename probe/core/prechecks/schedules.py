@@ -1,4 +1,4 @@
-"""Precheck for a schedule of learning rates that runs ahead of the updates."""
+"""Precheck for schedules of learning rates."""
 
 from __future__ import annotations
 

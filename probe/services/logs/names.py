@@ -1,0 +1,140 @@
+"""Our names for the numbers that training programs log, whatever spelling a program has for them.
+
+A name in a log is brought to lower case with spaces between its words, and its units to one spelling; then it is looked
+up in :data:`NAMES`, with the scopes and qualifiers before it taken off.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+WORDS = {
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss total, loss train total",
+    "learning_rate": "learning rate, optim0 lr0",
+    "accuracy": "accuracy, acc",
+    "perplexity": "ppl, perplexity, lm loss ppl",
+    "gradient_norm": "grad norm, gradient norm, gnorm, gradnorm, norm, gradients norm, norm grad",
+    "parameter_norm": "params norm, weight norm, param norm",
+    "loss_scale": "loss scale, grad scale, scale",
+    "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
+    "num updates, train num updates, updates, n updates, current steps, current step, train step, step i",
+    "total_steps": "total steps, max steps, total optimization steps",
+    "epoch": "epoch",
+    "batch": "batch",
+    "time": "time, seconds, dt",
+    "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
+    "batch time, batch cost",
+    "epoch_time": "epoch time",
+    "validation_time": "val time, validation time, eval time",
+    "throughput": "throughput, samples/s, ips, throughput/samples/s",
+    "tokens_per_second": "tps, wps, tokens/s, throughput/tokens/s",
+    "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
+    "steps_per_second": "steps/s, train speed",
+    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
+    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
+    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
+    "throughput_mean": "running avg samples/s",
+    "skipped_steps": "skipped, number of skipped iterations",
+    "nan_steps": "number of nan iterations",
+    "consumed_samples": "consumed samples",
+    "consumed_tokens": "consumed tokens, num consumed tokens",
+    "global_batch_size": "global batch size",
+    "gradient_zeros": "num zeros",
+    "local_loss": "local loss",
+    "device_local_norm": "device local norm",
+    "throughput_linearity": "throughput linearity",
+    "mfu": "mfu",
+    "train_seconds": "train runtime",
+    "exit_code": "exitcode",
+    "local_rank": "local rank",
+}
+"""Our names, and those in logs: lower case, with spaces between words and the units of :data:`SPELLINGS`."""
+NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
+SPELLINGS = tuple(
+    (re.compile(spelling), unit)
+    for spelling, unit in (
+        (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
+        (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
+        (r"\b(?:examples|images|imgs?|sequences|records)/s", "samples/s"),
+        (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
+        (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
+        (r"\b(?:time|s|secs?|seconds)(?: per |/)(?:it|iter|iteration|step|batch)\b", "step time"),
+        (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
+    )
+)
+"""Spellings of units and of the rate of the first group of parameters, and the one in :data:`WORDS`."""
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Boundary of words within ``SamplesPerSec``."""
+COUNTERS = frozenset({"step", "epoch", "batch"})
+"""Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
+ALONE = frozenset({"scale", "norm"})
+"""Names that other words before them make another quantity: ``logit scale``."""
+OF_TRAINING = frozenset({"train", "training"})
+QUALIFIERS = OF_TRAINING | {
+    "interval", "avg", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
+    "batch",
+}  # fmt: skip
+"""Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
+SCOPES = OF_TRAINING | {
+    "trainer", "actor", "policy", "model", "optim", "optimizer", "perf", "timing", "global", "system", "counters",
+}  # fmt: skip
+"""Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
+HELD_OUT = {
+    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
+    **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
+    "test": "test_loss",
+}
+OTHERWISE = frozenset(
+    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
+    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+)
+"""Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
+
+
+@lru_cache(2048)
+def ours(name: str) -> str:
+    """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
+    words = HUMP.sub("_", name).lower().replace(".", "/").split(" ")
+    held_out = ""
+    for start, word in enumerate(words):
+        if start and (words[start - 1] in OTHERWISE or word in ALONE):
+            return ""
+        plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
+        if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
+            return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
+        held_out = HELD_OUT.get(word, held_out)
+    last = words[-1]
+    return last if last.endswith("loss") or last.startswith("loss/") else ""
+
+
+def named(name: str) -> str:
+    """Return our name for one in lower case, with any units and qualifiers; empty if there is none.
+
+    A ``train steps`` and a ``total time`` are other quantities than steps and times, and so are those of held-out data.
+    """
+    for spelling, unit in SPELLINGS:
+        name = spelling.sub(unit, name)
+    if known := NAMES.get(name):
+        return known
+    first, _, rest = name.partition(" ")
+    if not rest:
+        return ""
+    if first == "loss":  # the other way round
+        return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
+    known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
+    if first in HELD_OUT:
+        return HELD_OUT[first] if known == "loss" else ""
+    return "" if known in COUNTERS or known == "time" else known
+
+
+def _of_scope(scope: str, name: str) -> str:
+    """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
+    first = scope.partition("/")[0]
+    if first.startswith("timing"):
+        return "step_time" if name == "step" else named(name)
+    if first in HELD_OUT:
+        return HELD_OUT[first] if named(name) == "loss" else ""
+    if first in SCOPES:
+        return named(name)
+    return named(f"{scope} {name}".replace("/", " ")) if scope else ""
