@@ -47,6 +47,8 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterato
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "message" and node.args:
                 yield from _texts(node.args[0], named)
+            elif node.func.id == "NotApplicable" and node.args:
+                yield from _texts(node.args[0])
             elif node.func.id == "counted":
                 nouns = [text for argument in node.args[1:] for text in _texts(argument)]
                 yield from (f"{{n:,}} {noun}" for noun in (nouns if len(nouns) != 1 else [*nouns, f"{nouns[0]}s"]))
@@ -94,6 +96,15 @@ COMPARED = (
 """Labels of alerts and values of events, kinds of findings between ranks, and what else a verdict may say."""
 
 
+REASONS = (
+    *("no update was seen", "no loss function of the framework was called on what a model returned"),
+    *("the model was not called again", "fewer than two updates", "no output of a module was seen"),
+    *("no model got tokens along two axes", "the model could not be called again"),
+    "the inputs of too few forwards were seen",
+)
+"""Reasons for which a precheck could not judge."""
+
+
 def words() -> Iterator[str]:
     """Texts of tables of which each entry becomes a message."""
     from probe.cli.anomalies import COLUMNS
@@ -102,12 +113,14 @@ def words() -> Iterator[str]:
     from probe.core.analysis.compare.explain import COLUMNS as DIFFERENCES
     from probe.core.analysis.diagnosis.causality import Cause
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
-    from probe.core.analysis.performance.efficiency import LOWEST, RATINGS
+    from probe.core.analysis.performance.throughput import LOWEST, RATINGS
     from probe.core.checks import CHECKS
     from probe.core.checks.check import GRADES
     from probe.core.config.parse import KINDS
     from probe.core.judged_findings import BATCH
     from probe.core.naming import SIGNALS
+    from probe.core.prechecks import PRECHECKS
+    from probe.core.prechecks.parameters import CONVENTIONS
     from probe.core.rules import RULES
     from probe.core.run_state.rules import RUN_RULES
     from probe.core.sentinel.run_account import SIGNALS_OF
@@ -132,6 +145,9 @@ def words() -> Iterator[str]:
         *GRADES,
         SWITCH_ON,
         *(text for check in CHECKS.values() for text in (check.name, check.remedy, check.lacks)),
+        *(text for check in PRECHECKS.values() for text in (check.name, check.remedy)),
+        *REASONS,
+        *(convention.meaning for convention in CONVENTIONS),
         *(rule.title for rule in (*RULES.values(), *RUN_RULES.values())),
         *SIGNALS_OF.values(),
         *COMPARED,

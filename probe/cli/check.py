@@ -200,10 +200,9 @@ def _lines(findings: Sequence[TrialFinding]) -> list[str]:
         several = len(finding.ranks) > 1
         who = message(", ranks {ranks}", ranks=ranks_text(finding.ranks)) if several else ""
         place = message(" in {place}", place=finding.where) if finding.where else ""
-        parts = [message(finding.grade), ": ", message(finding.kind), place, who]
-        lines.append(joined("", parts))
+        lines.append(joined(": ", [message(finding.grade), joined("", [message(finding.kind), place, who])]))
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in finding.evidence.items())
-        lines += [joined("", ["    ", part]) for part in (finding.text, numbers, finding.remedy) if part]
+        lines += [joined("", ["    ", part]) for part in (finding.text, numbers, message(finding.remedy)) if part]
     return lines
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.language import packed
 from probe.core.monitor.trainer_mon import preflight_of
 from probe.core.prechecks.trial import Trial
 from probe.core.run_state.rules import RunStep
@@ -63,4 +64,4 @@ class TrialRecorder:
 
 
 def _values(trial: Trial, preflight: str, faults: Mapping[str, int]) -> dict[str, Any]:
-    return {"trial": trial.as_json(), "findings": [], "preflight": preflight, "faults": dict(faults)}
+    return {"trial": trial.as_json(), "findings": [], "preflight": packed(preflight), "faults": dict(faults)}

@@ -43,6 +43,8 @@ const lengthOf = (select) => {
   pen.font = style(select).font;
   return pen.measureText(select.selectedOptions[0].text).width;
 };
+// the room for the arrow of a select is not in its style
+const roomOf = (select) => select.clientWidth - 2 * parseFloat(style(select).paddingLeft) - 14;
 const wide = document.documentElement.scrollWidth;
 return {
   sideways: wide > width ? [wide] : [],
@@ -50,11 +52,11 @@ return {
   cut: all.filter((node) => !node.matches("input, select, option") && hides(node)
     && node.scrollWidth > node.clientWidth + 1).map(name),
   overlapping: placed.flatMap(covers),
-  // the room for the arrow of a select is not in its style
-  choices: all.filter((node) => node.matches("select") && lengthOf(node) > node.clientWidth - 2 * parseFloat(style(node).paddingLeft) - 14)
+  choices: all.filter((node) => node.matches("select") && lengthOf(node) > roomOf(node))
     .map((node) => node.selectedOptions[0].text),
   ragged: all.filter((node) => style(node).display === "table-row")
-    .filter((row) => new Set([...row.cells].map((cell) => Math.round(cell.getBoundingClientRect().bottom))).size > 1).map(name),
+    .filter((row) => new Set([...row.cells].map((cell) => Math.round(cell.getBoundingClientRect().bottom))).size > 1)
+    .map(name),
   torn: [...document.querySelectorAll(facts)].filter(visible)
     .filter((node) => new Set(boxes(node).map((box) => Math.round(box.top / 4))).size > 1).map(name),
 };

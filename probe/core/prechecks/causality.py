@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import Trial
 
@@ -32,10 +33,12 @@ class NotCausal(Precheck):
         tried = trial.causality
         if tried is None or not any(call.relation == "next" for call in trial.losses) or not tried.leak > LEAST_LEAK:
             return
-        text = (
-            f"the labels are the next tokens, and the outputs of the first {tried.from_tokens} positions change by "
-            f"{100 * tried.leak:.3g} % of the change at the end when only later tokens are replaced: the model sees "
-            "what it is to predict"
+        text = message(
+            "the labels are the next tokens, and the outputs of the first {from_tokens} positions change "
+            "by {value:.3g} % of the change at the end when only later tokens are replaced: the model "
+            "sees what it is to predict",
+            from_tokens=tried.from_tokens,
+            value=100 * tried.leak,
         )
         yield self.finding(text, {"leak": tried.leak, "positions": tried.from_tokens})
 
@@ -66,7 +69,7 @@ class UnshiftedLabels(Precheck):
         if not calls or any(call.relation != "same" for call in calls):
             return
         is_causal = trial.causality is not None and trial.causality.leak <= LEAST_LEAK
-        text = "the labels of the loss are the tokens that the model gets at the same positions"
+        text = message("the labels of the loss are the tokens that the model gets at the same positions")
         yield self.finding(text, {"calls": len(calls)}, grade="warning" if is_causal else "note")
 
     def missing(self, trial: Trial) -> str | None:
@@ -92,7 +95,7 @@ class SamplesMixed(Precheck):
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
         if trial.causality is not None and trial.causality.mixed > LEAST_LEAK:
-            text = "the outputs for a sample change when only another sample of the batch is changed"
+            text = message("the outputs for a sample change when only another sample of the batch is changed")
             yield self.finding(text, {"change": trial.causality.mixed})
 
     def missing(self, trial: Trial) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck, RankPrecheck
 from probe.core.prechecks.trial import Trial
 
@@ -28,12 +29,19 @@ class SameBatch(Precheck):
         """Yield the findings in a trial."""
         if self.missing(trial) is None and len({call.digest for call in trial.calls}) == 1:
             updates = len({call.update for call in trial.calls})
-            yield self.finding(f"the model gets the same inputs in {updates} updates", {"updates": updates})
+            yield self.finding(
+                message("the model gets the same inputs in {updates} updates", updates=updates),
+                {"updates": updates},
+            )
 
     def missing(self, trial: Trial) -> str | None:
         """Return why nothing can be judged."""
         updates = {call.update for call in trial.calls}
-        return None if len(updates) >= FEWEST else f"inputs were seen in fewer than {FEWEST} updates"
+        return (
+            None
+            if len(updates) >= FEWEST
+            else message("inputs were seen in fewer than {fewest} updates", fewest=FEWEST)
+        )
 
 
 FAR, LARGE = 5.0, 30.0
@@ -57,7 +65,7 @@ class UnnormalizedInputs(Precheck):
         bad = [row for row in rows if row.rms > LARGE or (row.std > 0 and abs(row.mean) > FAR * row.std)]
         if bad and 2 * len(bad) > len(rows):
             row = bad[0]
-            text = f"inputs have a mean of {row.mean:.3g} and a deviation of {row.std:.3g}"
+            text = message("inputs have a mean of {mean:.3g} and a deviation of {std:.3g}", mean=row.mean, std=row.std)
             yield self.finding(text, {"mean": row.mean, "deviation": row.std, "root mean square": row.rms})
 
     def missing(self, trial: Trial) -> str | None:
@@ -81,7 +89,10 @@ class SameDropout(RankPrecheck):
         """Yield the findings between the trials of several ranks."""
         rows = [trial for trial in trials if trial.data_parallel and trial.dropout]
         if len(rows) > 1 and len({trial.dropout for trial in rows}) == 1:
-            text = f"the random generators of {len(rows)} ranks are in the same state: dropout hides the same units"
+            text = message(
+                "the random generators of {rows} ranks are in the same state: dropout hides the same units",
+                rows=len(rows),
+            )
             yield self.finding(text, {"ranks": len(rows)}, between=rows)
 
     def missing(self, trial: Trial) -> str | None:
@@ -106,7 +117,7 @@ class SameInputs(RankPrecheck):
         rows = [trial for trial in trials if self.missing(trial) is None]
         digests = {tuple(call.digest for call in trial.calls) for trial in rows}
         if len(rows) > 1 and len(digests) == 1 and len({*next(iter(digests))}) >= FEWEST:
-            text = f"the models of {len(rows)} ranks get the same inputs at every update"
+            text = message("the models of {rows} ranks get the same inputs at every update", rows=len(rows))
             yield self.finding(text, {"ranks": len(rows)}, between=rows)
 
     def missing(self, trial: Trial) -> str | None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import Trial, WorkerFacts
 
@@ -29,7 +30,12 @@ class WorkerNumbers(Precheck):
                 states = [worker.generators[name] for worker in workers if name in worker.generators]
                 alike = len(states) - len(set(states))
                 if alike:
-                    text = f"{alike + 1} of {len(workers)} workers begin with the same random numbers of {name}"
+                    text = message(
+                        "{alike} of {workers} workers begin with the same random numbers of {name}",
+                        alike=alike + 1,
+                        workers=len(workers),
+                        name=name,
+                    )
                     yield self.finding(text, {"alike": alike + 1, "workers": len(workers)})
                     return
 
@@ -53,7 +59,10 @@ class SamplesRepeated(Precheck):
         for workers in _by_loader(trial):
             batches = [worker.batch for worker in workers if worker.batch]
             if len(batches) > len(set(batches)):
-                text = f"workers of a stream return the same first batch: each of {len(workers)} yields all samples"
+                text = message(
+                    "workers of a stream return the same first batch: each of {workers} yields all samples",
+                    workers=len(workers),
+                )
                 yield self.finding(text, {"workers": len(workers)})
                 return
 
@@ -86,14 +95,19 @@ class SampleOrder(Precheck):
         """Yield the findings in a trial."""
         for loader in trial.loaders:
             if loader.repeated_epoch:
-                yield self.finding("a second epoch has the order of the first: set_epoch was not called", {"epochs": 2})
+                yield self.finding(
+                    message("a second epoch has the order of the first: set_epoch was not called"),
+                    {"epochs": 2},
+                )
                 return
         divided = [loader.distributed for loader in trial.loaders if loader.sampler]
         if trial.world > 1 and divided and not any(divided):
-            text = f"no loader divides its samples among the {trial.world} ranks"
+            text = message("no loader divides its samples among the {world} ranks", world=trial.world)
             yield self.finding(text, {"ranks": trial.world, "loaders": len(divided)}, grade="note")
         elif trial.loaders and all(loader.shuffles is False for loader in trial.loaders):
-            text = f"no loader shuffles: {trial.loaders[0].sampler} has the same order in each epoch"
+            text = message(
+                "no loader shuffles: {sampler} has the same order in each epoch", sampler=trial.loaders[0].sampler
+            )
             yield self.finding(text, {"loaders": len(trial.loaders)}, grade="note")
 
     def missing(self, trial: Trial) -> str | None:

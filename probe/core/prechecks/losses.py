@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.language import message
 from probe.core.prechecks.precheck import NO_CLASSES, NO_LOSS, Precheck
 from probe.core.prechecks.trial import Accumulation, LossCall, Trial
 
@@ -39,7 +40,11 @@ class SoftmaxTwice(Precheck):
         for function, form, applied in APPLIES:
             calls = [call for call in trial.losses if call.function == function and call.rows > 1]
             if calls and all(call.form == form for call in calls):
-                text = f"{function} gets what a {applied} has returned, and applies a function of the kind itself"
+                text = message(
+                    "{function} gets what a {applied} has returned, and applies a function of the kind itself",
+                    function=function,
+                    applied=applied,
+                )
                 evidence = {"calls": len(calls), "loss": calls[0].value, "classes": calls[0].classes}
                 yield self.finding(text, evidence)
                 return
@@ -68,7 +73,7 @@ class NotLogProbabilities(Precheck):
         for function, forms in WRONG.items():
             calls = [call for call in trial.losses if call.function == function and call.rows > 1]
             if calls and all(call.form in forms for call in calls):
-                form = "the probabilities" if calls[0].form == "probabilities" else "scores that are none"
+                form = message("the probabilities" if calls[0].form == "probabilities" else "scores that are none")
                 text = f"{function} expects logarithms of probabilities, and gets {form}"
                 yield self.finding(text, {"calls": len(calls), "loss": calls[0].value})
 
@@ -93,7 +98,10 @@ class BroadcastLoss(Precheck):
         """Yield the findings in a trial."""
         calls = [call for call in trial.losses if call.broadcast]
         if calls:
-            text = f"{calls[0].function} gets scores and labels of different shapes, and compares all with all"
+            text = message(
+                "{function} gets scores and labels of different shapes, and compares all with all",
+                function=calls[0].function,
+            )
             yield self.finding(text, {"calls": len(calls), "labels": calls[0].rows})
 
     def missing(self, trial: Trial) -> str | None:
@@ -119,10 +127,14 @@ class IgnoredLabels(Precheck):
         share = sum(call.ignored for call in calls) / max(1, len(calls))
         evidence = {"share": share, "batches": len(every), "of": len(calls)}
         if every:
-            text = f"all labels are ignored in {len(every)} of {len(calls)} calls of the loss"
+            text = message(
+                "all labels are ignored in {every} of {calls} calls of the loss", every=len(every), calls=len(calls)
+            )
             yield self.finding(text, evidence, step=every[0].update)
         elif share > MANY:
-            yield self.finding(f"{100 * share:.0f} % of the labels are ignored", evidence, grade="note")
+            yield self.finding(
+                message("{value:.0f} % of the labels are ignored", value=100 * share), evidence, grade=message("note")
+            )
 
     def missing(self, trial: Trial) -> str | None:
         """Return why nothing can be judged."""
@@ -150,11 +162,19 @@ class InitialLoss(Precheck):
                 guess = math.log(call.classes)
                 evidence = {"loss": call.value, "guess": guess, "classes": call.classes}
                 if call.value > ABOVE * guess:
-                    text = f"the loss begins at {call.value:.3g}; that of a guess among {call.classes} is {guess:.3g}"
+                    text = message(
+                        "the loss begins at {value:.3g}; that of a guess among {classes} is {guess:.3g}",
+                        value=call.value,
+                        classes=call.classes,
+                        guess=guess,
+                    )
                     far = call.value > FAR_ABOVE * guess
                     yield self.finding(text, evidence, grade="warning" if far else "note")
                 elif call.value < BELOW * guess and call.ignored < 1:
-                    text = f"the loss begins at {call.value:.3g}, next to nothing, as if the labels were in the inputs"
+                    text = message(
+                        "the loss begins at {value:.3g}, next to nothing, as if the labels were in the inputs",
+                        value=call.value,
+                    )
                     yield self.finding(text, evidence, grade="note")
                 return
 
@@ -182,7 +202,11 @@ class SummedLoss(Precheck):
         for call in trial.losses:
             is_root = any(math.isclose(call.value, root, rel_tol=CLOSE) for root in roots)
             if call.reduction == "sum" and call.rows > 1 and is_root:
-                text = f"{call.function} is summed over {call.rows} labels, and the sum is the loss"
+                text = message(
+                    "{function} is summed over {rows} labels, and the sum is the loss",
+                    function=call.function,
+                    rows=call.rows,
+                )
                 yield self.finding(text, {"loss": call.value, "labels": call.rows})
                 return
 
@@ -217,7 +241,10 @@ class UndividedAccumulation(Precheck):
             return
         update, calls = rows[0]
         number = len(update.values)
-        text = f"an update adds the mean losses of {number} micro batches, which are not divided by their number"
+        text = message(
+            "an update adds the mean losses of {number} micro batches, which are not divided by their number",
+            number=number,
+        )
         evidence = {"micro batches": number, "loss": update.values[0]}
         yield self.finding(text, evidence, grade="note" if update.normalises else "warning")
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from probe.core.checks.check import CheckFinding, Grade, NotApplicable
 from probe.core.checks.dtype_unlike import DtypeUnlike, unlike_ones
 from probe.core.checks.places import listing
+from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import OutputFacts, Trial
 
@@ -44,9 +45,15 @@ class ActivationGrowth(Precheck):
             steady = len(factors) == len(sizes) - 1 and (min(factors) > BLOCK or max(factors) < 1 / BLOCK)
             if steady:
                 grade: Grade = "warning" if total > EXTREME or total < 1 / EXTREME else "note"
-                verb = "grow" if total > 1 else "shrink"
-                span = f"between {blocks[0].name} and {blocks[-1].name}"
-                text = f"outputs {verb} from {sizes[0]:.3g} to {sizes[-1]:.3g} {span}"
+                text = message(
+                    "outputs grow from {first:.3g} to {last:.3g} between {one} and {other}"
+                    if total > 1
+                    else "outputs shrink from {first:.3g} to {last:.3g} between {one} and {other}",
+                    first=sizes[0],
+                    last=sizes[-1],
+                    one=blocks[0].name,
+                    other=blocks[-1].name,
+                )
                 evidence = {"first": sizes[0], "last": sizes[-1], "blocks": len(sizes)}
                 yield self.finding(text, evidence, [row.name for row in blocks], grade)
 
@@ -81,10 +88,10 @@ class DeadUnits(Precheck):
         dead = [row.name for row in seen if row.zeros == 1]
         many = [row.name for row in seen if MANY < row.zeros < 1]
         if dead:
-            text = f"all outputs of {listing(dead)} are 0: no gradient passes through it"
+            text = message("all outputs of {dead} are 0: no gradient passes through it", dead=listing(dead))
             yield self.finding(text, {"modules": len(dead), "of": len(seen)}, dead)
         elif many:
-            text = f"more than nine of ten outputs of {listing(many)} are 0"
+            text = message("more than nine of ten outputs of {many} are 0", many=listing(many))
             yield self.finding(text, {"modules": len(many), "of": len(seen)}, many, grade="note")
 
     def missing(self, trial: Trial) -> str | None:
@@ -109,7 +116,9 @@ class SaturatedUnits(Precheck):
         rows = [row for row in seen if row.saturated > MANY]
         if rows:
             names = [row.name for row in rows]
-            text = f"more than nine of ten outputs of {listing(names)} lie at a limit of the function"
+            text = message(
+                "more than nine of ten outputs of {names} lie at a limit of the function", names=listing(names)
+            )
             evidence = {"modules": len(rows), "of": len(seen), "share": max(row.saturated for row in rows)}
             yield self.finding(text, evidence, names)
 
@@ -134,7 +143,10 @@ class OutputDtype(Precheck):
         """Yield the findings in a trial."""
         unlike = [*unlike_ones(_dtypes(trial))]
         if unlike:
-            text = f"the output of {listing(unlike)} is in float32, that at the same place in other blocks is not"
+            text = message(
+                "the output of {unlike} is in float32, that at the same place in other blocks is not",
+                unlike=listing(unlike),
+            )
             yield self.finding(text, {"modules": len(unlike)}, unlike)
 
     def missing(self, trial: Trial) -> str | None:

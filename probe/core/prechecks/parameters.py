@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 from probe.core.checks.check import CheckFinding, NotApplicable
 from probe.core.checks.gradient_fades import EXTREME, FEWEST, falls
 from probe.core.checks.places import ancestors, listing, module_of
+from probe.core.language import message
 from probe.core.prechecks.precheck import NO_UPDATE, Precheck, RankPrecheck
 from probe.core.prechecks.trial import ParameterFacts, Trial, finite
 
@@ -50,9 +51,13 @@ class Initialisation(Precheck):
             rows = [row for row in _named(trial, convention) if convention.most < row.least == row.most]
             if rows:
                 names = [row.name for row in rows]
-                text = (
-                    f"{listing(names)}: all numbers begin at {rows[0].most:.3g}, where they should differ and be below "
-                    f"{convention.most:.3g}: {convention.meaning}"
+                text = message(
+                    "{names}: all numbers begin at {most:.3g}, where they should differ and be below "
+                    "{most2:.3g}: {meaning}",
+                    names=listing(names),
+                    most=rows[0].most,
+                    most2=convention.most,
+                    meaning=message(convention.meaning),
                 )
                 yield self.finding(text, {"value": rows[0].most, "most": convention.most}, names)
         yield from self._factors(trial)
@@ -62,7 +67,10 @@ class Initialisation(Precheck):
         zero = {row.name for row in trial.parameters if not row.least and not row.most}
         names = [name for name in zero if "lora_A" in name and name.replace("lora_A", "lora_B") in zero]
         if names:
-            text = f"{listing(sorted(names))}: both low-rank factors begin at 0, so that no gradient reaches either"
+            text = message(
+                "{names}: both low-rank factors begin at 0, so that no gradient reaches either",
+                names=listing(sorted(names)),
+            )
             yield self.finding(text, {"pairs": len(names)}, sorted(names))
 
     def missing(self, trial: Trial) -> str | None:
@@ -99,7 +107,9 @@ class SymmetricUnits(Precheck):
         rows = [row for row in trial.parameters if row.kind in LAYERS and row.equal_rows and (row.least or row.most)]
         if rows:
             names = [row.name for row in rows]
-            text = f"{listing(names)}: every output begins with the same weights, so that its units stay alike"
+            text = message(
+                "{names}: every output begins with the same weights, so that its units stay alike", names=listing(names)
+            )
             yield self.finding(text, {"parameters": len(rows), "weight": rows[0].most}, names)
 
     def missing(self, trial: Trial) -> str | None:
@@ -129,8 +139,14 @@ class _GradientDepth(Precheck):
         if factors[0] <= EXTREME or not falls(sizes if self.vanishing else sizes[::-1]):
             return
         names = [module_of(row.name) for row, factor in zip(rows, factors, strict=True) if factor > EXTREME]
-        word = "smaller" if self.vanishing else "larger"
-        text = f"the gradient of {listing(names)} is more than {EXTREME:,.0f} times {word} than that of {rows[-1].name}"
+        word = message("smaller" if self.vanishing else "larger")
+        text = message(
+            "the gradient of {names} is more than {extreme:,.0f} times {word} than that of {name}",
+            names=listing(names),
+            extreme=EXTREME,
+            word=word,
+            name=rows[-1].name,
+        )
         yield self.finding(text, {"first": first, "last": last, "layers": len(rows)}, names)
 
     def missing(self, trial: Trial) -> str | None:
@@ -199,7 +215,9 @@ class ReplicasApart(RankPrecheck):
         apart = [name for name in replicas if len({rows[name].digest for rows in ranks}) > 1]
         if apart and 2 * len(replicas) > len(names):
             where = ancestors(apart, names)
-            text = f"{listing(where)}: ranks begin with different numbers, and apply the same gradient to them"
+            text = message(
+                "{where}: ranks begin with different numbers, and apply the same gradient to them", where=listing(where)
+            )
             yield self.finding(text, {"parameters": len(apart), "of": len(names)}, where, between=trials)
 
     def missing(self, trial: Trial) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import ScheduleFacts, Trial
 
@@ -29,7 +30,9 @@ class ScheduleAhead(Precheck):
             times = min(row.advances, default=0)
             if times < 2:
                 continue
-            text = f"{row.kind} advances {times} steps in each update{_end(row, times)}"
+            text = message(
+                "{kind} advances {times} steps in each update{row}", kind=row.kind, times=times, row=_end(row, times)
+            )
             evidence = {"steps": times, "horizon": row.horizon}
             micro = not row.by_processes and times == row.backwards and not row.horizon
             yield self.finding(text, evidence, grade="warning" if row.planned or micro else "note")
@@ -44,4 +47,9 @@ class ScheduleAhead(Precheck):
 def _end(row: ScheduleFacts, times: int) -> str:
     if not row.planned:
         return ""
-    return f": it ends at step {row.horizon}, as many as {row.planned}, so after {row.horizon // times} updates"
+    return message(
+        ": it ends at step {horizon}, as many as {planned}, so after {horizon2} updates",
+        horizon=row.horizon,
+        planned=row.planned,
+        horizon2=row.horizon // times,
+    )

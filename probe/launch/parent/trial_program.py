@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from probe.core.checks.check import CheckFinding
 from probe.core.child_process import python_module
+from probe.core.language import unpacked
 from probe.core.launch import WATCHED
 from probe.core.prechecks.trial import Trial
 from probe.core.sentinel.board import BOARD
@@ -127,7 +128,15 @@ def read_records(folder: Path) -> list[TrialRecord]:
 
 def _parsed(values: Mapping[str, Any]) -> TrialRecord:
     findings = [
-        CheckFinding(**{**fields, "where": tuple(fields["where"]), "ranks": tuple(fields["ranks"])})
+        CheckFinding(
+            **{
+                **fields,
+                "where": tuple(fields["where"]),
+                "ranks": tuple(fields["ranks"]),
+                "text": unpacked(fields["text"]),
+            }
+        )
         for fields in values["findings"]
     ]
-    return TrialRecord(Trial.of(values["trial"]), tuple(findings), str(values["preflight"]), dict(values["faults"]))
+    preflight = unpacked(values["preflight"])
+    return TrialRecord(Trial.of(values["trial"]), tuple(findings), preflight, dict(values["faults"]))

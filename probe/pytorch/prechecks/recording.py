@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from probe.core.door import Remove, attempt
 from probe.core.faults import Faults
+from probe.core.language import packed
 from probe.core.monitor.trainer_mon import preflight_of, watcher_of
 from probe.core.prechecks.judgement import judged
 from probe.core.prechecks.trial import Accumulation, LossCall, OutputFacts, Trial
@@ -190,11 +191,12 @@ class TrialRecorder:
         if not trial.updates and not trial.calls:
             return
         preflight = attempt(self.faults, "preflight", self._preflight) or ""
-        findings = [finding._asdict() for finding in judged(trial, self.faults)]
+        found = judged(trial, self.faults)
+        findings = [{**finding._asdict(), "text": packed(finding.text)} for finding in found]
         values = {
             "trial": trial.as_json(),
             "findings": findings,
-            "preflight": preflight,
+            "preflight": packed(preflight),
             "faults": dict(self.faults.counts),
         }
         write_trial(self._folder, trial.rank, values)
