@@ -53,7 +53,6 @@ MOST_NUMBERS = 20
 """Numbers and facts of a run that are listed beside its signals."""
 MOST_RANKS = 16
 """Curves of an answer."""
-"""Fields of a finding that other fields say, too."""
 AGAIN = "the same call again"
 REQUIRED = "a run of this server, by number, name or path; `runs` lists them"
 
