@@ -190,8 +190,8 @@ class NodePage:
 
 def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
     for key, metric in (*NUMBERS.items(), ("gradient_norm", GRADIENT_NORM)):
-        if known := [((job.job,), job.values[key]) for job in jobs if key in job.values]:
-            yield _family(metric, known)
+        if values := [((job.job,), job.values[key]) for job in jobs if key in job.values]:
+            yield _family(metric, values)
     if jobs:
         yield _family(UPDATED, [((job.job,), job.written) for job in jobs])
 

@@ -58,6 +58,7 @@ class Mark(NamedTuple):
     order: int = 0
     """Position in the order of the step's execution."""
     expected: float | None = None
+    """Number that its rule expected; None if it expects none."""
     row: str = ""
     """Label of the row; empty before :func:`labelled`."""
 
