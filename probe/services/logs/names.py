@@ -20,7 +20,8 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, step i",
+    "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
+    "step i",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
