@@ -130,8 +130,8 @@ class TrainingLogParser:
         }
         if local is not None:
             record["local_rank"] = local
-        if record["level"] != "INFO" and (error := exception_of(line)):
-            record["exception"] = error
+        if record["level"] != "INFO" and (exception := exception_of(line)):
+            record["exception"] = exception
         if cut:
             record["cut"] = cut
         return record
