@@ -33,7 +33,7 @@ from probe.core.analysis.report.findings import Mark
 from probe.core.config.reference import references
 from probe.core.moments import OPS
 from probe.core.naming import LOSS_ROOT, RUN, SIGNALS
-from probe.core.storage.layout import STAGE, STEP
+from probe.core.storage.layout import STEP
 from probe.view.background import TaskResult, comparison_arguments
 from probe.view.findings import chosen, health_of
 from probe.view.heatmap import RankChoice, heatmap_of_ranks, heatmap_of_rows, row_curves, run_curves

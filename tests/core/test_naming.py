@@ -125,7 +125,8 @@ WRITTEN = {naming.STEP_SECONDS, naming.TOKENS_PER_SECOND, naming.MODEL_TFLOPS, n
 OTHERWISE = {
     "probe/core/naming.py": "their home",
     "probe/core/analysis/performance/export.py": "a field of the JSON of `probe performance`",
-    "probe/services/logs/metrics.py": "names in logs of other programs",
+    "probe/services/logs/metrics.py": "units in logs of other programs",
+    "probe/services/logs/names.py": "names in logs of other programs",
     "probe/services/server/app.py": "a field of the page's JSON",
     "probe/services/server/metrics.py": "a field of the server's points",
 }

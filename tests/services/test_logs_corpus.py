@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from probe.core import naming
 from probe.services.logs import TrainingLogParser
 from probe.services.logs.lines import LineReader
 from probe.services.logs.log_scan import LogScan
@@ -138,13 +139,13 @@ def test_names_in_any_spelling() -> None:
         "loss": "loss, Train Loss, train/loss, trainLoss, avg_loss, loss/train, train.loss, running_loss",
         "gradient_norm": "grad_norm, GradNorm, total_grad_norm, actor/grad_norm, grad/norm, gradnorm, global norm",
         "learning_rate": "lr, LearningRate, current_lr, lr/group_0, lr-AdamW, lr0, train/lr, optim0_lr0",
-        "tokens_per_second": "tps, tokens/sec, tok/s, tokens_per_second, words/s, TokensPerSec",
+        naming.TOKENS_PER_SECOND: "tps, tokens/sec, tok/s, tokens_per_second, words/s, TokensPerSec",
         "tokens_per_second_per_device": "tgs, tokens_per_sec_per_gpu, throughput/device/tokens_per_sec",
         "step_time": "step_time, sec/step, s/it, time_per_step, seconds_per_step, elapsed time per iteration",
         "throughput": "samples/s, SamplesPerSec, examples_per_second, interval_samples_per_second, images/sec",
         "steps_per_second": "it/s, steps_per_sec, global_step/sec, train_steps_per_second",
         "validation_loss": "val_loss, Validation Loss, val/loss, loss/val, Average Validation Loss",
-        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc",
+        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc, time/batch",
     }  # fmt: skip
     assert {name: [ours(each) for each in spellings.split(", ")] for name, spellings in names.items()} == {
         name: [name] * len(spellings.split(", ")) for name, spellings in names.items()

@@ -22,7 +22,7 @@ MOST = 128
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}(?:\[val\]|\[?(?:(eval|evaluation)|valid(?:ation|ate)?)\b)"
+    rb"(?:^|[\]|>:-] )\W{0,4}\[?(?:(eval|evaluation)|val(?:id(?:ation|ate)?)?)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -45,7 +45,7 @@ UNSTATED = 1000
 UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}([:=]|[-=]>)|\s)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
@@ -96,7 +96,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\s\]\[(:])(?:(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])]:?\s{0,2})[\[(]?(?:(epoch)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -306,7 +306,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        if not sign and name.endswith(" is"):
+        if not sign and name.endswith((" is", " to")):
             name, sign = name[:-3], b"is"
         known, unit = _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:
@@ -369,9 +369,10 @@ def _divisor(name: str, unit: str) -> float:
 
 def _rates(line: bytes, metrics: Metrics) -> None:
     for text, thousands, name, _ in RATE.findall(line):
-        if name:
-            _put(metrics, RATES.get(name[:2], "throughput"), text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
-        else:
+        known = RATES.get(name[:2], "throughput")
+        if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
+            _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
+        elif not name:
             _put(metrics, "step_time", text, UNITS["ms"])
 
 

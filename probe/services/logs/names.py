@@ -12,15 +12,16 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss total, loss train total",
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
     "gradient_norm": "grad norm, gradient norm, gnorm, gradnorm, norm, gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
-    "step": "step, steps, iteration, iterations, iter, global step, global steps, global iter, global iteration, "
-    "num updates, train num updates, updates, n updates, current steps, current step, train step, step i",
+    "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
+    "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
+    "step i",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
@@ -61,7 +62,7 @@ SPELLINGS = tuple(
         (r"\b(?:examples|images|imgs?|sequences|records)/s", "samples/s"),
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
-        (r"\b(?:time|s|secs?|seconds)(?: per |/)(?:it|iter|iteration|step|batch)\b", "step time"),
+        (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
 )

@@ -130,8 +130,8 @@ class TrainingLogParser:
         }
         if local is not None:
             record["local_rank"] = local
-        if record["level"] != "INFO" and (raised := exception_of(line)):
-            record["exception"] = raised
+        if record["level"] != "INFO" and (exception := exception_of(line)):
+            record["exception"] = exception
         if cut:
             record["cut"] = cut
         return record
