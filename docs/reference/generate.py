@@ -309,7 +309,7 @@ class Param(NamedTuple):
 
     @property
     def required(self) -> bool:
-        return self.parameter.default is inspect.Parameter.empty
+        return self.parameter.default is inspect.Parameter.empty and self.info.default_factory is None
 
     @property
     def names(self) -> str:
@@ -329,7 +329,7 @@ class Param(NamedTuple):
         facts, default = [self._kind()] if self.type is not bool else [], self.parameter.default
         if self.required:
             facts.append("required")
-        elif default not in (None, "", [], ()) and self.type is not bool:
+        elif default not in (inspect.Parameter.empty, None, "", [], ()) and self.type is not bool:
             facts.append(f"default `{default.value if isinstance(default, Enum) else default}`")
         return f"`{self.names}`" + (f" ({', '.join(facts)})" if facts else "") + f": {self.info.help}"
 

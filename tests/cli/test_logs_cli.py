@@ -67,11 +67,11 @@ def test_chinese_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["MISSING.log"], "MISSING.log: expected a file, a directory or -; no such file or directory"),
+        (["MISSING.log"], "MISSING.log: expected a file, a directory or -; there is no such file or folder"),
         (["--output", "SAME.log", "SAME.log"], "expected another file than those that are read"),
         (
             ["--output", "NO/FOLDER/out", "SAME.log"],
-            "--output NO/FOLDER/out: cannot be written: no such file or directory",
+            "--output NO/FOLDER/out: cannot be written: there is no such file or folder",
         ),
         (["--follow", "-"], "--follow: standard input is read to its end in any case"),
         (["--follow", "NO/FOLDER/a.log"], "expected a file or a directory; there is no folder NO/FOLDER"),
@@ -136,7 +136,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     done = run(tmp_path / "a.log", "--output", "/dev/full", "--no-summary")
     assert (done.returncode, done.stderr) == (
         1,
-        b"probe: error: /dev/full: cannot be written: no space left on device\n",
+        b"probe: error: /dev/full: cannot be written: there is no space left: free some, or choose another folder\n",
     )
 
 

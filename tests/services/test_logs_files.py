@@ -66,7 +66,7 @@ def test_a_directory_is_searched_for_text(tmp_path: Path) -> None:
 
 def test_nothing_of_that_name_is_an_error(tmp_path: Path) -> None:
     """With the place and the reason."""
-    with pytest.raises(SourceError, match=r"missing\.log: expected a file, a directory or -; no such file"):
+    with pytest.raises(SourceError, match=r"missing\.log: expected a file, a directory or -; there is no such file"):
         files_of(str(tmp_path / "missing.log"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from operator import index
 from typing import Any, TypeVar
@@ -32,13 +33,21 @@ def documented(set_monitor: Function) -> Function:
     return set_monitor
 
 
-def check_made(kind: type, *args: Any, **kwargs: Any) -> None:
-    """Raise TypeError unless a monitor of this class takes these arguments."""
-    try:
-        signature(kind.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
-    except TypeError as error:
-        call = f"call {kind.__name__}(config_file_path, process_group=None, params_have_main_grad=True)"
-        raise TypeError(f"{kind.__name__}: {error}; {call}") from None
+def checked(init: Function) -> Function:
+    """Make the ``__init__`` of a monitor refuse arguments that it does not take with the call that is meant."""
+    known = signature(init)
+
+    @wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        try:
+            known.bind(self, *args, **kwargs)
+        except TypeError as error:
+            name = type(self).__name__
+            call = f"call {name}(config_file_path, process_group=None, params_have_main_grad=True)"
+            raise TypeError(f"{name}: {error}; {call}") from None
+        init(self, *args, **kwargs)
+
+    return __init__  # type: ignore[return-value]
 
 
 def read(*args: Any, **kwargs: Any) -> Arguments:

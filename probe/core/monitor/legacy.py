@@ -36,10 +36,10 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     """Return ``params_have_main_grad`` from the arguments of older scripts, and warn of these."""
     if opt_ty is not None:
         known = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
-        deprecated(f"opt_ty has no effect: leave it out{known}", 4)
+        deprecated(f"opt_ty has no effect: leave it out{known}", 5)
     if param_have_main_grad is None:
         return params_have_main_grad
-    deprecated("param_have_main_grad: write params_have_main_grad", 4)
+    deprecated("param_have_main_grad: write params_have_main_grad", 5)
     return param_have_main_grad
 
 

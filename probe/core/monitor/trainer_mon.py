@@ -62,11 +62,7 @@ class Monitor(AssignedSettings):
     _wrapped: Any = None
     """Optimizer that was wrapped, in older scripts."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Monitor:
-        """Make a monitor; arguments that it does not take are refused with the call that is meant."""
-        arguments.check_made(cls, *args, **kwargs)
-        return super().__new__(cls)
-
+    @arguments.checked
     def __init__(
         self,
         config_file_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
