@@ -38,7 +38,9 @@ def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
     assert (verdict.certainty, verdict.since, verdict.after) == ("place unknown", 301, 296)
     text = "\n".join(verdict.lines())
     assert "first seen in head.bias" in text
-    assert "the layer in which it began cannot be named: activations were not recorded" in text
+    assert "the layer in which it began cannot be named: steps 297 to 300 were not recorded" in text
+    (line,) = verdict_of([finding(located=False)], LOOKED)._limits()
+    assert line == "the layer in which it began cannot be named: activations were not recorded"
     assert '"xy_distribution": true' in text
     assert verdict.lines()[0] == "critical: NaN, first seen in head.bias, between steps 296 and 301"
 
@@ -71,7 +73,9 @@ def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() 
     traced = finding("loss-not-finite", step=41, where=("fc1", "norm"), evidence={})
     row = finding("NaN", step=41, where=("norm.output",))
     outside = finding("NaN", step=41, where=("head.output",))
-    assert verdict_of([traced, outside, row], LOOKED).where == ("norm.output",)
+    assert verdict_of([traced, row, outside], LOOKED).where == ("norm.output",)
+    between = finding("NaN", step=41, where=("act.output",))  # a module without parameters
+    assert verdict_of([traced, between, row], LOOKED).where == ("act.output",)
     assert verdict_of([row, traced], LOOKED).where == ("norm.output",)
     assert verdict_of([traced, outside], LOOKED).where == ("fc1", "norm")
     assert verdict_of([traced, row._replace(since=42)], LOOKED).where == ("fc1", "norm")

@@ -69,8 +69,8 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         from probe.services.web.serving import ServingLimits, WebServer
     if options.token is None and not is_loopback(options.host):
         raise ServerError(
-            f"--listen {options.host}:{options.port}: expected a token, since other machines can connect; write one to a file for "
-            f"--token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
+            f"--listen {options.host}:{options.port}: expected a token, since other machines can connect; write one to "
+            f"a file for --token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
         )
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:
