@@ -240,7 +240,7 @@ class Verdict(NamedTuple):
     def _ends(self) -> tuple[str, str] | None:
         """Return the two ends of a stretch in which it began; None if it began in what is named."""
         one, other = self.where[0], self.where[-1]
-        if len(self.where) == 2 and f"between `{one}` and `{other}`" in self.text:
+        if len(self.where) == 2 and (f"between `{one}` and `{other}`" in self.text or f"it and `{other}`" in self.text):
             return one, other
         if len(self.where) == 1 and f"between `{one}` and the loss" in self.text:
             return one, message("the loss")

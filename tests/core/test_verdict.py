@@ -96,6 +96,9 @@ def test_a_place_between_two_modules_is_named_as_such() -> None:
     text = "the loss is nan: NaN first appears between `emb` and `n1`, in: division (div)"
     verdict = verdict_of([finding("loss-not-finite", where=("emb", "n1"), text=text)], LOOKED)
     assert verdict.lines()[0] == "critical: loss-not-finite between emb and n1, step 301"
+    backward = "in the gradients of `emb`: in its backward, or in what lies between it and `n1`"
+    verdict = verdict_of([finding("gradient-not-finite", where=("emb", "n1"), text=backward)], LOOKED)
+    assert verdict.lines()[0] == "critical: gradient-not-finite between emb and n1, step 301"
 
 
 def test_without_a_critical_the_first_warning_is_the_verdict() -> None:

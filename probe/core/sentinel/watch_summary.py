@@ -224,7 +224,8 @@ def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     costs = [(own / plain, own / summary.steps) for summary in ranks for own, plain in [summary.cost] if plain > 0]
     if costs:
         share, seconds = max(costs)
-        yield message("cost: {number:.3g} ms a step ({share:.1f} % longer)", number=1000 * seconds, share=100 * share)
+        milliseconds = float(f"{1000 * seconds:.3g}")
+        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=milliseconds, share=100 * share)
     if faults := sum(summary.faults for summary in ranks):
         failures = "{number} failure inside probe, which training did not notice"
         many = "{number} failures inside probe, which training did not notice"
