@@ -350,10 +350,9 @@ def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> Judge
     return min((row for row in rows[: rows.index(inside) + 1] if row.ranks == inside.ranks), key=_order)
 
 
-def _order(finding: JudgedFinding) -> tuple[int, bool, int, bool, bool]:
+def _order(finding: JudgedFinding) -> tuple[int, bool, bool, bool, int]:
     seen = finding.located or finding.signal  # a row says more than a number of the run
-    placed = finding.located and finding.where
-    return finding.since, not placed, _phase(finding), not finding.where, not seen
+    return finding.since, not (finding.located and finding.where), not finding.where, not seen, _phase(finding)
 
 
 def _phase(finding: JudgedFinding) -> int:
