@@ -66,6 +66,8 @@ def test_a_forward_of_one_rank_comes_before_the_gradients_that_it_has_spoilt_on_
     assert verdict_of([gradient, loss], LOOKED).ranks == (1,)
     assert verdict_of([gradient, reduced, loss, output], LOOKED).where == ("2.output",)
     assert verdict_of([gradient, reduced, output], LOOKED).where == ("2.output",)
+    number = finding(step=25, where=("loss",), located=False)
+    assert verdict_of([number, reduced._replace(located=False)], LOOKED).where == ("2.weight",)
 
 
 def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() -> None:
