@@ -210,9 +210,9 @@ def report_of(
     files = shown_path(files) if relative else files
     deep = [steps for summary in ranks for steps in summary.deep]
     verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
-    named = next((rank for rank in ranks if rank.rank in verdict.ranks), first)
-    change = named.loss.change() if LOSS in verdict.evidence else ""
-    return RunReport(tuple(_facts(ranks, named.loss)), verdict, files, _unknown(ranks), change)
+    origin = next((rank for rank in ranks if rank.rank in verdict.ranks), first)
+    change = origin.loss.change() if LOSS in verdict.evidence else ""
+    return RunReport(tuple(_facts(ranks, origin.loss)), verdict, files, _unknown(ranks), change)
 
 
 def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
