@@ -221,7 +221,7 @@ def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     yield _steps(ranks)
     yield from dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
     yield from filter(None, [loss.text(), first.preflight if first.ended else ""])
-    costs = [(own / plain, own / summary.steps) for summary in ranks for own, plain in [summary.cost] if plain > 0]
+    costs = [(spent / plain, spent / summary.steps) for summary in ranks for spent, plain in [summary.cost] if plain > 0]
     if costs:
         share, seconds = max(costs)
         milliseconds = float(f"{1000 * seconds:.3g}")
