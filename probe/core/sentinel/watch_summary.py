@@ -221,11 +221,11 @@ def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     yield _steps(ranks)
     yield from dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
     yield from filter(None, [loss.text(), first.preflight if first.ended else ""])
-    costs = [(spent / plain, spent / summary.steps) for summary in ranks for spent, plain in [summary.cost] if plain > 0]
+    costs = [(*summary.cost, summary.steps) for summary in ranks if summary.steps and summary.cost[1] > 0]
     if costs:
-        share, seconds = max(costs)
-        milliseconds = float(f"{1000 * seconds:.3g}")
-        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=milliseconds, share=100 * share)
+        spent, plain, steps = max(costs, key=lambda cost: cost[0] / cost[1])
+        milliseconds = float(f"{1000 * spent / steps:.3g}")
+        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=milliseconds, share=100 * spent / plain)
     if faults := sum(summary.faults for summary in ranks):
         failures = "{number} failure inside probe, which training did not notice"
         many = "{number} failures inside probe, which training did not notice"
