@@ -659,7 +659,7 @@ class ToolAnswer(AnswerPart):
     schema_version: Literal[1]
     tool: str
     error: dict[str, Any] | None = None
-    """What a call that cannot be answered should have had."""
+    """Reason for which a call was refused, with the values that it takes."""
 
 
 class RowPlace(AnswerPart):

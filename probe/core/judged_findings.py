@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.checks.check import Grade
 from probe.core.rules import RULES
+from probe.core.rules.causal_order import FORWARD, WEIGHTS
 from probe.core.run_state.rules import RUN_RULES, RunFinding
 from probe.core.verdict import JudgedFinding
 
@@ -33,6 +35,20 @@ def of_check(finding: CheckFinding) -> JudgedFinding:
 
 def _is_input(place: str) -> bool:
     return place == "input" or place.endswith(".input")
+
+
+def is_located(phase: int, gap: bool, signals: Collection[str]) -> bool:
+    """Return whether a row that is not finite shows where that began: a gradient follows from the forward, and in steps
+    that were not recorded an update may have spoilt the weights.
+
+    Args:
+        phase: that of its signal.
+        gap: whether steps just before it were not recorded.
+        signals: those that are recorded in its step.
+    """
+    if gap and (phase == WEIGHTS or "param_origin" not in signals):
+        return False
+    return phase <= FORWARD or "actv" in signals
 
 
 def of_number(finding: RunFinding) -> JudgedFinding:

@@ -18,6 +18,11 @@ MOST_NUMBERS = 3
 MOST_NAMED = 3
 SWITCH_ON = 'record activations: `probe run --deep`, or "xy_distribution": true and "all_xy": true in a configuration'
 """Advice where the layer cannot be named."""
+EVERY_STEP = (
+    'record activations at every step: `probe run --deep`, or "step_interval": 1, "xy_distribution": true and '
+    '"all_xy": true in a configuration'
+)
+"""Advice where it cannot be named because steps were not recorded."""
 NON_FINITE = ("NaN", "Inf")
 TRACED, UPDATED = "loss-not-finite", "gradient-not-finite"
 """Finding whose place, if it has one, is what the graph of its step shows, and one about gradients of an update."""
@@ -193,8 +198,11 @@ class Verdict(NamedTuple):
 
     def _limits(self) -> Iterator[str]:
         """Yield what the recorded numbers do not say, and what those before say."""
-        if self.certainty == "place unknown":
+        if self.certainty == "place unknown" and self.after is None:
             yield message("the layer in which it began cannot be named: activations were not recorded")
+        elif self.certainty == "place unknown":
+            text = "the layer in which it began cannot be named: steps {first} to {last} were not recorded"
+            yield message(text, first=(self.after or 0) + 1, last=(self.since or 0) - 1)
         if self.onset is not None and self.onset.where:
             yield message("looking back: {text}", text=self.onset.text())
 
@@ -231,7 +239,7 @@ class Verdict(NamedTuple):
     def _ends(self) -> tuple[str, str] | None:
         """Return the two ends of a stretch in which it began; None if it began in what is named."""
         one, other = self.where[0], self.where[-1]
-        if len(self.where) == 2 and f"between `{one}` and `{other}`" in self.text:
+        if len(self.where) == 2 and (f"between `{one}` and `{other}`" in self.text or f"it and `{other}`" in self.text):
             return one, other
         if len(self.where) == 1 and f"between `{one}` and the loss" in self.text:
             return one, message("the loss")
@@ -288,7 +296,8 @@ def verdict_of(
     certainty: Certainty = "place unknown" if unplaced else "certain"
     if not unplaced and (steps_missing or named_later):
         certainty = "first recorded"
-    advice = ([SWITCH_ON] if unplaced else []) + ([first.remedy] if first.remedy else [])
+    advice = [EVERY_STEP if steps_missing else SWITCH_ON] if unplaced else []
+    advice += [first.remedy] if first.remedy else []
     return Verdict(
         kind=first.kind,
         grade=first.grade,
@@ -332,14 +341,17 @@ def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> Judge
     if traced.kind != TRACED or len(traced.where) < 2:
         return traced
     modules = tuple(f"{module}." for module in traced.where)
-    rows = (row for row in findings if row.kind in NON_FINITE and row.located and row.since == traced.since)
-    return min((row for row in rows if row.where and row.where[0].startswith(modules)), key=_order, default=traced)
+    rows = [row for row in findings if row.kind in NON_FINITE and row.located and row.since == traced.since]
+    inside = min((row for row in rows if row.where and row.where[0].startswith(modules)), key=_order, default=None)
+    if inside is None:
+        return traced
+    # a module without parameters between the two, whose rows come before it
+    return min((row for row in rows[: rows.index(inside) + 1] if row.ranks == inside.ranks), key=_order)
 
 
-def _order(finding: JudgedFinding) -> tuple[int, bool, int, bool, bool]:
+def _order(finding: JudgedFinding) -> tuple[int, bool, bool, bool, int]:
     seen = finding.located or finding.signal  # a row says more than a number of the run
-    placed = finding.located and finding.where
-    return finding.since, not placed, _phase(finding), not finding.where, not seen
+    return finding.since, not (finding.located and finding.where), not finding.where, not seen, _phase(finding)
 
 
 def _phase(finding: JudgedFinding) -> int:

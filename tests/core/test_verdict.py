@@ -38,7 +38,9 @@ def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
     assert (verdict.certainty, verdict.since, verdict.after) == ("place unknown", 301, 296)
     text = "\n".join(verdict.lines())
     assert "first seen in head.bias" in text
-    assert "the layer in which it began cannot be named: activations were not recorded" in text
+    assert "the layer in which it began cannot be named: steps 297 to 300 were not recorded" in text
+    (line,) = verdict_of([finding(located=False)], LOOKED)._limits()
+    assert line == "the layer in which it began cannot be named: activations were not recorded"
     assert '"xy_distribution": true' in text
     assert verdict.lines()[0] == "critical: NaN, first seen in head.bias, between steps 296 and 301"
 
@@ -64,6 +66,8 @@ def test_a_forward_of_one_rank_comes_before_the_gradients_that_it_has_spoilt_on_
     assert verdict_of([gradient, loss], LOOKED).ranks == (1,)
     assert verdict_of([gradient, reduced, loss, output], LOOKED).where == ("2.output",)
     assert verdict_of([gradient, reduced, output], LOOKED).where == ("2.output",)
+    number = finding(step=25, where=("loss",), located=False)
+    assert verdict_of([number, reduced._replace(located=False)], LOOKED).where == ("2.weight",)
 
 
 def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() -> None:
@@ -71,7 +75,9 @@ def test_a_row_of_a_module_that_the_graph_names_is_named_whichever_came_first() 
     traced = finding("loss-not-finite", step=41, where=("fc1", "norm"), evidence={})
     row = finding("NaN", step=41, where=("norm.output",))
     outside = finding("NaN", step=41, where=("head.output",))
-    assert verdict_of([traced, outside, row], LOOKED).where == ("norm.output",)
+    assert verdict_of([traced, row, outside], LOOKED).where == ("norm.output",)
+    between = finding("NaN", step=41, where=("act.output",))  # a module without parameters
+    assert verdict_of([traced, between, row], LOOKED).where == ("act.output",)
     assert verdict_of([row, traced], LOOKED).where == ("norm.output",)
     assert verdict_of([traced, outside], LOOKED).where == ("fc1", "norm")
     assert verdict_of([traced, row._replace(since=42)], LOOKED).where == ("fc1", "norm")
@@ -92,6 +98,9 @@ def test_a_place_between_two_modules_is_named_as_such() -> None:
     text = "the loss is nan: NaN first appears between `emb` and `n1`, in: division (div)"
     verdict = verdict_of([finding("loss-not-finite", where=("emb", "n1"), text=text)], LOOKED)
     assert verdict.lines()[0] == "critical: loss-not-finite between emb and n1, step 301"
+    backward = "in the gradients of `emb`: in its backward, or in what lies between it and `n1`"
+    verdict = verdict_of([finding("gradient-not-finite", where=("emb", "n1"), text=backward)], LOOKED)
+    assert verdict.lines()[0] == "critical: gradient-not-finite between emb and n1, step 301"
 
 
 def test_without_a_critical_the_first_warning_is_the_verdict() -> None:

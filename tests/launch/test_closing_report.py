@@ -84,7 +84,7 @@ def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
     *verdict, _, loss, files = ran(tmp_path, text).stderr.splitlines()
     assert (loss, files) == ("probe:   loss 2.5 to nan, last finite at step 16", "probe:   files in out/rank0")
     assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, between steps 13 and 17"
-    assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
+    assert "probe:   the layer in which it began cannot be named: steps 14 to 16 were not recorded" in verdict
     assert verdict[-2:] == [
         "probe:   next: `probe anomalies out/rank0` shows more",
         "probe:   open: probe view 'out/rank0#step=17'",

@@ -79,14 +79,15 @@ class History:
         """Return the rows of the keys of a signal that are held."""
         return self._index.get(signal, {})
 
-    def read(self, batch: Batch) -> HistoryReadings:
-        """Read these ops from ``batch``, without NaN and without keys for which there is no room."""
+    def read(self, batch: Batch, with_nan: bool = False) -> HistoryReadings:
+        """Read these ops from ``batch``, without NaN unless it is asked for, and without keys for which there is no
+        room."""
         ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
         if not ops or not len(batch):
             return HistoryReadings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
         rows = self.rows(batch)
         values = np.stack([batch.op(self._ops[n]) for n in ops])
-        usable = ~np.isnan(values) & (rows >= 0)
+        usable = (with_nan | ~np.isnan(values)) & (rows >= 0)
         if usable.all():  # mostly, and quicker
             kinds, at = _grid(tuple(ops), len(rows))
             return HistoryReadings(values.ravel(), rows[at] * len(self._ops) + kinds, kinds, at)

@@ -55,7 +55,7 @@ class AnomalyTurbulence(About):
         self._reporter = Reporter("AnomalyTurbulence", rank, "history mean")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
-        readings = self.history.read(batch)
+        readings = self.history.read(batch, with_nan=True)
         sizes = np.abs(readings.values)
         means = self.history.of("mean")
         before: Array = means[readings.slots]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
@@ -13,7 +13,7 @@ from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
-from probe.core.judged_findings import of_check, of_number
+from probe.core.judged_findings import is_located, of_check, of_number
 from probe.core.language import Message, message
 from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
@@ -104,7 +104,9 @@ class RunAccount:
         if self.stretches:
             self._show(snapshot)
         if snapshot.findings:
-            self._add(_of_row(finding, after, self._settings) for finding in snapshot.findings)
+            switches = {"actv": self._settings.xy_distribution, "param_origin": self._settings.param_distribution}
+            signals = {batch.signal for batch in snapshot.batches} | {name for name in switches if switches[name]}
+            self._add(_of_row(finding, after, signals) for finding in snapshot.findings)
         self.changed(False)
 
     def _show(self, snapshot: Snapshot) -> None:
@@ -265,7 +267,7 @@ def _unjudged(name: str, is_recorded: bool) -> Message:
     return message("{what} (recorded, and judged by no rule)", what=message(name)) if is_recorded else message(name)
 
 
-def _of_row(finding: Finding, after: int | None, settings: Settings) -> JudgedFinding:
-    alone, phase = judged(finding), signal_of(finding.signal).phase
-    located = alone.kind not in NON_FINITE or phase <= FORWARD_PHASE or settings.xy_distribution
+def _of_row(finding: Finding, after: int | None, signals: Collection[str]) -> JudgedFinding:
+    alone, gap = judged(finding), after is not None and after < finding.step - 1
+    located = alone.kind not in NON_FINITE or is_located(signal_of(finding.signal).phase, gap, signals)
     return alone._replace(located=located, after=after)

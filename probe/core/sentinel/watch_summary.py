@@ -210,9 +210,9 @@ def report_of(
     files = shown_path(files) if relative else files
     deep = [steps for summary in ranks for steps in summary.deep]
     verdict = verdict_of([*of_ranks, *findings], looked, f"probe anomalies {quote(files)}" if files else "", deep)
-    named = next((rank for rank in ranks if rank.rank in verdict.ranks), first)
-    change = named.loss.change() if LOSS in verdict.evidence else ""
-    return RunReport(tuple(_facts(ranks, named.loss)), verdict, files, _unknown(ranks), change)
+    origin = next((rank for rank in ranks if rank.rank in verdict.ranks), first)
+    change = origin.loss.change() if LOSS in verdict.evidence else ""
+    return RunReport(tuple(_facts(ranks, origin.loss)), verdict, files, _unknown(ranks), change)
 
 
 def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
@@ -221,10 +221,11 @@ def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     yield _steps(ranks)
     yield from dict.fromkeys(steps.text() for summary in ranks for steps in summary.deep)
     yield from filter(None, [loss.text(), first.preflight if first.ended else ""])
-    costs = [(own / plain, own / summary.steps) for summary in ranks for own, plain in [summary.cost] if plain > 0]
+    costs = [(*summary.cost, summary.steps) for summary in ranks if summary.steps and summary.cost[1] > 0]
     if costs:
-        share, seconds = max(costs)
-        yield message("cost: {number:.3g} ms a step ({share:.1f} % longer)", number=1000 * seconds, share=100 * share)
+        spent, plain, steps = max(costs, key=lambda cost: cost[0] / cost[1])
+        milliseconds = float(f"{1000 * spent / steps:.3g}")
+        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=milliseconds, share=100 * spent / plain)
     if faults := sum(summary.faults for summary in ranks):
         failures = "{number} failure inside probe, which training did not notice"
         many = "{number} failures inside probe, which training did not notice"

@@ -156,9 +156,9 @@ def test_turbulence_compares_with_the_mean_before_this_value():
     assert steps_found(rule, [3.0], start=3) == []  # the mean is 2.01911 by now
 
 
-def test_turbulence_is_not_muted_by_nan():
-    """1, 1, NaN, 1, 100 alarms at the 100, and NaN itself is no turbulence."""
-    assert steps_found(turbulence(), [1, 1, nan, 1, 100]) == [4]
+def test_turbulence_reports_nan_and_is_not_muted_by_it():
+    """In 1, 1, NaN, 1, 100 the NaN and the 100, but no NaN before the first number."""
+    assert steps_found(turbulence(), [nan, 1, 1, nan, 1, 100]) == [3, 5]
 
 
 def test_inf_is_turbulence_and_is_not_remembered():

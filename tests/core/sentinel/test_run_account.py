@@ -71,12 +71,15 @@ def test_a_loss_that_was_not_seen_was_not_looked_at() -> None:
 
 
 def test_a_gradient_without_activations_names_no_layer() -> None:
-    """With the last recorded step before it; where activations are recorded, too, it may."""
-    open_, closed = account(), account(xy_distribution=True, all_xy=True)
-    for each in (open_, closed):
+    """With the last recorded step before it; where activations are recorded, too, it may, unless an update in a step
+    that was not recorded may have spoilt the weights."""
+    deep = {"xy_distribution": True, "all_xy": True}
+    open_, unsure, closed = account(), account(**deep), account(**deep, param_distribution=True)
+    for each in (open_, unsure, closed):
         each.rows(rows(10))
         each.rows(rows(18, nan(18)))
-    (first,), (other,) = summary(open_).findings, summary(closed).findings
+    (first,), (unknown,), (other,) = (summary(each).findings for each in (open_, unsure, closed))
+    assert not unknown.located
     assert (first.grade, first.kind, first.where, first.after) == ("critical", "NaN", ("head.bias",), 10)
     assert (first.located, other.located) == (False, True)
 

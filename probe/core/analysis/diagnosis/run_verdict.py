@@ -11,7 +11,7 @@ from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import NEXT, beginning
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.checks.check import Grade
-from probe.core.judged_findings import of_check, of_number
+from probe.core.judged_findings import is_located, of_check, of_number
 from probe.core.language import capitalized, joined, message
 from probe.core.rules.evaluate import judged
 from probe.core.storage.duckdb_reader import Rows
@@ -95,16 +95,19 @@ def _of_first(diagnosis: IncidentDiagnosis, analysis: Analysis) -> JudgedFinding
     clean = next(
         (rank.before.get(diagnosis.incident.first) for rank in analysis.judged if rank.rank == first.rank), None
     )
+    gap = clean is not None and clean < first.began - 1
+    located = not first.is_non_finite or is_located(first.phase, gap, analysis.extent.signals)
     return JudgedFinding(
         grade=grade_of(first, cause, diagnosis.spoilt),
         kind=diagnosis.kind.value,
         where=(cell_name(first.finding.key),),
         step=first.finding.step,
         since=first.began,
-        text=joined(" ", _sentences(diagnosis)),
+        text=joined(" ", _sentences(diagnosis)) if located else judged(first.finding).text,
         evidence={first.finding.op: first.finding.value},
         ranks=diagnosis.ranks if len(analysis.run.ranks) > 1 else (),
-        remedy=message(NEXT.get(diagnosis.kind) or NEXT[first.phase]),
+        remedy=message(NEXT.get(diagnosis.kind) or NEXT[first.phase]) if located else "",
+        located=located,
         after=clean,
         onset=diagnosis.onset,
         signal=first.finding.signal,
