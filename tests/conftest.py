@@ -61,7 +61,15 @@ LIBRARIES = (
 of these take long."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
 """The package of each framework of the matrix."""
-TOGETHER = {f"tests/distributed/test_{name}.py" for name in LIBRARIES}
+SOURCES = ("core/test_child_process", "core/test_naming", "test_door", "test_layering", "test_safety", "test_words")
+TRAINERS = ("journeys/test_trainer", "pytorch/test_run_trainers")
+TOGETHER = {
+    **{f"tests/distributed/test_{name}.py": "libraries" for name in LIBRARIES},
+    **{f"tests/{name}.py": "sources" for name in SOURCES},
+    **{f"tests/{name}.py": "trainers" for name in TRAINERS},
+}
+"""Files that one process runs, by the name of what is made once for them: imports of training libraries, trees of the
+package's sources, and the process that has imported what trainers need."""
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,7 +114,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "libraries" if file in TOGETHER else file
+            return TOGETHER.get(file, file)
 
         def remove_node(self, node: Any) -> str | None:
             files = {
