@@ -113,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         nothing is left or a single test, and wait for more for ever (pytest-xdist 3.8.0)."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
+            file: str = super()._split_scope(nodeid)
             return TOGETHER.get(file, file)
 
         def remove_node(self, node: Any) -> str | None:
