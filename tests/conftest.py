@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ FOLDERS = {
     "distributed": "torch",
     "mindspore": "mindspore",
     "pytorch": "torch",
+    "journeys": "",
+    "view": "",
     "matrix": "",
     "resources": "",
+    "launch": "",
     "": "",
     "contract": "",
     "core": "",
@@ -25,6 +29,24 @@ FOLDERS = {
     "agents": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
+LONGEST = (
+    "core/storage/test_object_storage.py",
+    "contract/test_moments.py",
+    "launch/test_parent.py",
+    "core/trackers/test_wandb.py",
+    "core/analysis/test_report_browser.py",
+    "launch/test_closing_report.py",
+    "core/trackers/test_other_trackers.py",
+    "cli/test_pack_cli.py",
+    "core/alerting/test_internevo.py",
+    "core/storage/test_packed_run.py",
+    "core/analysis/test_causes.py",
+    "agents/test_diagnosis_by_agent.py",
+    "core/storage/test_pack.py",
+    "cli/test_compare_cli.py",
+    "cli/test_causes_cli.py",
+)
+"""Files of more than ten seconds in folders of shorter ones, which come after ``distributed``."""
 LIBRARIES = (
     "deep_signals",
     "deepspeed",
@@ -39,7 +61,15 @@ LIBRARIES = (
 of these take long."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
 """The package of each framework of the matrix."""
-TOGETHER = {f"tests/distributed/test_{name}.py" for name in LIBRARIES}
+SOURCES = ("core/test_child_process", "core/test_naming", "test_door", "test_layering", "test_safety", "test_words")
+TRAINERS = ("journeys/test_trainer", "pytorch/test_run_trainers")
+TOGETHER = {
+    **{f"tests/distributed/test_{name}.py": "libraries" for name in LIBRARIES},
+    **{f"tests/{name}.py": "sources" for name in SOURCES},
+    **{f"tests/{name}.py": "trainers" for name in TRAINERS},
+}
+"""Files that one process runs, by the name of what is made once for them: imports of training libraries, trees of the
+package's sources, and the process that has imported what trainers need."""
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,10 +94,10 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests by the framework that they need, and brings them in the order of their folders."""
     for item in items:
-        if package := FOLDERS.get(_folder(item)) or _package(item):
+        if package := FOLDERS.get(_names(item.path)[1]) or _package(item):
             item.add_marker(package)
-    places = list(FOLDERS)
-    items.sort(key=lambda item: places.index(folder) if (folder := _folder(item)) in FOLDERS else len(places))
+    places = ["distributed", *LONGEST, *FOLDERS]
+    items.sort(key=lambda item: next(map(places.index, filter(places.__contains__, _names(item.path))), len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -83,8 +113,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         nothing is left or a single test, and wait for more for ever (pytest-xdist 3.8.0)."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "libraries" if file in TOGETHER else file
+            file: str = super()._split_scope(nodeid)
+            return TOGETHER.get(file, file)
 
         def remove_node(self, node: Any) -> str | None:
             files = {
@@ -110,12 +140,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _folder(item: pytest.Item) -> str:
-    """The folder of a test in this one; empty beside it."""
-    return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+@cache
+def _names(path: Path) -> tuple[str, str]:
+    """The path of a test's file in this folder, and the folder below this one that has it; empty beside it."""
+    inside = path.relative_to(HERE) if path.is_relative_to(HERE) else Path()
+    return inside.as_posix(), inside.parts[0] if len(inside.parts) > 1 else ""
 
 
 def _package(item: pytest.Item) -> str:
     """The package of the framework that a test of the matrix runs on; empty for the toy and where there is none."""
-    given = item.callspec.params.values() if _folder(item) == "matrix" and hasattr(item, "callspec") else ()
+    given = item.callspec.params.values() if _names(item.path)[1] == "matrix" and hasattr(item, "callspec") else ()
     return next((FRAMEWORKS[value] for value in given if isinstance(value, str) and value in FRAMEWORKS), "")

@@ -44,8 +44,14 @@ def sources_of(package: str) -> dict[str, Source]:
 
 
 @cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a source, which nobody may change."""
+    return ast.parse(text)
+
+
+@cache
 def _source(name: str, path: Path) -> Source:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path.read_text(encoding="utf-8"))
     nodes = [*ast.walk(tree)]
     statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     texts = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in statements)

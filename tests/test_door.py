@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import probe
+from tests.sources import parsed
 
 ROOT = Path(probe.__file__).parent
 OUTSIDE = ("demo/", "locale/")
@@ -63,7 +64,7 @@ def modules() -> Iterator[tuple[str, ast.Module, list[str]]]:
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(OUTSIDE):
             text = path.read_text(encoding="utf-8")
-            yield name, ast.parse(text), text.splitlines()
+            yield name, parsed(text), text.splitlines()
 
 
 CODE: list[tuple[str, ast.Module, list[str]]] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import probe
+from tests.sources import parsed
 
 PACKAGE = Path(probe.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess"}
@@ -29,7 +30,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "
 def offences(source: str) -> list[str]:
     """Modules and functions by which ``source`` could run code from a file."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:

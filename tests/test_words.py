@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 OPENING = re.compile(
     r"\W*(what|who|whom|whose|whoever|whatever|whether|where|how|which|why|that|those|these|it|they|so|as|of|"
@@ -94,12 +96,12 @@ def variables(node: ast.AST, in_class: bool = False) -> Iterator[str]:
 
 def pronouns(source: str) -> int:
     """Return the number of variables of ``source`` that are named with a pronoun or a participle."""
-    return sum(name in PRONOUNS for name in variables(ast.parse(source)))
+    return sum(name in PRONOUNS for name in variables(parsed(source)))
 
 
 def failures(source: str) -> list[tuple[int, str]]:
     """Lines and words of ``source`` that break a rule."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = [(line, name) for line, name in definitions(tree) if SPOKEN.search(name)]
     for line, text in docstrings(tree):
         first = OPENING.match(text)

@@ -27,6 +27,8 @@ TORCH = (
 )
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""
+TRAINERS = (*TORCH, "transformers.trainer", "accelerate", "lightning.pytorch")
+"""The same where a library trains with PyTorch."""
 MINDSPORE = ("mindspore", "probe.mindspore")
 """The same where MindSpore trains."""
 QUEUED = {"MS_DEV_HOST_BLOCKING_RUN": "0"}

@@ -75,12 +75,12 @@ def outputs(root: Path, out: Path) -> dict[str, Any]:
     commands = {
         "anomalies": ["anomalies", root, "-o", out / "first.json"],
         "json": ["anomalies", root, "--json", "--steps", "3-11"],
-        "report": ["report", root, "-o", out / "report.html"],
-        "own": ["report", root, "-o", out / "own.html", "--no-judge"],
+        "report": ["report", root, "-j", "1", "-o", out / "report.html"],
+        "own": ["report", root, "-j", "1", "-o", out / "own.html", "--no-judge"],
         "compare": ["compare", root, root, "--step-offset", 1, "-o", out / "compare.html"],
         "performance": ["performance", root],
-        "csv2db": ["csv2db", root, "-o", out / "db"],
-        "csv2tb": ["csv2tb", root, "-o", out / "tb"],
+        "csv2db": ["csv2db", root, "-j", "1", "-o", out / "db"],
+        "csv2tb": ["csv2tb", root, "-j", "1", "-o", out / "tb"],
     }
     found: dict[str, Any] = {}
     for name, command in commands.items():

@@ -12,6 +12,7 @@ import pytest
 
 import probe
 from probe.core.child_process import PACKAGE, python_module
+from tests.sources import parsed
 
 SHADOWS = {
     "a clone": {"probe/README.md": ""},
@@ -67,7 +68,7 @@ def test_each_child_of_the_package_is_started_by_the_one_function() -> None:
     spelled = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.List | ast.Tuple) and any(getattr(each, "value", "") == "-m" for each in node.elts)
     }
     assert spelled <= USES_OF_M

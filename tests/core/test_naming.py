@@ -12,6 +12,7 @@ from probe.core import naming
 from probe.core.instrumentation.selection import TargetNames
 from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
 from probe.core.records import Key
+from tests.sources import parsed
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_numbers_of_the_run_are_named_in_one_place() -> None:
     for path in sorted([*ROOT.glob("probe/**/*.py"), *ROOT.glob("tests/**/*.py")]):
         name = path.relative_to(ROOT).as_posix()
         source = path.read_text(encoding="utf-8")
-        tree = ast.parse(source)
+        tree = parsed(source)
         found = [] if name in OTHERWISE else [(line, text) for line, text in literals(tree) if text in WRITTEN]
         if "RunStep" in source and name.startswith("probe/"):
             found += read_by_literal(tree)

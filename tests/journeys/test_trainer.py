@@ -54,7 +54,6 @@ InOrder(net, arguments, train_dataset=data).train()
 CALLBACK = TRAIN.replace("train_dataset=data)", "train_dataset=data, callbacks=[ProbeCallback()])").replace(
     "import sys, torch", "import sys, torch\nfrom probe.pytorch.callbacks.huggingface import ProbeCallback"
 )
-MODULES = (*user_scripts.TORCH, "transformers", "transformers.trainer")
 
 
 def numbers(folder: Path) -> dict[str, dict[int, str]]:
@@ -78,7 +77,7 @@ def test_the_layer_and_the_step_are_named(tmp_path: Path, seed: int, bad: int, t
     if to:
         own = {"PYTHONPATH": f"{require_version('wandb-0.31.0')}{os.pathsep}{ROOT}", "WANDB_MODE": "offline"}
     options = ["-c", "monitor.json"]
-    done = run(tmp_path, seed, bad, *filter(None, [to]), options=options, modules=MODULES, **own)
+    done = run(tmp_path, seed, bad, *filter(None, [to]), options=options, modules=user_scripts.TRAINERS, **own)
     assert done.returncode == 0, done.stderr
     head = card(done)[0]
     assert head == f"critical: loss-not-finite between layers.0 and layers.1.fc, step {bad}"
@@ -101,7 +100,7 @@ def test_the_layer_and_the_step_are_named(tmp_path: Path, seed: int, bad: int, t
 def test_a_callback_in_the_program_comes_first_and_is_named(tmp_path: Path) -> None:
     """`probe run` says that it attaches none beside it; numbers are recorded once."""
     (tmp_path / "train.py").write_text(CALLBACK)
-    done = run(tmp_path, 3, 6, modules=MODULES)
+    done = run(tmp_path, 3, 6, modules=user_scripts.TRAINERS)
     assert done.returncode == 0, done.stderr
     assert re.search(r"watching Regression .*attached by the program's callback$", done.stderr, re.MULTILINE)
     assert (

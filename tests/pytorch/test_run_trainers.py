@@ -97,7 +97,7 @@ trainer.fit(net, data, data)
 @pytest.fixture(scope="module")
 def forks() -> ForkServer:
     """A process that has imported the trainers and the monitor."""
-    return user_scripts.forks(*user_scripts.TORCH, "transformers.trainer", "accelerate", "lightning.pytorch")
+    return user_scripts.forks(*user_scripts.TRAINERS)
 
 
 @pytest.mark.parametrize("script", [TRAINER, ACCELERATE, LIGHTNING], ids=["transformers", "accelerate", "lightning"])

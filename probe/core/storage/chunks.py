@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from probe.core.storage import csv_reader
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
-from probe.core.storage.location import Place, failure_of, readable_by_duckdb
+from probe.core.storage.location import Location, Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.packed.run import FILES_TABLE, PACKED, packed_index, packed_source
 from probe.core.storage.problems import Problems, cannot_be_read
@@ -138,6 +140,12 @@ def _read_parquet(piece: Chunk) -> MetricRows | None:
     return assembled(piece.file.signal, piece.rank, described, values)
 
 
+@cache
+def _database(process: int) -> Any:  # noqa: ARG001 - one that is forked has its own
+    """Return the database of this process: to open one takes longer than to read a small file."""
+    return connect(threads=1)
+
+
 @contextmanager
 def _duckdb(path: Place) -> Iterator[Any]:
     """Open a connection for the file ``path``.
@@ -146,7 +154,7 @@ def _duckdb(path: Place) -> Iterator[Any]:
         ImportError: if DuckDB is missing.
         ValueError: if a query fails.
     """
-    connection = connect(threads=1)
+    connection = connect(threads=1) if isinstance(path, Location) else _database(os.getpid()).cursor()
     import duckdb
 
     readable_by_duckdb(connection, path)
