@@ -15,7 +15,7 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import HostRows
 from probe.core.backend.numpy_moments import SMALL, Elements, of_elements
 from probe.core.backend.protocols import HostPlace
-from probe.pytorch.dtensor import PLAIN, distinct, readable_places
+from probe.pytorch.dtensor import PLAIN, distinct, local, readable_places
 
 Array = npt.NDArray[np.float64]
 
@@ -42,9 +42,12 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
     """Return :func:`moments` of tensors with a :func:`host_place`, which need not be detached: no operator of torch
     runs. Return None for other tensors, histograms, NaN or Inf."""
-    if fused_reduce.places(columns) is None or not tensors or type(tensors[0]) not in PLAIN or not tensors[0].is_cpu:
+    if fused_reduce.places(columns) is None or not tensors:
         return None
-    if (places := readable_places(tensors, KINDS)) is None:
+    if type(first := local(tensors[0])) not in PLAIN or not first.is_cpu:
+        return None
+    places = readable_places(tensors, KINDS) or readable_places([*map(local, tensors)], KINDS)
+    if places is None:
         return None
     dtypes, addresses, sizes = places
     kinds = [*map(KINDS.__getitem__, dtypes)]

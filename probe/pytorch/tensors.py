@@ -78,10 +78,11 @@ def number(tensor: torch.Tensor) -> float | None:
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: rows in host memory for host
     tensors, a tensor on the device for others, without waiting for the device."""
-    parts, columns = [*map(local, tensors)], tuple(columns)
+    columns = tuple(columns)
     is_known = scale is None or "below" not in columns  # eps, in the tensors' unit
-    if is_known and (rows := host_moments.in_one_pass(parts, columns, eps)) is not None:
+    if is_known and (rows := host_moments.in_one_pass(tensors, columns, eps)) is not None:
         return rows
+    parts = [*map(local, tensors)]
     with torch._C.DisableTorchFunction(), unseen():
         if is_known and (block := device_moments.in_place(parts, columns, eps)) is not None:
             return block

@@ -79,6 +79,17 @@ def places(columns: tuple[str, ...]) -> list[int] | None:
     return _places(columns) if available else None
 
 
+def one(columns: tuple[str, ...], address: int, size: int, eps: float) -> list[float] | None:
+    """Return the row of one float32 array, without what a list costs; None if it is not valid or ``columns`` have no
+    :func:`places`."""
+    indices = places(columns)
+    if indices is None:
+        return None
+    row, function = array("d", bytes(ROW_BYTES)), _brief_row if size <= BRIEF else _long_row
+    valid = function(address, size, FLOAT32, eps, needed(columns), row.buffer_info()[0])
+    return [row[index] for index in indices] if valid else None
+
+
 class HostRows:
     """Moments in host memory, a row for each array. What NumPy does is left to the thread that needs them."""
 

@@ -199,11 +199,9 @@ def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> lis
 
 def _in_one_pass(x: Floats, columns: tuple[str, ...], eps: float) -> list[float] | None:
     """Return the row of the compiled pass; None if that is impossible."""
-    if x.dtype != np.float32 or not x.flags.c_contiguous or fused_reduce.places(columns) is None:
+    if x.dtype != np.float32 or not x.flags.c_contiguous:
         return None
-    rows, valid = fused_reduce.moments(columns, [x.__array_interface__["data"][0]], [x.size], eps=eps)
-    row: list[float] = rows()[0].tolist()
-    return row if valid[0] else None
+    return fused_reduce.one(columns, x.__array_interface__["data"][0], x.size, eps)
 
 
 class _Block:
