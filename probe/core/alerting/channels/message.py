@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probe.core.language import Message, in_language, message
+from probe.core.language import Message, in_language, joined, message
 from probe.core.messages import plural, shortened, writable
 from probe.core.records import SEVERITIES, Alert
 from probe.core.times import sound_time, utc_text
@@ -67,7 +67,8 @@ def subject(alerts: Sequence[Alert]) -> str:
 def details(alert: Alert) -> str:
     """Return the lines below the heading of one alert: text, labels, time."""
     pairs = [(name, value) for name, value in alert.labels.items() if name not in PLACE]
-    labels = ", ".join(f"{_in_language_of(alert, message(name))} {value}" for name, value in pairs)
+    parts = [joined("", [message(name), f" {value}"]) for name, value in pairs]
+    labels = _in_language_of(alert, joined(", ", parts))
     lines = (shortened(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), utc_text(alert.time))
     return "\n".join(filter(None, lines))
 
