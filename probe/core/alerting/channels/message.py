@@ -54,12 +54,13 @@ def heading(alert: Alert) -> str:
 
 
 def subject(alerts: Sequence[Alert]) -> str:
-    """Return the first line of a message: job, and the only alert or the number of them with the most severe."""
+    """Return the first line of a message: job, unless the title begins with it, and the only alert or the number of
+    them with the most severe."""
     job = next((alert.labels["job"] for alert in alerts if alert.labels.get("job")), "")
-    lead = f"{clipped(_one_line(job), MOST_TITLE)}: " if job else ""
+    worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
+    lead = f"{clipped(_one_line(job), MOST_TITLE)}: " if job and not worst.title.startswith(job) else ""
     if len(alerts) == 1:
         return lead + heading(alerts[0])
-    worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
     number = _in_language_of(worst, message("{number} alerts", number=len(alerts)))
     return f"{lead}{number}: {heading(worst)}"
 
