@@ -205,7 +205,7 @@ class Stack:
         at = self.ports
         yield Part(
             "exporter",
-            [*probe, "exporter", "--port", str(at["exporter"]), "--interval", "2"],
+            [*probe, "exporter", "--listen", f"127.0.0.1:{at['exporter']}", "--interval", "2"],
             self.folder,
             f"{self.addresses['exporter']}/health",
             own,

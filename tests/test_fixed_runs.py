@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import user_scripts
 from tests.fixed_runs.__main__ import ROOT, hashes
+from tests.quick_python import quick_python
 from tests.required import require
 
 pytestmark = pytest.mark.torch
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Trains by an interpreter that has imported torch."""
+    require("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", quick_python(*user_scripts.TORCH))
+        yield
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """One of the runs, and the hashes of its files."""
-    require("torch")
     root = tmp_path_factory.mktemp("fixed")
     return root, hashes(ROOT, root, ["formats"], ["pytorch"])
 

@@ -115,6 +115,7 @@ def words() -> Iterator[str]:
     from probe.core.analysis.diagnosis.explain import KINDS_OF_TENSOR, NEXT, Kind
     from probe.core.analysis.performance.throughput import LOWEST, RATINGS
     from probe.core.checks import CHECKS
+    from probe.core.checks.check import GRADES
     from probe.core.config.parse import KINDS
     from probe.core.judged_findings import BATCH
     from probe.core.naming import SIGNALS
@@ -123,7 +124,7 @@ def words() -> Iterator[str]:
     from probe.core.rules import RULES
     from probe.core.run_state.rules import RUN_RULES
     from probe.core.sentinel.run_account import SIGNALS_OF
-    from probe.core.verdict import GRADES, SWITCH_ON
+    from probe.core.verdict import SWITCH_ON
 
     yield from (
         *SEPARATORS,

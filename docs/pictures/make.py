@@ -1,8 +1,7 @@
 """Makes the pictures of the documentation: ``make pictures``.
 
-Those of the tutorials come out of their scripts. ``report.png`` is what a browser shows of the report of a
-demonstration whose fault is known. Pages of ``probe view`` and ``probe serve``, in both languages and sizes, go to
-``build/pictures``, to be looked at; a test holds their layout.
+Those of the tutorials come out of their scripts. Pages of ``probe view`` and ``probe serve``, in both languages and
+sizes, go to ``build/pictures``, to be looked at; a test holds their layout.
 """
 
 from __future__ import annotations
@@ -19,23 +18,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.core.analysis.browsing import browser, open_page  # noqa: E402 - the repository is no package
-from tests.view.page_pictures import LANGUAGES, READY, SIZES, shown  # noqa: E402
+from tests.view.page_pictures import LANGUAGES, READY, SIZES, shown  # noqa: E402 - the repository is no package
 
 WANDB = sorted(map(str, Path(sys.prefix, "versions").glob("wandb-*")))
 """Folder of W&B in the environment that ``make venv`` makes."""
-SIZE = 1360, 1000
-"""Pixels: the verdict and the rows around its place."""
 PAGES = ROOT / "build" / "pictures"
-
-WITHOUT_FOLDER = """for (const line of document.querySelectorAll("p")) {
-    line.textContent.includes(arguments[0]) && (line.textContent = line.textContent.replaceAll(arguments[0], ""));
-}"""
-"""JavaScript: leaves the temporary folder out of the paths that the page shows."""
 
 
 def main() -> None:
-    """Writes a picture for each that a tutorial makes, and ``report.png``."""
+    """Writes a picture for each that a tutorial makes, and the pages."""
     own = {"PYTHONPATH": os.pathsep.join((str(ROOT), *WANDB)), "MONITOR_OUTPUT_DIR": "monitor_output"}
     with TemporaryDirectory() as temporary:
         root = Path(temporary)
@@ -45,7 +36,6 @@ def main() -> None:
             subprocess.run([sys.executable, str(script)], check=True, cwd=folder, env=os.environ | own)
         for picture in root.glob("*/*.svg"):
             shutil.copy(picture, HERE)
-        report(root)
         pages(root)
 
 
@@ -56,19 +46,6 @@ def pages(root: Path) -> None:
         for name, language, size in product(READY, LANGUAGES, SIZES):
             opened.open(name, SIZES[size], language)
             opened.driver.save_screenshot(str(PAGES / f"{name}_{language}_{size}.png"))
-
-
-def report(root: Path) -> None:
-    """Writes ``report.png``; ``root`` is a folder for what it is made of."""
-    probe = [sys.executable, "-m", "probe"]
-    demo = [*probe, "demo", "--fault", "nan", "--seed", "3", "--output", "run"]
-    subprocess.run(demo, check=True, cwd=root)
-    subprocess.run([*probe, "report", "run", "-o", "report.html"], check=True, cwd=root)
-    with browser(root / "profile") as driver:
-        driver.set_window_size(*SIZE)
-        open_page(driver, root / "report.html")
-        driver.execute_script(WITHOUT_FOLDER, f"{root}/")
-        driver.save_screenshot(str(HERE / "report.png"))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from probe.core.checks.check import Grade
 from probe.core.verdict import Certainty
 
 SCHEMA_VERSION = 1
 """Version of the schema; increased when a reader of the older one would be wrong. Fields may be added without."""
-Grade = Literal["critical", "warning", "note"]
 Real = float | str
 """Number, or a text for NaN and the infinities, which JSON lacks."""
 
@@ -651,6 +651,37 @@ class TrackAnswer(FilesAnswer):
     run: str
     tracker: str
     steps: int
+
+
+class ToolAnswer(AnswerPart):
+    """Answer of a tool of ``probe mcp``."""
+
+    schema_version: Literal[1]
+    tool: str
+    error: dict[str, Any] | None = None
+    """What a call that cannot be answered should have had."""
+
+
+class RowPlace(AnswerPart):
+    """Row in a step."""
+
+    signal: str
+    row: str
+    op: str
+    rank: int
+    step: int
+
+
+class VerdictToolAnswer(ToolAnswer):
+    """Verdict about a run; without it the analysis goes on, or has failed."""
+
+    state: str = ""
+    health: str = ""
+    verdict: VerdictAnswer | None = None
+    first_row: RowPlace | None = None
+    findings: int = 0
+    judged: JudgedExtent | None = None
+    missing_ranks: list[int] = []
 
 
 ANSWERS: Mapping[str, type[CommandAnswer]] = {

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from probe import __version__
 from probe.agents import arguments as forms
 from probe.agents.answers import MOST_CHARACTERS, Answer, WrongArgument, clean, short_name, text_of
-from probe.agents.schema import SCHEMA_VERSION
+from probe.agents.schema import SCHEMA_VERSION, ToolAnswer, VerdictToolAnswer
 from probe.core.errors import needed
 from probe.core.language import message
 from probe.core.messages import complain
@@ -39,10 +39,11 @@ no room, and how to ask for them."""
 
 
 class AgentTool(NamedTuple):
-    """A tool: its arguments, and the method that answers."""
+    """A tool: its arguments, the method that answers, and the form of its answers."""
 
     form: type[forms.ToolArguments]
     method: Callable[[Any], Answer]
+    answers: type[ToolAnswer] = ToolAnswer
 
     @property
     def description(self) -> str:
@@ -108,7 +109,7 @@ def tools_of(tools: Any) -> dict[str, AgentTool]:
     return {
         "runs": AgentTool(forms.RunsArguments, tools.runs),
         "signals": AgentTool(forms.SignalsArguments, tools.signals),
-        "verdict": AgentTool(forms.OneRunArguments, tools.verdict),
+        "verdict": AgentTool(forms.OneRunArguments, tools.verdict, VerdictToolAnswer),
         "findings": AgentTool(forms.FindingsArguments, tools.findings),
         "curve": AgentTool(forms.CurveArguments, tools.curve),
         "heatmap": AgentTool(forms.HeatmapArguments, tools.heatmap),
@@ -134,6 +135,7 @@ def protocol_server(tools: Mapping[str, AgentTool]) -> Any:
                     name=name,
                     description=tool.description,
                     input_schema=tool.form.model_json_schema(),
+                    output_schema=tool.answers.model_json_schema(),
                     annotations=hints,
                 )
                 for name, tool in tools.items()

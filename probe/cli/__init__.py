@@ -170,7 +170,7 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
-        from probe.cli.usage import reason_of
+        from probe.core.errors import reason_of
         from probe.core.language import joined
         from probe.core.messages import complain
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer
-from probe.cli.places import RunPlace, usual_place
+from probe.cli.places import RunPlace
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
@@ -29,6 +29,7 @@ from probe.core.analysis.diagnosis.run_findings import run_lines
 from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
+from probe.core.errors import reason_of
 from probe.core.language import joined, message, translated
 from probe.core.messages import complain, has_blocks, printable, shown_path, terminal_width, wrapped
 from probe.core.storage.anomaly_runs import Kept
@@ -47,7 +48,7 @@ MOST_STEPS = 100_000
 
 
 def anomalies(
-    directory: RunPlace = None,
+    directory: RunPlace,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
@@ -69,7 +70,6 @@ def anomalies(
     Exit code 0 if nothing was found in what was judged, 1 if something was found or data were skipped, 2 for wrong use
     or if nothing could be judged: then the findings of the run itself are shown.
     """
-    directory = usual_place() if directory is None else directory
     try:
         wanted = chosen(steps)
         if explain:
@@ -78,8 +78,8 @@ def anomalies(
         analysis = _analysed(directory, wanted, engine, jobs)
         shown = [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in _first(analysis, topk)]
         written = write(out, shown) if out else None
-    except (ValueError, ImportError) as error:
-        complain(str(error))
+    except (ValueError, ImportError, OSError) as error:
+        complain(reason_of(error))
         _show_dumped(directory, topk)
         raise typer.Exit(2) from None
     if as_machine:
@@ -157,7 +157,7 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
-    head = message("{run}: {findings}", run=analysis.run.name, findings=found)
+    head: str = message("{run}: {findings}", run=analysis.run.name, findings=found)
     if not analysis.extent.rows and not number:  # nothing was judged, as the next line says
         head = analysis.run.name
     _print(console, [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)])
@@ -193,13 +193,13 @@ def _print(console: Console, lines: Sequence[str], style: str | None = None) -> 
 
 def _show_dumped(directory: Place, topk: int) -> None:
     """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
-    with suppress(ValueError, ImportError):
+    with suppress(ValueError, ImportError, OSError):
         find(directory, Problems())
         return  # there are files, and something else is wrong
     try:
         kept = Kept(directory, Problems())
         found = first(kept, topk)
-    except (ValueError, ImportError):  # there are none
+    except (ValueError, ImportError, OSError):  # there are none
         return
     heading = message(
         "nothing could be judged; the rules of {run} reported {number:,} while it ran:", run=kept.of, number=kept.number

@@ -195,7 +195,7 @@ def _print(result: TrialResult, as_machine: bool) -> None:
 
 
 def _lines(findings: Sequence[TrialFinding]) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for finding in findings:
         several = len(finding.ranks) > 1
         who = message(", ranks {ranks}", ranks=ranks_text(finding.ranks)) if several else ""

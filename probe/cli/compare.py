@@ -14,6 +14,7 @@ from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import run_argument
+from probe.core.errors import advice_of
 from probe.core.language import message
 from probe.core.messages import echo
 
@@ -92,7 +93,11 @@ def _write(out: Path, found: Comparison) -> None:
             file.write(text)
     except OSError as error:
         raise ValueError(
-            message("{out}: expected a file that can be written, such as compare.html; {error}", out=out, error=error)
+            message(
+                "{out}: expected a file that can be written, such as compare.html; {reason}",
+                out=out,
+                reason=advice_of(error),
+            )
         ) from None
 
 

@@ -13,9 +13,9 @@ from probe.cli.engines import EngineName, chosen_engine
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import run_argument
 from probe.cli.progress_bar import counting_bar
-from probe.cli.usage import reason_of
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
+from probe.core.errors import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, echo
 from probe.core.storage.problems import Problems

@@ -15,6 +15,7 @@ import typer
 
 from probe.cli import VerbGroup
 from probe.cli.json_answer import print_answer
+from probe.core.errors import advice_of, reason_of
 from probe.core.language import joined, message
 from probe.core.messages import complain, counted, echo
 
@@ -80,7 +81,7 @@ def parse(
             _expect_there(place) if follow else files_of(place)
         target = _output(Path(os.devnull) if as_machine and output is None else output, places)
     except (SourceError, OSError) as error:
-        complain(str(error))
+        complain(reason_of(error))
         raise typer.Exit(2) from None
     left_out = _identity(target)
     shown = not follow and sys.stderr.isatty() and not (output is None and sys.stdout.isatty())
@@ -88,7 +89,11 @@ def parse(
         scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
         complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
     if not follow and _is_empty(places):
-        _warn(message("nothing was read: no line of text in {places}", places=", ".join(places)))
+        _warn(
+            message(
+                "nothing was read: no line of text in {places}; give the log of the training", places=", ".join(places)
+            )
+        )
     if as_machine:
         fields = {name: getattr(scan, name) for name in ("lines", "records", "cut", "unread")}
         first = [
@@ -125,7 +130,7 @@ def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> 
             message(
                 "{output}: cannot be written: {reason}",
                 output=output or message("standard output"),
-                reason=(error.strerror or str(error)).lower(),
+                reason=advice_of(error),
             )
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
@@ -187,9 +192,7 @@ def _output(path: Path | None, places: list[str]) -> BinaryIO:
         return path.open("wb")
     except OSError as error:
         raise OSError(
-            message(
-                "--output {path}: cannot be written: {reason}", path=path, reason=(error.strerror or str(error)).lower()
-            )
+            message("--output {path}: cannot be written: {reason}", path=path, reason=advice_of(error))
         ) from None
 
 

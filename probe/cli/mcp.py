@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
 from probe.cli import refusing
-from probe.cli.places import RunPlace, usual_place
+from probe.cli.places import run_argument, usual_place
+
+PLACES = "Where the ranks have written, or a folder of runs, or its URL. Else ./monitor_output, or the current folder."
 
 
-def mcp(directory: RunPlace = None) -> None:
+def mcp(directory: Annotated[Any, run_argument(PLACES)] = None) -> None:
     """Answer the questions of a coding agent about runs, by the Model Context Protocol on standard input and output.
 
     It reads only, and nothing outside DIRECTORY, which may hold many runs. The agent's program starts it:

@@ -12,7 +12,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.progress_bar import counting_bar
-from probe.cli.usage import reason_of
+from probe.core.errors import reason_of
 from probe.core.language import message
 from probe.core.messages import complain, echo
 from probe.core.storage.packed.pack import PackedReport
@@ -42,7 +42,7 @@ def pack(
     try:
         with refusing(ValueError, ImportError), counting_bar("packing", "files") as observe:
             if follow:
-                done = pack_followed(directory, out, partial(_wait, every, as_machine), each, observe)
+                done = pack_followed(directory, out, lambda report: _wait(every, as_machine, report), each, observe)
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:

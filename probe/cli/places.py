@@ -32,15 +32,18 @@ def parsed(text: str) -> Place:
         raise typer.BadParameter(translated(str(error))) from None
 
 
+def usual_place() -> Path:
+    """Return the folder that is read if none is named: MONITOR_OUTPUT_DIR, else ``./monitor_output``."""
+    return output_root(os.environ)
+
+
 def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed) -> Any:
-    """Return the Typer argument of a :data:`Place`."""
-    return typer.Argument(parser=parser, metavar=metavar, help=help_text)
+    """Return the Typer argument of a :data:`Place`; that with the usual text is the usual place if it is left out."""
+    usual: dict[str, Any] = {}
+    if help_text == HELP:
+        usual = {"default_factory": lambda: str(usual_place()), "show_default": False}
+    return typer.Argument(parser=parser, metavar=metavar, help=help_text, **usual)
 
 
 RunPlace = Annotated[Any, run_argument()]
 """Annotation of such an argument; its value is a :data:`Place`. Typer refuses the annotation of a union."""
-
-
-def usual_place() -> Path:
-    """Return the folder that is read if none is named: MONITOR_OUTPUT_DIR, else ``./monitor_output``."""
-    return output_root(os.environ)

@@ -12,14 +12,14 @@ from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, in_this_process, progress_text
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
-from probe.cli.places import RunPlace, usual_place
+from probe.cli.places import RunPlace
 from probe.core.analysis.pieces import reading_cost
 from probe.core.language import message
 from probe.core.messages import complain, echo
 
 
 def report(
-    directory: RunPlace = None,
+    directory: RunPlace,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
         bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")
@@ -41,7 +41,6 @@ def report(
     from probe.core.analysis.report.write import check_target, write_report
     from probe.core.messages import printable_lines
 
-    directory = usual_place() if directory is None else directory
     if explain:
         with refusing(ValueError, OSError):
             parts = pieces_of_report(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 """Exit codes of shells for a program that cannot be run, and for one that is not there."""
+PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip", ".egg", ".whl")
+"""Endings of what Python runs; of others only files whose ending is no word, such as ``train-1.0``."""
 CONTEXT = {"allow_interspersed_args": False}
 """Settings of the command: options after the script are the script's."""
 
@@ -55,6 +58,9 @@ def run(
     if config is not None:
         _check(config)
     command = command_of("run", module, arguments, sys.argv)
+    if (late := {"--deep", "--light"} & {*arguments}) and command[0] == sys.executable:
+        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
+        complain(message(text, late=min(late)), "warning")
     if flag := unwatched_by(command):
         complain(
             message(
@@ -64,28 +70,50 @@ def run(
             ),
             "warning",
         )
-    start(command, DEEP if deep else LIGHT if light else config)
+    start(command, DEEP if deep else LIGHT if light else config, tells=not flag)
 
 
 def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) -> list[str]:
     """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
     python = [sys.executable, *flags(sys.orig_argv)]
+    if module and arguments[0].endswith(".py") and Path(arguments[0]).exists():
+        name = arguments[0].removesuffix(".py").replace(os.sep, ".")
+        text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
+        complain(message(text, file=arguments[0], name=name))
+        raise typer.Exit(2)
     if module:
         return [*python, "-m", *arguments]
     is_command = len(given) > len(arguments) and given[-len(arguments) - 1] == "--"
     if is_command:
         return arguments
-    if not Path(arguments[0]).exists():  # a folder or an archive may hold a program, too
-        complain(
-            message(
-                "{file}: expected a script; there is no such file: for another command write "
-                "`probe {verb} -- {file} ...`",
-                file=arguments[0],
-                verb=verb,
-            )
-        )
+    if wrong := _no_script(Path(arguments[0]), verb):
+        complain(wrong)
         raise typer.Exit(2)
     return [*python, *arguments]
+
+
+def _no_script(file: Path, verb: str) -> str:
+    """Return what is wrong with the script of a command; an empty text if Python can run it."""
+    if file.is_dir():
+        found = message("this is a folder without __main__.py: give the script in it")
+        return "" if (file / "__main__.py").exists() else _expected(file, found)
+    if not file.exists():
+        from probe.core.config.errors import nearest
+
+        beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
+        if close := nearest(file, beside):
+            return _expected(file, message("there is no such file; did you mean {name}?", name=close))
+        text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
+        return _expected(file, message(text, file=file, verb=verb))
+    if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES:
+        return ""
+    return _expected(
+        file, message("for another program write `probe {verb} -- PROGRAM {file} ...`", file=file, verb=verb)
+    )
+
+
+def _expected(file: Path, found: str) -> str:
+    return message("{file}: expected a script of Python; {found}", file=file, found=found)
 
 
 def unwatched_by(command: list[str]) -> str:
@@ -106,17 +134,26 @@ def _check(config: Path) -> None:
         raise typer.Exit(2) from None
 
 
-def start(command: list[str], config: Path | str | None) -> None:
-    """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none."""
+def start(command: list[str], config: Path | str | None, tells: bool = True) -> None:
+    """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none.
+
+    Args:
+        tells: false if it has been told already that nothing is watched.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same
             stream.flush()
     environment = watched(os.environ, config)
-    follow(command, environment)
+    follow(command, environment, tells)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
-        complain(message("{program}: expected a program; there is none of this name", program=command[0]))
+        complain(
+            message(
+                "{program}: expected a program; there is none of this name: check its spelling and PATH",
+                program=command[0],
+            )
+        )
         raise typer.Exit(NOT_FOUND) from None
     except OSError as error:
         complain(message("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror))

@@ -18,6 +18,8 @@ from probe.core.instrumentation.selection import PLACES
 from probe.core.language import Message, message
 from probe.core.messages import complain, plural, printable_json
 
+MOST_NAMED = 8
+"""Most modules that an error names."""
 _CONTAINER = re.compile(r"(tuple|list|dict)\[(\d+)\]")
 
 
@@ -135,7 +137,8 @@ def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     chosen = {name: entry for name, entry in structure.items() if any(fnmatchcase(n, pattern) for n in _names(name))}
     if not chosen:
         close = nearest(pattern, [each for name in structure for each in _names(name)])
-        hint = message("; did you mean {name}?", name=close) if close else ""
+        names = ", ".join([*structure][:MOST_NAMED])
+        hint = message("; did you mean {name}?", name=close) if close else message("; there are {names}", names=names)
         raise ValueError(message("--match {pattern}: no such module{hint}", pattern=pattern, hint=hint))
     return chosen
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
@@ -141,27 +140,3 @@ def _example(command: str, context: Any, missing: Any) -> Iterator[str]:
             name = _name(parameter)
             yield from [name] if parameter.param_type_name == "option" else []
             yield EXAMPLES.get(f"{command} {name.upper()}") or EXAMPLES.get(name.upper(), name)
-
-
-ADVICE = {
-    errno.ENOSPC: message("there is no space left: free some, or choose another folder"),
-    errno.EDQUOT: message("the quota is used up: free some of it, or choose another folder"),
-    errno.EROFS: message("the file system is read-only: choose another folder"),
-    errno.EACCES: message("permission is denied: choose another place, or change its permissions"),
-    errno.EPERM: message("permission is denied: choose another place, or change its permissions"),
-    errno.EISDIR: message("expected a file; this is a folder: give the path of a file in it"),
-    errno.ENOTDIR: message("expected a folder; a part of this path is a file: choose another path"),
-    errno.ENOENT: message("there is no such file or folder: check the path, or make the folder first"),
-    errno.EMFILE: message("too many files are open: raise the limit, `ulimit -n 65536`"),
-}
-"""Sentences about errors of the system, by number."""
-
-
-def reason_of(error: Exception) -> Message:
-    """Return the text of an error; of one of the system the file, what is wrong with it, and what to do."""
-    if not isinstance(error, OSError) or error.errno is None:
-        return joined("", [str(error)])
-    reason: str = ADVICE.get(error.errno) or str(error.strerror or error)
-    if error.filename is None:
-        return joined("", [reason])
-    return message("{path}: {reason}", path=error.filename, reason=reason)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from probe.core.language import Message, joined, message
 
 
 class TrainingStopped(SystemExit):
@@ -53,3 +56,36 @@ def install(extra: str) -> str:
 
 class Misfit(Exception):  # noqa: N818 - nothing has failed
     """Mismatch between an expected value and the one found."""
+
+
+ADVICE = {
+    errno.ENOSPC: message("there is no space left: free some, or choose another folder"),
+    errno.EDQUOT: message("the quota is used up: free some of it, or choose another folder"),
+    errno.EROFS: message("the file system is read-only: choose another folder"),
+    errno.EACCES: message("permission is denied: choose another place, or change its permissions"),
+    errno.EPERM: message("permission is denied: choose another place, or change its permissions"),
+    errno.EISDIR: message("expected a file; this is a folder: give the path of a file in it"),
+    errno.ENOTDIR: message("expected a folder; a part of this path is a file: choose another path"),
+    errno.ENOENT: message("there is no such file or folder: check the path, or make the folder first"),
+    errno.EEXIST: message("there is a file of this name already: choose another path"),
+    errno.ENAMETOOLONG: message("the name is too long: choose a shorter one"),
+    errno.EFBIG: message("the file may not grow so far: raise the limit, `ulimit -f`, or choose another folder"),
+    errno.EMFILE: message("too many files are open: raise the limit, `ulimit -n 65536`"),
+}
+"""Sentences about errors of the system, by number."""
+
+
+def advice_of(error: Exception) -> Message:
+    """Return the text of an error without the name of a file; of one of the system what is wrong, and what to do."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return joined("", [str(error)])
+    if error.errno == errno.ENOENT and error.filename is None:  # of Python's module tempfile
+        return message("{reason}: free space there, or name another folder by TMPDIR", reason=error.strerror)
+    return joined("", [ADVICE.get(error.errno or 0) or str(error.strerror)])
+
+
+def reason_of(error: Exception) -> Message:
+    """Return the text of an error; of one of the system also the file."""
+    name = getattr(error, "filename", None)
+    advice = advice_of(error)
+    return advice if name is None else message("{path}: {reason}", path=name, reason=advice)

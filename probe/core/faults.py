@@ -37,7 +37,7 @@ class Faults:
         """Number of faults at the end of the stack, where not even :meth:`note` could be called."""
 
     def note(self, where: str, error: BaseException) -> None:
-        """Count ``error``; log the first of its kind in a window with its traceback."""
+        """Count ``error``; log the first of its kind in a window, with its traceback if it has one."""
         kind = f"{where}: {type(error).__name__}"
         with self._locked():
             self._counts[kind] += 1
@@ -55,7 +55,7 @@ class Faults:
                 return
             text, number = f"{kind}: {error}"[:300], self._counts[kind]
             seen = f" (seen {number} times)" if number > 1 else ""
-            _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=error)
+            _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=error if error.__traceback__ else None)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing
             self.lost(LOG, 1)
 

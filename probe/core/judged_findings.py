@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from probe.core.checks import CHECKS, CheckFinding
+from probe.core.checks.check import Grade
 from probe.core.rules import RULES
 from probe.core.run_state.rules import RUN_RULES, RunFinding
-from probe.core.verdict import Grade, JudgedFinding
+from probe.core.verdict import JudgedFinding
 
 BATCH = "Look at the batch of this step: its source, its preprocessing and its lengths."
 """Advice where the numbers that came in were wrong already."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
+from probe.core.checks.check import Grade
 from probe.core.hindsight.onset import Onset, on_rank, rarer
 from probe.core.language import Message, joined, message
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.storage.layout import ranks_text
 
-Grade = Literal["critical", "warning", "note"]
-GRADES: tuple[Grade, ...] = get_args(Grade)
 Certainty = Literal["certain", "first recorded", "place unknown"]
 """``first recorded``: steps before it were not recorded; ``place unknown``: it may have begun elsewhere."""
 MOST_NUMBERS = 3
@@ -196,8 +195,6 @@ class Verdict(NamedTuple):
         """Yield what the recorded numbers do not say, and what those before say."""
         if self.certainty == "place unknown":
             yield message("the layer in which it began cannot be named: activations were not recorded")
-        if self.after is not None:
-            yield message("it began after step {step}, the last one before it that was recorded", step=self.after)
         if self.onset is not None and self.onset.where:
             yield message("looking back: {text}", text=self.onset.text())
 

@@ -184,7 +184,7 @@ def _of_signal(
     since = verdict.since or 0
     before = [file for first, file in files if first < since][-BEFORE:]
     after = [file for first, file in files if first >= since][: AFTER + 1]
-    column, values = _read(signal, [*before, *after], cells)
+    column, values = _read(signal, [*before, *after], cells, verdict.where)
     steps = sorted({step for row in values.values() for step in row})
     steps = [
         *[step for step in steps if step < since][-BEFORE:],
@@ -200,14 +200,15 @@ def _of_signal(
 
 
 def _read(
-    signal: str, files: Sequence[File], cells: Callable[[File], Iterable[Cell]]
+    signal: str, files: Sequence[File], cells: Callable[[File], Iterable[Cell]], where: Sequence[str]
 ) -> tuple[str, dict[str, RowValues]]:
-    """Return the column that is shown and its values by row, in the order of the last file: the order of execution."""
+    """Return the column that is shown and its values by row, in the order of the last file: the order of execution. Of
+    activations outputs are shown, and an input that ``where`` names."""
     column, values = "", dict[str, RowValues]()
     for file in reversed(files):
         for chosen, name, step, value in cells(file):
             column = column or chosen
-            if chosen == column and (signal != "actv" or ".output" in name):
+            if chosen == column and (signal != "actv" or ".output" in name or name in where):
                 row = values.setdefault(name, {})
                 if math.isfinite(row.get(step, 0.0)):  # of several micro steps, the one that is not finite
                     row[step] = value

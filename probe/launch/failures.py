@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from probe.core.messages import complain
+from probe.core.sentinel.board import note_reason
 
 
 class WatchFailures:
@@ -18,7 +21,13 @@ class WatchFailures:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] == 1:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            complain(f"this program is not watched ({text})", "warning")
+            unwatched(f"this program is not watched ({text})")
+
+
+def unwatched(text: str) -> None:
+    """Report why nothing is watched in this process, in place of the parent process."""
+    complain(text, "warning")
+    note_reason(os.environ)
 
 
 FAILURES = WatchFailures()

@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from probe.core.door import attempt, compiling, passage, replace
-from probe.core.messages import complain
 from probe.launch import compilers
-from probe.launch.failures import FAILURES
+from probe.launch.failures import FAILURES, unwatched
 
 FINDERS = {"torch": "probe.pytorch.finding", "mindspore": "probe.mindspore.finding"}
 """Frameworks, each with the module that finds models; it is imported with the first optimizer."""
@@ -162,4 +161,4 @@ def _ended(framework: ModuleType, process: int) -> None:
 
 def _report_gradients(parameter: type) -> None:
     if any(parameter in type(thing).__mro__ and thing.grad is not None for thing in gc.get_objects()):
-        complain(NO_OPTIMIZER, "warning")
+        unwatched(NO_OPTIMIZER)

@@ -69,7 +69,7 @@ def harmless(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Fallible, *args: Any, **kwargs: Any) -> None:
-        attempt(self.faults, f"callback {method.__name__}", functools.partial(method, self, *args, **kwargs))
+        attempt(self.faults, f"callback {method.__name__}", lambda: method(self, *args, **kwargs))
 
     return call  # type: ignore[return-value] # the same arguments
 
@@ -171,15 +171,15 @@ class TrainerRun:
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last."""
-        numbers = _recordable(values)
-        if self.receiver is not None and numbers:
-            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log_ended, **numbers))
+        numbers, receiver = _recordable(values), self.receiver
+        if receiver is not None and numbers:
+            attempt(self.faults, "numbers of the trainer", lambda: receiver.log_ended(**numbers))
 
     def log(self, at: int | None, **values: Any) -> None:
         """Record numbers of the step ``at``, which is in progress or has ended last; None for the one in progress."""
-        numbers = _recordable(values)
-        if isinstance(self.receiver, Monitor) and numbers:
-            attempt(self.faults, "numbers of the trainer", functools.partial(self.receiver.log, step=at, **numbers))
+        numbers, receiver = _recordable(values), self.receiver
+        if isinstance(receiver, Monitor) and numbers:
+            attempt(self.faults, "numbers of the trainer", lambda: receiver.log(step=at, **numbers))
         elif numbers:
             self.log_ended(**numbers)
 

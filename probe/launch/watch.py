@@ -16,6 +16,7 @@ from probe.core.door import attempt, compiling, passage, replace
 from probe.core.messages import complain
 from probe.core.monitor.trainer_mon import close_report, watcher_of
 from probe.launch.environment import configuration
+from probe.launch.failures import unwatched
 from probe.launch.found_run import ENOUGH, FoundRun
 from probe.launch.model_search import Finder, ModelSearch, distinct, named
 from probe.launch.step_notes import StepNotes
@@ -152,7 +153,7 @@ class ScriptWatch:
     def _give_up(self, reason: str) -> None:
         self._reason = reason
         self._rest()
-        complain(f"this program is not watched: {reason}", "warning")
+        unwatched(f"this program is not watched: {reason}")
         self.listen(reason)
 
     # Steps: of optimizers whose model is not called before, or that step while others never do.
@@ -345,7 +346,7 @@ class ScriptWatch:
             close_report(run.monitor)
         if not self._runs and not self._reason and (self._new or self._paired):
             reason = "an optimizer was made, and no model with its parameters was called for training"
-            complain(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}", "warning")
+            unwatched(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}")
 
 
 def _remembers(optimizer: Any) -> bool:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from probe.core.errors import advice_of
 from probe.core.language import message
 
 
@@ -67,11 +68,13 @@ def open_database(
             opened.pop_all()
     except sqlite3.DatabaseError as error:
         raise StoreError(
-            message("{where}: expected a database that can be written: {error}", where=where, error=error)
+            message(
+                "{where}: expected a database that can be written: {error}; name another file", where=where, error=error
+            )
         ) from None
     except OSError as error:
         raise StoreError(
-            message("{where}: expected a file that can be written: {strerror}", where=where, strerror=error.strerror)
+            message("{where}: expected a file that can be written: {error}", where=where, error=advice_of(error))
         ) from None
     return connection, lock
 

@@ -44,7 +44,6 @@ MOST_KEPT = 200
 """Results that are kept at most; the oldest is dropped."""
 WHERE = "tasks"
 """Place under which failures are counted."""
-UNDONE = "its process could not be started or read: see the log of the view"
 NICE = 15
 """Priority of a task: beside a program that takes all of a processor it gets about 3 % of it."""
 MEMORY = "256MB"

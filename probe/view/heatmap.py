@@ -22,10 +22,8 @@ MOST_COLUMNS = 4096
 """Columns of a picture at most."""
 MOST_RAW = 500_000
 """Rows of files that are read for a picture at most; beyond them it is made from levels."""
-FEW_RANKS = 64
-"""Ranks that a query names one by one; of more all are read."""
 MOST_RANKS = 64
-"""Ranks of one answer at most."""
+"""Ranks of one answer at most, and ranks that a query names one by one; of more all are read."""
 MOST_POINTS = 20_000
 SENT = ("minimum", "maximum", "nan", "inf")
 """Arrays that curves have."""
@@ -69,7 +67,7 @@ def heatmap_of_ranks(
     """
     names = row_names(reader, signal)
     wanted = names.row(row)
-    directories, few = names.directories_of(wanted), ranks if len(ranks) <= FEW_RANKS else None
+    directories, few = names.directories_of(wanted), ranks if len(ranks) <= MOST_RANKS else None
     with reader.rows([signal], span.first, span.last, few) as rows:
         if signal not in rows.signals or op not in rows.numbers(signal):
             return Picture([], [], CellArrays.of(0, 0), True)

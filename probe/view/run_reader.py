@@ -18,7 +18,7 @@ from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import located, readable_by_duckdb
 from probe.core.storage.problems import Problems
-from probe.core.storage.sql import folder_of, pattern_of, quoted
+from probe.core.storage.sql import folder_of, quoted
 from probe.core.storage.table_files import TableFile, misfit, parquet_columns, readable
 from probe.view.run_files import GrowingFiles, RunListing
 
@@ -224,8 +224,7 @@ class RunReader:
             connection.execute("SET parquet_metadata_cache = true")  # DuckDB reads a footer again when its file changes
             for directory in listing.run.directories:
                 readable_by_duckdb(connection, directory.path)
-            patterns = {pattern_of(folder) for folder in folders}  # DuckDB checks these too
-            restrict(connection, [*folders, *patterns, str(self._scratch)])
+            restrict(connection, (), [*folders, self._scratch])
             self._connection, self._folders = connection, folders
         return self._connection
 
@@ -236,9 +235,8 @@ class RunReader:
             self._line_problems = Problems()
             self._whole = Rows(listing.run.directories, self._line_problems, connect(MEMORY), scratch=self._scratch)
             self._connection, self._whole_of = self._whole.connection, listing
-            folders = {folder_of(str(file.path)) or "." for own in self._whole.blocks.values() for _, file in own}
-            patterns = {pattern_of(folder) for folder in folders}
-            restrict(self._whole.connection, [*folders, *patterns, str(self._scratch)])
+            blocks = (file.path for own in self._whole.blocks.values() for _, file in own)
+            restrict(self._whole.connection, blocks, [self._scratch])
         return self._whole
 
     def _drop_connection(self) -> None:

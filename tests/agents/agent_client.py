@@ -27,7 +27,8 @@ class AgentClient(NamedTuple):
         return {tool.name: tool for tool in self.portal.call(self.client.list_tools).tools}
 
     def call(self, tool: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
-        """The answer, and whether it is an error: one text, which is the JSON of the structured answer."""
+        """The answer, and whether it is an error: one text, which is the JSON of the structured answer. The client
+        refuses one that is not as the tool's schema."""
         result = self.portal.call(self.client.call_tool, tool, arguments)
         (content,) = result.content
         assert json.loads(content.text) == result.structured_content

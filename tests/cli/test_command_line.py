@@ -81,7 +81,6 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["merge"], ["probe merge: expected DIRECTORY: ", "`probe merge "]),
         (
             ["compare", "a"],
             ["probe compare: expected B: ", "`probe compare monitor_output/first monitor_output/second`"],

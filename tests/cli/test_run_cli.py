@@ -12,6 +12,7 @@ import pytest
 from probe.cli.run import flags
 from probe.core.launch import WATCHED
 from probe.launch.environment import SITE, watched
+from probe.launch.parent.vigil import NOTHING
 from tests.quick_python import probe_command
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +27,12 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("words", "code", "said"),
     [
         ((), 2, "expected a script, -m and a module or, after --, a command"),
-        (("no such.py", "--a"), 2, "no such.py: expected a script; there is no such file"),
+        (("no such.py", "--a"), 2, "no such.py: expected a script of Python; there is no such file"),
         (("--", "no such program"), 127, "no such program: expected a program; there is none of this name"),
+        (("trian.py",), 2, "there is no such file; did you mean train.py?"),
+        (("wrong.json",), 2, "for another program write `probe run -- PROGRAM wrong.json ...`"),
+        (("folder",), 2, "folder: expected a script of Python; this is a folder without __main__.py"),
+        (("-m", "train.py"), 2, "-m train.py: expected the name of a module; write `-m train`"),
         (("--", "."), 126, "cannot be run: "),
         (("-c", "no such.json", "train.py"), 2, "no such.json"),
         (("-c", "wrong.json", "train.py"), 2, "wg_distributio: unknown key; did you mean wg_distribution"),
@@ -37,6 +42,7 @@ def test_wrong_use_is_a_line_with_the_advice(tmp_path: Path, words: tuple[str, .
     """Before anything is started."""
     (tmp_path / "wrong.json").write_text('{"wg_distributio": true}')
     (tmp_path / "train.py").write_text("print('started')\n")
+    (tmp_path / "folder").mkdir()
     done = run(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
@@ -53,7 +59,7 @@ def test_modules_and_commands_get_their_own_options(tmp_path: Path) -> None:
     assert done.stdout == "-m default\n", done.stderr
 
 
-def test_a_process_without_a_framework_costs_and_says_nothing(tmp_path: Path) -> None:
+def test_a_process_without_a_framework_costs_nothing(tmp_path: Path) -> None:
     """No module of the monitor but those that wait is imported, and the folder of ours is not on the path."""
     (tmp_path / "train.py").write_text(
         "import sys\nprint(sorted(m for m in sys.modules if m.split('.')[0] in ('probe', 'numpy', 'pydantic')))\n"
@@ -62,7 +68,15 @@ def test_a_process_without_a_framework_costs_and_says_nothing(tmp_path: Path) ->
     done = run("--", sys.executable, "train.py", cwd=tmp_path)
     modules = ["probe", "probe.launch", "probe.launch.environment", "probe.launch.imports", "probe.launch.preparation"]
     assert done.stdout == f"{modules}\nFalse\n"
-    assert done.stderr == ""
+    assert [NOTHING in line for line in done.stderr.splitlines()] == [True]
+
+
+def test_options_after_the_script_are_told(tmp_path: Path) -> None:
+    """They are the script's, and may have been meant for probe."""
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = run("train.py", "--deep", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "['--deep']\n")
+    assert "probe: warning: --deep stands after the script, which gets it" in done.stderr
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", ">&- 2>&-"])
@@ -117,7 +131,8 @@ def test_flags_that_ignore_our_folder_are_named(tmp_path: Path, flag: str) -> No
     done = run("--", sys.executable, flag, "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert f"probe: warning: nothing is watched: with {flag} Python ignores PYTHONPATH" in done.stderr
-    assert run("--", sys.executable, "-s", "train.py", cwd=tmp_path).stderr == ""
+    assert NOTHING not in done.stderr
+    assert "PYTHONPATH" not in run("--", sys.executable, "-s", "train.py", cwd=tmp_path).stderr
 
 
 def test_a_folder_with_a_main_module_runs_as_by_python(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
     text = "\n".join(verdict.lines())
     assert "first seen in head.bias" in text
     assert "the layer in which it began cannot be named: activations were not recorded" in text
-    assert "it began after step 296" in text
     assert '"xy_distribution": true' in text
     assert verdict.lines()[0] == "critical: NaN, first seen in head.bias, between steps 296 and 301"
 

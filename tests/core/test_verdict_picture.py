@@ -94,6 +94,15 @@ def test_steps_that_were_not_recorded_have_no_column(tmp_path: Path) -> None:
     assert picture.lines()[1].split()[-2] == "·"
 
 
+def test_an_input_that_is_named_has_its_row(tmp_path: Path) -> None:
+    """Before the output of its module; the inputs of others have none."""
+    written(tmp_path)
+    picture = picture_of(tmp_path, verdict("emb.input"))
+    assert picture is not None
+    assert [name for name, _ in picture.rows] == ["emb.input", "emb.output", "a.output"]
+    assert picture.named == 0
+
+
 @pytest.mark.parametrize("where", ["", "elsewhere"], ids=["nowhere", "another"])
 def test_a_place_without_rows_has_no_picture(tmp_path: Path, where: str) -> None:
     """Nor has a folder without files."""

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import pytest
 
 from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
+from tests.quick_python import quick_python
 from tests.required import require
+from tests.user_scripts import COMMANDS
 
 torch = require("torch")
 
@@ -66,7 +67,7 @@ def interfere(address: bool | str, run: int) -> None:
         where, code, expected = [host, port], RAW_STRANGER, ["done the store of the first rank has another secret than"]
         expected.append("nobody listens elsewhere")
     known = {key: value for key, value in os.environ.items() if key != "PROBE_BROADCAST_SECRET"}
-    told = subprocess.check_output([sys.executable, "-c", code, *where], env=known, text=True, timeout=60)
+    told = subprocess.check_output([quick_python(*COMMANDS), "-c", code, *where], env=known, text=True, timeout=60)
     assert all(line.startswith(each) for line, each in zip(told.splitlines(), expected, strict=True))
 
 

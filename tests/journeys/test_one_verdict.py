@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,9 @@ from tests.core.alerting.receivers import Receiver, serving, text_of
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.journeys.commands import ROOT, card, probe, run
 from tests.journeys.test_student import TRAIN
+from tests.quick_python import quick_python
 from tests.required import require, require_version
+from tests.user_scripts import COMMANDS
 
 require("torch")
 require("httpx")
@@ -120,7 +121,7 @@ def of_page(run: Planted) -> Seen:
     """Read the answer that the page gets from the analysis."""
     directory = next(run.folder.glob("monitor_output/*rank1*")).name
     place = str(run.folder / "monitor_output")
-    command = [sys.executable, "-m", "probe.view.background", "0", "[]", "analyse", place, directory]
+    command = [quick_python(*COMMANDS), "-m", "probe.view.background", "0", "[]", "analyse", place, directory]
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     return of_json(json.loads(subprocess.run(command, capture_output=True, check=True, env=own).stdout)["verdict"])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import user_scripts
 from tests.journeys.commands import ROOT, probe
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -141,8 +142,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ports = json.dumps([*(fault[:3] for fault in FAULTS), (0, "", -1)])
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     own.pop("MONITOR_OUTPUT_DIR", None)
-    for words in (["original.py", "0", "1", "5"], ["port.py", ports]):
-        subprocess.run([sys.executable, *words], cwd=folder, env=own, check=True, capture_output=True)
+    for framework, *words in (
+        (user_scripts.TORCH, "original.py", "0", "1", "5"),
+        (user_scripts.MINDSPORE, "port.py", ports),
+    ):
+        subprocess.run([quick_python(*framework), *words], cwd=folder, env=own, check=True, capture_output=True)
     return folder
 
 

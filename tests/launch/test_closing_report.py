@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.launch.parent.vigil import NOTHING
 from tests.launch.test_parent import PROBE, environment
 
 RANK = """
@@ -45,10 +46,19 @@ def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[
     return subprocess.run([*PROBE, script], cwd=folder, env=own, capture_output=True, text=True, check=False)
 
 
-def test_a_program_that_was_not_watched_ends_without_a_line(tmp_path: Path) -> None:
-    """Nothing is claimed of it."""
-    done = ran(tmp_path, "print('trained')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("print('trained')", 0, f"probe: info: {NOTHING}\n"),
+        ("print('trained'); raise SystemExit(3)", 3, ""),
+        ("print('trained')\nfrom probe.launch.failures import unwatched\nunwatched('why')", 0, "probe: warning: why\n"),
+    ],
+    ids=["no optimizer", "failed", "told by itself"],
+)
+def test_a_program_that_was_not_watched_is_told_once(tmp_path: Path, text: str, code: int, said: str) -> None:
+    """By the program's own process if that knows why, else by its parent; what has failed has its own message."""
+    done = ran(tmp_path, text)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "trained\n", said)
 
 
 def test_a_run_in_which_nothing_was_found_is_a_few_lines(tmp_path: Path) -> None:
@@ -75,7 +85,6 @@ def test_a_finding_is_a_verdict_before_what_was_watched(tmp_path: Path) -> None:
     assert (loss, files) == ("probe:   loss 2.5 to nan, last finite at step 16", "probe:   files in out/rank0")
     assert verdict[0] == "probe: warning: critical: NaN, first seen in head.bias, between steps 13 and 17"
     assert "probe:   the layer in which it began cannot be named: activations were not recorded" in verdict
-    assert "probe:   it began after step 13, the last one before it that was recorded" in verdict
     assert verdict[-2:] == [
         "probe:   next: `probe anomalies out/rank0` shows more",
         "probe:   open: probe view 'out/rank0#step=17'",

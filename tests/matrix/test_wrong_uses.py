@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import inspect
 import json
 import pydoc
@@ -12,12 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.core import anomaly_processor
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.config.load import load
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
+from probe.core.monitor.trainer_mon import NEVER_SET
+from probe.services.performance import PerformanceMonitor
+from tests.core.storage.run_files import write_run
 from tests.matrix.harness import Harness
 from tests.matrix.models import tiny_net
 from tests.matrix.watching import LR, MOMENTUM
@@ -26,6 +33,7 @@ from tests.required import require
 
 WG = {"wg_distribution": True}
 EXPLAIN = "`probe config explain KEY` describes a key"
+STRUCTURE = '{"fc": {"input": {"config": "tensor", "0": "size=(1,)"}}}'
 CALL = "call set_monitor(model, grad_acc_steps, optimizer"
 
 
@@ -141,6 +149,9 @@ def test_a_wrong_file(name: str, tmp_path: Path) -> None:
 
 
 TOOLS: dict[str, Use] = {
+    "a summary of hours in the future": Use(
+        lambda _: PerformanceMonitor().get_performance_summary(-1), "hours: ", "at least 0", "got -1", "expected"
+    ),
     "csv2db of a mapping": Use(
         lambda _: csv2db({"monitor_path": "x"}),  # type: ignore[arg-type]
         "csv2db: config",
@@ -260,6 +271,13 @@ ATTACHMENTS: dict[str, Use] = {
         "got NoneType",
         "give one, such as",
     ),
+    "a keyword of nobody": Use(
+        lambda p: p.new(config_path="a.json"),
+        "TrainerMon: ",
+        "unexpected keyword",
+        "'config_path'",
+        "; call TrainerMon(",
+    ),
     "no argument": Use(
         lambda p: p.new(), "config_file_path", "the path of a file or a mapping", "got NoneType", "such as"
     ),
@@ -347,9 +365,145 @@ def test_a_number_is_neither_model_nor_optimizer(package: str, place: int, name:
     check(wrong, lambda: harness.TrainerMon(WG).set_monitor(*given))
 
 
+VERBS: dict[str, Use] = {
+    "a map that is a folder": Use(["compare", "run", "run", "--map", "."], ".: ", "a mapping file", "a folder", "give"),
+    "an unknown number": Use(
+        ["compare", "run", "run", "--ops", "zzz"], "--ops", "there are max, min", "'zzz' is no number"
+    ),
+    "a file for the merged run": Use(
+        ["merge", "run", "-o", "plain"], "plain: ", "expected a folder", "there is a file", "choose another"
+    ),
+    "a file for the packed run": Use(
+        ["pack", "run", "-o", "plain"], "plain: ", "a new folder", "this is a file", "name another"
+    ),
+    "a file for the curves": Use(
+        ["csv2tb", "run", "-o", "plain"], "plain: ", "a folder to write to", "a file", "another"
+    ),
+    "a file for the demonstration": Use(
+        ["demo", "--output", "plain"], "plain: ", "a file of this name", "there is", "choose another path"
+    ),
+    "lines into no folder": Use(
+        ["logs", "parse", "plain", "-o", "no/x"], "--output no/x: ", "cannot be written", "no such", "check the path"
+    ),
+    "an empty log": Use(["logs", "parse", "empty"], "empty", "no line of text", "nothing was read", "give the log"),
+    "TOML": Use(["config", "check", "a.toml"], "a.toml: ", "expected JSON, YAML or Python", "got TOML", ".yaml file"),
+    "modules of no name": Use(["targets", "s.json", "--match", "g*"], "--match g*", "there are fc", "no such module"),
+    **{
+        f"{words} of the usual folder": Use(words.split(), "usual: ", "expected the directory", "none", "give MONITOR_")
+        for words in ("merge", "performance", "csv2db", "csv2tb", "sql", "report", "anomalies", "track --to mlflow")
+    },
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_wrong_use_of_a_verb(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number of the system's errors is shown, and the command ends with an exit code."""
+    wrong = VERBS[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", "usual")
+    if "run" in wrong.use:
+        write_run(tmp_path / "run", 0, range(2))
+    for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE)):
+        Path(file).write_text(text)
+    done = CliRunner().invoke(app, wrong.use)
+    assert done.exit_code == (0 if name == "an empty log" else 1 if name == "TOML" else 2), done.output
+    assert "Errno" not in done.stderr
+    told(wrong._replace(remedy="" if wrong.remedy == EXPLAIN else wrong.remedy), done.stderr)
+
+
+def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full everywhere: no traceback."""
+    write_run(tmp_path, 0, range(2))
+    reason = "No usable temporary directory found in ['/tmp']"
+
+    def full() -> str:
+        raise FileNotFoundError(errno.ENOENT, reason)
+
+    monkeypatch.setattr("tempfile.gettempdir", full)
+    done = CliRunner().invoke(app, ["anomalies", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{reason}: free space there, or name another folder by TMPDIR" in done.stderr
+
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a misspelt attribute": (
+        lambda m: setattr(m, "opps", ["max"]),
+        "monitor.opps: there is no such attribute: assigned without effect; did you mean ops?",
+    ),
+    "a key": (lambda m: setattr(m, "start_step", 5), "it is a key of the configuration: give it to TrainerMon"),
+    "an argument": (lambda m: setattr(m, "start_iteration", 5), "it is an argument of set_monitor"),
+    "a number": (lambda m: setattr(m, "loss", 2.5), "a number of the run is recorded by monitor.log(loss=...)"),
+    "nothing like it": (lambda m: setattr(m, "zzz", "x"), "assigned without effect; `help(TrainerMon)` lists them"),
+    "a method": (lambda m: setattr(m, "log", 1), "monitor.log: cannot be assigned: 1 is left out; read it, or call it"),
+    "the step": (lambda m: setattr(m, "step", 1), "monitor.step: cannot be assigned: 1 is left out"),
+    "wrong ops": (lambda m: setattr(m, "ops", "max"), "monitor.ops: expected a list such as"),
+    "no number at all": (lambda m: m.log(), "log: expected numbers by name, such as log(loss=2.5), got none"),
+    "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
+    "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
+    "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),
+    "no listener of steps": (lambda m: m.on_run_step(None), "on_run_step: expected a function, got None"),
+}
+
+
+def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is told once, however often it is made, and none is raised; what the monitor has stays."""
+    monitor = parts.new(WG)
+    monitor.set_monitor(parts.model, 1, parts.optimizer)
+    for mistake, _ in [*MISTAKES.values()] * 2:
+        mistake(monitor)
+    logged = [record.getMessage() for record in caplog.records]
+    assert {name: sum(text in line for line in logged) for name, (_, text) in MISTAKES.items()} == dict.fromkeys(
+        MISTAKES, 1
+    )
+    assert (monitor.step, callable(monitor.log), monitor.ops) == (0, True, ["norm"])
+    with pytest.warns(UserWarning, match=r"monitor\.step is a number: steps are counted without a call"):
+        monitor.step()
+    monitor.stop()
+
+
+def test_programs_own_attributes_and_replaced_methods_are_theirs(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class of the program has its own attributes; a function may take the place of a method."""
+
+    class Own(parts.new):  # type: ignore[misc]  # a class of one framework or another
+        def __init__(self) -> None:
+            super().__init__(WG)
+            self.tag = "first"
+
+    monitor = Own()
+    monitor.log = print
+    assert (monitor.tag, monitor.log, caplog.messages) == ("first", print, [])
+    monitor.set_monitor(parts.model, 1, parts.optimizer)
+    monitor.stop()
+
+
+def test_a_monitor_that_was_never_attached(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Is told when it is gone; one that was refused has its error."""
+    framework.TrainerMon(WG)
+    gc.collect()
+    assert caplog.messages == [NEVER_SET]
+    with pytest.raises(TypeError, match="missing"):
+        framework.TrainerMon(WG).set_monitor()
+    gc.collect()
+    assert caplog.messages == [NEVER_SET]
+
+
+def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:
+    """The error of its first call names the callbacks; that of any other attribute is Python's."""
+    monitor = framework.TrainerMon(WG)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'on_init_end'; a Trainer takes one of probe\.pytorch\.callb"
+    ):
+        monitor.on_init_end(None)
+    with pytest.raises(AttributeError, match=r"no attribute 'set_monitors'$") as caught:
+        monitor.set_monitors(None)
+    assert (caught.value.name, caught.value.obj) == ("set_monitors", monitor)  # Python adds the nearest name
+
+
 def test_there_are_many_of_them() -> None:
     """As many as users were seen to make, and more."""
-    assert sum(map(len, (CONFIGURATIONS, FILES, TOOLS, COMMANDS, ATTACHMENTS))) >= 70
+    assert sum(map(len, (CONFIGURATIONS, FILES, TOOLS, COMMANDS, ATTACHMENTS, VERBS, MISTAKES))) >= 105
 
 
 def check(wrong: Use, use: Callable[[], object]) -> None:

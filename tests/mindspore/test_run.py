@@ -122,7 +122,7 @@ def test_an_optimizer_that_steps_late_is_dropped_and_watched_again(tmp_path: Pat
     """Rows begin with the names of the models; after ten steps of the other, those of the one that waits end, until it
     has made its first step."""
     alone = ran(tmp_path / "alone", PROGRAM + ADVERSARIES, "run", "-c", "monitor.json", python=sys.executable)
-    plain = ran(tmp_path / "plain", PROGRAM + ADVERSARIES, python=sys.executable)
+    plain = ran(tmp_path / "plain", PROGRAM + ADVERSARIES)
     assert alone.printed == plain.printed
     said = [line for line in alone.errors.splitlines() if line.startswith("probe: info: ")]
     assert said[0].startswith("probe: info: watching net: Net, critic: Dense with Adam, SGD; files in ")

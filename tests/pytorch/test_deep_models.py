@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.faults import LOG
+from tests import user_scripts
 from tests.pytorch.watching import watch
+from tests.quick_python import quick_python
 from tests.required import require
 
 torch = require("torch")
@@ -73,7 +75,8 @@ def test_as_deep_as_with_an_empty_hook() -> None:
     other tests have left may run at the limit, too."""
     program = "from tests.pytorch.test_deep_models import watched; print(*watched(0), sep='\\n'); watched(1)"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    command = [quick_python(*user_scripts.TORCH), "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     faults = [fault for fault in done.stdout.split("\n") if fault]
     at_the_limit = ("RecursionError", "ArgumentError", LOG)  # the second is what ctypes makes of the first

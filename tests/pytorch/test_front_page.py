@@ -29,7 +29,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the commands of both pages print, and those of the same program without its fault."""
     folder = tmp_path_factory.mktemp("front")
     healthy = folder / "healthy.py"
-    healthy.write_text(PROGRAM.read_text("utf-8").replace("step == 41", "False"), "utf-8")
+    healthy.write_text(PROGRAM.read_text("utf-8").replace("step != 41", "True"), "utf-8")
     texts = []
     for words in (["--deep", str(PROGRAM)], [str(PROGRAM)], [str(healthy)]):
         command = probe_command("run", *words, modules=user_scripts.TORCH)

@@ -23,7 +23,7 @@ from tests.pytorch.test_endings import directory_of, manifest_of, run, steps_of 
 from tests.pytorch.toys import TinyNet, X  # noqa: E402
 from tests.tables import read  # noqa: E402
 
-STEPS = 3
+STEPS = 2
 CONFIG: dict[str, Any] = {
     "wg_distribution": True,
     "xy_distribution": True,

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import user_scripts
 from tests.pytorch.sentinel_loops import LOOPS, Attach, batches, net, update
+from tests.quick_python import quick_python
 from tests.required import require, require_compiled
 
 torch = require("torch")
@@ -242,7 +244,8 @@ def test_a_forked_child_trains_on(tmp_path: Path) -> None:
     """In a child, whose hooks have no effect, backwards are remembered by nobody, and nothing is written."""
     script = tmp_path / "train.py"
     script.write_text(CHILD, encoding="utf-8")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    command = [quick_python(*user_scripts.TORCH), script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
 
 

@@ -21,7 +21,9 @@ from probe.core.naming import MODEL_TFLOPS
 from probe.core.transformers_monitor import TransformersConfigError
 from probe.pytorch import MFLossMonitor, TrainerMon, TrainingStateMonitor, TrainingStopped, from_yaml
 from probe.pytorch import callbacks as callbacks_module
+from tests import user_scripts
 from tests.core.test_transformers_monitor import scalars_of, texts_of
+from tests.quick_python import quick_python
 from tests.required import require
 
 torch = require("torch")
@@ -393,9 +395,8 @@ def test_a_script_without_logging_prints_lines_and_ends_by_itself(tmp_path: Path
     """Lines go to standard output, in the form that readers of logs search, and nothing is lost at the end."""
     (tmp_path / "train.yaml").write_text(SAMPLE.read_text(encoding="utf-8").replace("['layers.0', 'layers.1']", "null"))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
+    command = [quick_python(*user_scripts.TORCH), "-c", SCRIPT]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "Error" not in run.stderr
     printed = run.stdout.splitlines()
     assert len([line for line in printed if "INFO - { Epoch:[" in line]) == 2

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -16,7 +15,7 @@ import pytest
 
 from tests import user_scripts
 from tests.core.trackers.wandb_file import read_runs
-from tests.quick_python import probe_command
+from tests.quick_python import probe_command, quick_python
 from tests.required import require, require_version
 
 require("torch")
@@ -61,18 +60,16 @@ def tutorials(tmp_path_factory):
 
 
 def started(name: str, folder: Path, environment: dict[str, str]):
-    """The end of a script: forked from a process that has imported torch, or of its own where that will not do."""
+    """The end of a script, forked from a process that has imported its framework."""
     command = [str(SCRIPTS / f"{name}.py")]
     if name == "with_wandb":
         path = f"{ROOT}{os.pathsep}{require_version('wandb-0.31.0')}"
         environment = {**environment, "PYTHONPATH": path, "WANDB_SILENT": "true"}
     elif name == "from_mindspore_transformers":
         require("mindspore")
-    elif name != "several_ranks":  # which starts interpreters of its own
-        return user_scripts.ran(user_scripts.forks(*user_scripts.TORCH), command, folder, environment)
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+        return user_scripts.ran(user_scripts.forks(*user_scripts.MINDSPORE), command, folder, environment)
+    command = [quick_python(*user_scripts.TORCH), *command]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -102,6 +102,11 @@ FOUND = [
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-01-15T10:30:15 DUE TO TIME LIMIT ***",
         "job_cancelled medium launcher",
     ),
+    ("RuntimeError: a new runtime's NPU call failed: 12", "device_error high gpu"),
+    ("2026-03-02 10:11:12 ERROR the collective was aborted", "communication_error high communication"),
+    ("terminate called after throwing an instance of 'std::runtime_error'", "process_failed high launcher"),
+    ("train.sh: line 12: 4711 Killed                  python train.py", "process_failed high launcher"),
+    ("[rank: 3] Received SIGTERM: 15", "job_cancelled medium launcher"),
 ]
 
 CLEAN = [
@@ -136,6 +141,14 @@ CLEAN = [
     '  File "/opt/train/deadlock.py", line 10, in out_of_memory',
     '[rank0]:     raise RuntimeError("loss is nan at step 3")',
     "frame #5: c10d::ProcessGroupNCCL::deadlock() + 0x1b (0x7f in /usr/lib/libtorch.so)",
+    "Epoch 1: val_loss improved from inf to 0.31200, saving model to best.h5",
+    "INFO {'best_train_loss': inf, 'best_valid_loss': inf, 'batch_idx_train': 0, 'log_interval': 50}",
+    "gradient clipping threshold: inf",
+    "INFO: cuda error handling enabled; gpu error rate 0.1",
+    "oom events: 0, heartbeat timeout: 600",
+    "Registered a handler of SIGTERM; Bypassing signal SIGTERM",
+    "node-3:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
+    "total_loss: 6.7223 (inf)  koleo_loss: 0.0315 (inf)",
 ]
 
 

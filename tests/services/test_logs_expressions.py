@@ -14,7 +14,7 @@ from probe.services.logs import anomalies, lines, metrics, normal, signs, struct
 from probe.services.logs.expressions import Expression, fast_engine, python_engine, re2_module
 from tests.required import require
 from tests.services.test_logs_anomalies import CLEAN, FOUND
-from tests.services.test_logs_corpus import LINES
+from tests.services.test_logs_corpus import FILES, entries
 from tests.services.test_logs_formats import NUMBERS, RANKS, TIMES
 
 parse = importlib.import_module("re._parser" if hasattr(re, "_parser") else "sre_parse")
@@ -24,7 +24,12 @@ EXPRESSIONS = {
     for module in MODULES
     for name, value in vars(module).items()
     if isinstance(value, Expression)
-} | {f"sign {sign.kind} {n}": each for sign in signs.SIGNS for n, each in enumerate((sign.phrases, sign.needs)) if each}
+} | {
+    f"sign {number} {sign.kind} {n}": each
+    for number, sign in enumerate(signs.SIGNS)
+    for n, each in enumerate((sign.phrases, sign.needs))
+    if each
+}
 CORPUS = [
     line.encode()
     for line, *_ in (
@@ -33,7 +38,7 @@ CORPUS = [
         *TIMES,
         *FOUND,
         *((each,) for each in CLEAN),
-        *((entry["line"],) for _, entry in LINES),
+        *((line,) for path in FILES for entry in entries(path) for line in entry["line"].split("\n")),
     )
 ]
 

@@ -60,6 +60,11 @@ HOSTILE = [
     "| lm loss: " * 6_000,
     "iteration 1 | lm loss: x | : | | :: | lm loss: 1e400 |",
     "rank" * 15_000,
+    "elapsed time per iteration (ms): 1 | " + "avg " * 25_000 + "loss: 3 |",
+    '{"' + "a " * 50_000 + 'loss": 3}',
+    '{"log": "' * 12_000,
+    "train " * 16_000 + "loss: 1",
+    "received " * 11_000 + "sigterm",
     "",
 ]
 

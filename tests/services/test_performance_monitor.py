@@ -289,7 +289,7 @@ def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
     """Refused at once, with the name, what was expected and what came."""
     with pytest.raises(ValueError, match=text):
         PerformanceMonitor(**arguments)
-    with pytest.raises(ValueError, match="hours: expected a number of hours above 0, got 'x'"):
+    with pytest.raises(ValueError, match="hours: expected a number of hours, at least 0, got 'x'"):
         PerformanceMonitor().get_performance_summary(hours="x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="interval"):
         PerformanceMonitor().start_monitoring(math.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from probe.core.alerting.channels.message import sound
@@ -40,8 +39,6 @@ class Alerts:
         settings: section ``alert`` of a configuration.
         job: name of the job.
         directory: output directory, in whose folder ``alerts`` unsent alerts are kept; None for none.
-        labels: facts that every alert gets.
-        once: function that returns true on the first rank that calls it with a text, where ranks share no folder.
         run: name of the run, the same on all its ranks; missing: from the launcher's environment variables.
 
     Raises:
@@ -56,16 +53,14 @@ class Alerts:
         rank: int,
         directory: Path | None,
         faults: Faults,
-        labels: Mapping[str, str] | None = None,
-        once: Callable[[str], bool] | None = None,
         run: str | None = None,
     ) -> None:
         self._faults, self._process = faults, os.getpid()
         self._language = "" if settings.language == "en" else settings.language
         outlets = opened(settings)
         folder = None if directory is None else Path(directory).absolute() / FOLDER
-        matters = Matters(folder, run or run_name(os.environ), faults, once)
-        facts = {"job": job, "rank": str(rank), "host": socket.gethostname(), **(labels or {})}
+        matters = Matters(folder, run or run_name(os.environ), faults)
+        facts = {"job": job, "rank": str(rank), "host": socket.gethostname()}
         channels = settings.model_dump(mode="json", exclude_unset=True).get("channels", [])
         self._dispatcher: Dispatcher | None = None
         if outlets:  # with its thread: a signal handler must not start one, since that takes locks

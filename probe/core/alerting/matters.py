@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,14 +49,12 @@ class Matters:
     Args:
         folder: folder that ranks share; None if there is none: then every rank sends its own.
         run: name of the run, the same on all ranks.
-        once: function that returns true on the first rank that calls it with a text, instead of the folder.
     """
 
-    def __init__(self, folder: Path | None, run: str, faults: Faults, once: Callable[[str], bool] | None) -> None:
-        self._folder, self._run, self._faults, self._once = folder, run, faults, once
+    def __init__(self, folder: Path | None, run: str, faults: Faults) -> None:
+        self._folder, self._run, self._faults = folder, run, faults
         self._began = time.time()
         self._open: OrderedDict[str, _Matter] = OrderedDict()
-        self._times: OrderedDict[str, int] = OrderedDict()
 
     def is_open(self, key: str) -> bool:
         """Return whether the matter is known here and open, and count the repetition if so."""
@@ -115,14 +113,8 @@ class Matters:
     def _claimed(self, key: str) -> bool:
         """Return whether this rank is the first with the matter; errors count as yes: rather twice than never."""
         try:
-            if self._once is not None:
-                number = self._times.pop(key, 0) + 1
-                self._times[key] = number
-                while len(self._times) > MOST:
-                    self._times.popitem(last=False)
-                return self._once(key if number == 1 else f"{key} {number}")
             return self._folder is None or self._created(key)
-        except Exception as error:  # noqa: BLE001 - of a store, or a disk: it is counted
+        except Exception as error:  # noqa: BLE001 - of a disk: it is counted
             self._faults.note("alerts: first of the ranks", error)
             return True
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.diagnosis.evaluate import nothing_judged
+from probe.core.errors import advice_of
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.language import message
 from probe.core.messages import plural
@@ -136,9 +137,8 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(
-                message("{out}: expected a folder that can be written to; {error}", out=out, error=error)
-            ) from None
+            text = "{out}: expected a folder that can be written to; {reason}"
+            raise ValueError(message(text, out=out, reason=advice_of(error))) from None
         for signal in sorted(rows.files.keys() - {RUN}):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")

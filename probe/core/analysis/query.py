@@ -132,7 +132,7 @@ class OpenRun:
             pieces = self.pieces(map_query, most_bytes)
             mapped = self.answer(map_query)
             mapped.limited(0).write_parquet(path)
-            restrict(connection, [folder])
+            restrict(connection, [], [folder])
             connection.execute(f"CREATE TABLE {MAPPED} AS FROM read_parquet({listed([path])})")
             statement = parsed(connection, reduce_query)
             chosen(statement.tables, [MAPPED], "table")

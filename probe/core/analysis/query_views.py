@@ -15,7 +15,7 @@ from probe.core.messages import printable, printable_json
 from probe.core.storage.duckdb_reader import AT_ONCE, Connection, Rows
 from probe.core.storage.layout import CALL, FORM, MICRO_STEP, NAME, STAGE, STEP, csv_cell
 from probe.core.storage.run_directory import plain
-from probe.core.storage.sql import folder_of, literal, pattern_of, quoted
+from probe.core.storage.sql import literal, quoted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -125,11 +125,7 @@ class QueryViews:
         names = [directory.path.name for directory in rows.directories]
         connection.execute("SET VARIABLE directories = ?::VARCHAR[]", [names])
         connection.execute(f"SET schema = '{SCHEMA}'")
-        folders = {folder_of(str(file.path)) or "." for files in rows.blocks.values() for _, file in files}
-        patterns = {
-            pattern_of(Path(folder)) for folder in folders
-        }  # DuckDB checks these too, before the files they match
-        restrict(connection, [*folders, *patterns, str(scratch)])
+        restrict(connection, (file.path for files in rows.blocks.values() for _, file in files), [scratch])
 
     def signals_of(self, query: str) -> list[str]:
         """Return the signals that a query reads.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from probe.core.language import message
 from probe.core.storage.duckdb_reader import Connection
+from probe.core.storage.sql import folder_of, pattern_of
 
 NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Kinds of queries that read."""
@@ -136,8 +137,9 @@ def unknown(name: str, offered: Collection[str], what: str) -> str:
     return f"there is no {what} {name!r}{meant} There is {listed or 'none'}"
 
 
-def restrict(connection: Connection, folders: Iterable[str]) -> None:
-    """Let ``connection`` open nothing but the files in ``folders``, load no extension, and keep its settings.
+def restrict(connection: Connection, files: Iterable[object], folders: Iterable[object]) -> None:
+    """Let ``connection`` open nothing but what is beside ``files`` and in ``folders``, load no extension, and keep its
+    settings.
 
     Raises:
         ImportError: if DuckDB is too old to be restricted.
@@ -145,7 +147,9 @@ def restrict(connection: Connection, folders: Iterable[str]) -> None:
     settings = {row[0] for row in connection.execute("SELECT name FROM duckdb_settings()").fetchall()}
     if "allowed_directories" not in settings:
         raise ImportError(message("queries need DuckDB 1.2 or later, which can be kept from opening other files"))
-    connection.execute("SET allowed_directories = ?", [sorted(set(folders))])
+    allowed = {folder_of(str(file)) or "." for file in files} | {str(folder) for folder in folders}
+    allowed |= {pattern_of(folder) for folder in allowed}  # DuckDB checks these too, before the files that they match
+    connection.execute("SET allowed_directories = ?", [sorted(allowed)])
     for name in OFF:
         if name in settings:
             connection.execute(f"SET {name} = false")

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.export import graded
 from probe.core.checks import CHECKS, CheckFinding
+from probe.core.checks.check import GRADES
 from probe.core.prechecks import PRECHECKS
-
-GRADES = "critical", "warning", "note"
 
 
 class TrialFinding(NamedTuple):

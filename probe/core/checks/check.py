@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isfinite, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from probe.core.hindsight.onset import Onset
 
 Grade = Literal["critical", "warning", "note"]
 """Certainty that training is harmed: a ``note`` is about what legitimate programs do, too."""
+GRADES: tuple[Grade, ...] = get_args(Grade)
 CheckClass = Literal["fact", "change", "unusual"]
 
 

@@ -170,7 +170,7 @@ def content(name: str) -> bytes:
         problem = message(
             "{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path", name=name, reason=reason
         )
-        raise UnreadableConfigError(name, [problem]) from error
+        raise UnreadableConfigError(name, [problem]) from None
     if len(raw) > most:
         problem = message(
             "{name}: expected at most {most} bytes, got more; name fewer targets, or modules around them{more}",
@@ -225,6 +225,9 @@ def _reader(name: str, text: str) -> Callable[[str, str], tuple[Any, _Find]]:
     """Return the parser of the format that the ending of a name stands for; one of Python for assignments, too."""
     if _is_yaml(name):
         return _yaml
+    if name.lower().endswith(".toml"):
+        text = "{name}: expected JSON, YAML or Python, got TOML; write `wg_distribution: true` and such in a .yaml file"
+        raise ConfigError(name, [message(text, name=name)])
     return _python if is_python(name, text) else _json
 
 

@@ -9,8 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels.address import AddressError, is_url
@@ -181,9 +180,9 @@ class Recipients:
         """True if SIGTERM is caught for these webhooks."""
         return self._endings is not None and self._endings.catches_sigterm
 
-    def attempt(self, work: Callable[[], object]) -> None:
-        """Do ``work``; an error in it is counted, since training has begun."""
-        attempt(self.faults, "monitor_manager", work)
+    def attempt(self, work: Callable[..., object], *args: Any) -> None:
+        """Call ``work``; an error in it is counted, since training has begun."""
+        attempt(self.faults, "monitor_manager", work, *args)
 
     def close(self, tracked: bool = False) -> None:
         """Send all that waits within :data:`GRACE_SECONDS`, and forget the webhooks; those with a tracker only if
@@ -203,12 +202,12 @@ class Recipients:
         deadline = time.monotonic() + seconds
         for each in those:
             left = max(0.0, deadline - time.monotonic())
-            self.attempt(partial(work, each, left))
+            self.attempt(work, each, left)
 
     def _alert_sigterm(self) -> None:
         for each in self:
             if each.sigterm_wanted:
-                self.attempt(partial(each.terminated, self.step))
+                self.attempt(each.terminated, self.step)
 
     def _ended(self, cause: Cause, error: BaseException | None) -> None:
         if cause == "sigterm":
@@ -216,7 +215,7 @@ class Recipients:
         elif cause == "exception" and error is not None:
             text = "".join(traceback.format_exception(error))
             for each in self:
-                self.attempt(partial(each.interrupted, text, self.step))
+                self.attempt(each.interrupted, text, self.step)
         self.close(tracked=True)
 
     def _survived(self) -> None:

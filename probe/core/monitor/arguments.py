@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from operator import index
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ Arguments = Mapping[str, Any]
 Function = TypeVar("Function", bound=Callable[..., None])
 
 _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
-_DOCUMENTED = ("model", "grad_acc_steps", "optimizer", "dp_group", "tp_group", "start_iteration")
+NAMES = ("model", "grad_acc_steps", "optimizer", "dp_group", "tp_group", "start_iteration")
 """The documented order."""
 _EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "start_iteration")
 """The order in the existing tool's code."""
@@ -25,11 +25,20 @@ _KIND = Parameter.POSITIONAL_OR_KEYWORD
 def documented(set_monitor: Function) -> Function:
     """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
     shown = [Parameter("self", _KIND)]
-    for name in _DOCUMENTED:
-        default = _DEFAULTS[name] if name in _DOCUMENTED[3:] else Parameter.empty
+    for name in NAMES:
+        default = _DEFAULTS[name] if name in NAMES[3:] else Parameter.empty
         shown.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
     set_monitor.__signature__ = Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
     return set_monitor
+
+
+def check_made(kind: type, *args: Any, **kwargs: Any) -> None:
+    """Raise TypeError unless a monitor of this class takes these arguments."""
+    try:
+        signature(kind.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    except TypeError as error:
+        call = f"call {kind.__name__}(config_file_path, process_group=None, params_have_main_grad=True)"
+        raise TypeError(f"{kind.__name__}: {error}; {call}") from None
 
 
 def read(*args: Any, **kwargs: Any) -> Arguments:
@@ -39,7 +48,7 @@ def read(*args: Any, **kwargs: Any) -> Arguments:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    return _checked(_named(_EXISTING if len(args) > 1 and _steps(args[1]) else _DOCUMENTED, args, kwargs))
+    return _checked(_named(_EXISTING if len(args) > 1 and _steps(args[1]) else NAMES, args, kwargs))
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Arguments:
@@ -50,7 +59,7 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Arguments:
         ValueError: as :func:`read`.
     """
     existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
-    arguments = _named(_EXISTING if existing else _DOCUMENTED, args, kwargs)
+    arguments = _named(_EXISTING if existing else NAMES, args, kwargs)
     return _checked(arguments if arguments["optimizer"] is not None else {**arguments, "optimizer": optimizer})
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.errors import nearest
@@ -14,6 +14,7 @@ from probe.core.config.schema import EVERY_OP, Settings
 from probe.core.control.planner import Configuration
 from probe.core.faults import Faults
 from probe.core.instrumentation.signals.collectives import Listening
+from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
 from probe.core.monitor.collector import Collector
 
@@ -27,6 +28,8 @@ OPTIMIZER_TYPES = (
     "DeepSpeedZeroOptimizer_Stage3",
 )
 """Former values of ``opt_ty``. The type of the optimizer is now read from the optimizer itself."""
+_OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup"})
+"""Attributes that trainers read first of their callbacks."""
 
 
 def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_have_main_grad: bool) -> bool:
@@ -40,12 +43,22 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     return param_have_main_grad
 
 
+class StepNumber(int):
+    """Number of a step, which a program may call as the method of this name that other monitors have."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Do nothing; say so once for each place."""
+        warnings.warn("probe: monitor.step is a number: steps are counted without a call; leave it out", stacklevel=2)
+
+
 class AssignedSettings:
     """The configuration of a monitor, whose values a program may assign, and older names for that."""
 
     framework: FrameworkAdapter
 
     def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        self._told: set[str] = set()
+        """Mistakes that have been reported."""
         self._configuration = Configuration(source)
         self._faults = Faults()
         """Faults before the first attachment."""
@@ -78,6 +91,38 @@ class AssignedSettings:
         """The faults of the run."""
         return self._attachment.faults if self._attachment is not None else self._faults
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Nothing is raised for a public one that has no effect, which is reported; a value for a
+        method or a number of the monitor is left out."""
+        if not name.startswith("_"):
+            known = getattr(type(self), name, None)
+            if (isinstance(known, property) and known.fset is None) or (callable(known) and not callable(value)):
+                self._tell(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
+                return
+            if not hasattr(type(self), name) and name not in vars(self) and _is_plain(type(self)):
+                self._tell(
+                    f"monitor.{name}: there is no such attribute: assigned without effect%s", _meant(self, name, value)
+                )
+        super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # a checker of types is to see attributes that are missing
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error of an attribute that is missing; that of a Trainer's callback names ours."""
+            advice = (
+                "; a Trainer takes one of probe.pytorch.callbacks (docs/guides/callbacks.md)"
+                if name in _OF_CALLBACKS
+                else ""
+            )
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(text, name=name, obj=self)
+
+    def _tell(self, text: str, *values: object) -> None:
+        """Log a mistake of the program, once for each text."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning(text, *values)
+
     def _value(self, key: str) -> Any:
         """Return the value that ``key`` has, or will have from the next step on."""
         return self._configuration.asked.get(key, getattr(self.settings, key))
@@ -108,7 +153,7 @@ class AssignedSettings:
         if not self._attached or isinstance(xy_distribution, bool):
             self._assign("xy_distribution", xy_distribution)
         else:
-            _log.warning("reload_xy: expected true or false, got %.80r; nothing changes", xy_distribution)
+            self._tell("reload_xy: expected true or false, got %.80r; nothing changes", xy_distribution)
 
     @property
     def ops(self) -> list[str]:
@@ -133,7 +178,24 @@ class AssignedSettings:
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 self._noted.note("monitor.ops", error)
         else:
-            _log.warning('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
+            self._tell('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether a class of monitors makes no attributes of its own."""
+    return str(kind.__init__.__module__).startswith("probe.")  # type: ignore[misc]
+
+
+def _meant(monitor: object, name: str, value: object) -> str:
+    """Return the end of a sentence about an attribute that a monitor does not have."""
+    if name in Settings.model_fields:
+        return "; it is a key of the configuration: give it to TrainerMon"
+    if name in arguments.NAMES:
+        return "; it is an argument of set_monitor"
+    if isinstance(value, (int, float)):
+        return f"; a number of the run is recorded by monitor.log({name}=...)"
+    close = nearest(name, [public for public in dir(type(monitor)) if not public.startswith("_")])
+    return f"; did you mean {close}?" if close else "; `help(TrainerMon)` lists them"
 
 
 def _known_ops(ops: Iterable[object]) -> Iterator[str]:

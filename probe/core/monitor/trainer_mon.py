@@ -18,7 +18,7 @@ from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
 from probe.core.monitor.collector import Collector
-from probe.core.monitor.legacy import AssignedSettings, deprecated, main_grad_of
+from probe.core.monitor.legacy import AssignedSettings, StepNumber, deprecated, main_grad_of
 from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import restore_handler
 from probe.core.monitor.readback import Metrics, activations_of, gradients_of
@@ -29,6 +29,7 @@ from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
 _log = logging.getLogger("probe")
+NEVER_SET = "TrainerMon was made, and nothing was watched: call set_monitor(model, grad_acc_steps, optimizer), too"
 REPLACED = (
     "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it "
     "has been stopped, with its files in %s; to watch a model twice, use different configurations"
@@ -54,8 +55,17 @@ class Monitor(AssignedSettings):
     """
 
     framework: FrameworkAdapter
+    automatic = False
+    """True for a monitor that ends when the program attaches one of its own to the same model."""
+    way = ""
+    """Noun for what has attached it, such as ``callback``; empty for the program itself."""
     _wrapped: Any = None
     """Optimizer that was wrapped, in older scripts."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Monitor:
+        """Make a monitor; arguments that it does not take are refused with the call that is meant."""
+        arguments.check_made(cls, *args, **kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -76,10 +86,7 @@ class Monitor(AssignedSettings):
         """True if the machine failed when the monitor was to be attached: its methods have no effect."""
         self._listeners: Listeners[SnapshotListener] = Listeners()
         self._models: list[weakref.ref[Any]] = []
-        self.automatic = False
-        """True for a monitor that ends when the program attaches one of its own to the same model."""
-        self.way = ""
-        """Noun for what has attached it, such as ``callback``; empty for the program itself."""
+        self._never_set = weakref.finalize(self, _log.warning, NEVER_SET)
 
     @overload
     def set_monitor(
@@ -132,6 +139,7 @@ class Monitor(AssignedSettings):
         If the machine fails instead (the current folder is gone, the disk is full), that is
         logged and counted in ``faults``, and training goes on without the monitor.
         """
+        self._never_set.detach()
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         if (attachment := self._attachment) is not None and attachment.ending:
@@ -196,6 +204,9 @@ class Monitor(AssignedSettings):
     def on_snapshot(self, listener: SnapshotListener) -> Remove:
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
         failures are counted. Return a function that ends this."""
+        if not callable(listener):
+            self._tell("on_snapshot: expected a function, got %.80r: it is left out", listener)
+            return lambda: None
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -210,25 +221,27 @@ class Monitor(AssignedSettings):
         names that were logged before the first forward of all.
 
         Args:
-            unnamed: without effect, with a warning: numbers need names.
+            unnamed: without effect, with a warning: numbers need names. A call without a number is reported, too.
             step: number of the step; only that in progress and the one that ended last have an effect. Missing: the one
                 that the numbers are about.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
         """
-        if unnamed:
-            _log.warning("log: expected numbers by name, such as log(loss=2.5), got %r: not recorded", unnamed[0])
+        if unnamed or not values:
+            expected = "log: expected numbers by name, such as log(loss=2.5), got %.80s: not recorded"
+            self._tell(expected, repr(unnamed[0]) if unnamed else "none")
         if self._unwatched:
             return
         if self._attachment is None:
-            _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
+            self._tell("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._attachment.listening_numbers()) is not None:
             numbers.log(values, step)
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last, as :meth:`log` does: for callbacks after the update."""
-        self.log(step=self.step - 1 if self.step > self._first else None, **values)
+        if values:
+            self.log(step=self.step - 1 if self.step > self._first else None, **values)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as ``phase/{name}_seconds``, for names such as ``evaluation``,
@@ -264,7 +277,9 @@ class Monitor(AssignedSettings):
         Raises:
             RuntimeError: if no model is watched.
         """
-        if self._unwatched:
+        if not callable(listener):
+            self._tell("on_run_step: expected a function, got %.80r: it is left out", listener)
+        if self._unwatched or not callable(listener):
             return lambda: None
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         if numbers is None:
@@ -277,7 +292,9 @@ class Monitor(AssignedSettings):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
-        if self._attachment is not None:
+        if not isinstance(state, Mapping):
+            self._tell("load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state)
+        elif self._attachment is not None:
             self._attachment.numbers.load_state_dict(state)
 
     # The end.
@@ -311,8 +328,8 @@ class Monitor(AssignedSettings):
 
     @property
     def step(self) -> int:
-        """Number of the training step in progress."""
-        return self._attachment.step if self._attachment is not None else 0
+        """Number of the training step in progress. A call of it, which other monitors need, has no effect."""
+        return StepNumber(self._attachment.step if self._attachment is not None else 0)
 
     @property
     def output_directory(self) -> str | None:
@@ -336,6 +353,9 @@ class Monitor(AssignedSettings):
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
+        if not isinstance(timeout, int | float):
+            self._tell(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken", timeout)
+            timeout = FLUSH_SECONDS
         return self._attachment.flush(timeout) if self._attachment is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:

@@ -132,9 +132,8 @@ class IgnoredLabels(Precheck):
             )
             yield self.finding(text, evidence, step=every[0].update)
         elif share > MANY:
-            yield self.finding(
-                message("{value:.0f} % of the labels are ignored", value=100 * share), evidence, grade=message("note")
-            )
+            text = message("{value:.0f} % of the labels are ignored", value=100 * share)
+            yield self.finding(text, evidence, grade="note")
 
     def missing(self, trial: Trial) -> str | None:
         """Return why nothing can be judged."""

@@ -59,6 +59,8 @@ class NumberLog:
             try:
                 if value is not None and (written := self._written(name)) is not None:
                     self._put(written, value)
+            except (TypeError, ValueError) as error:  # the program's value: where in probe is of no use
+                self._faults.note(f"log {name}", error.with_traceback(None))
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 self._faults.note(f"log {name}", error)
 

@@ -230,11 +230,12 @@ class RunNumbers:
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""
-        if self._marks is not None:
-            try:
-                self._marks.promise(float(seconds))
-            except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
-                self._faults.note("promise", error)
+        try:
+            given = float(seconds)
+            if self._marks is not None:
+                self._marks.promise(given)
+        except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
+            self._faults.note("promise", error.with_traceback(None))
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""

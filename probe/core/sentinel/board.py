@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,15 @@ BOARD = "PROBE_BOARD"
 LOCK = "parent.lock"
 """File on which the parent holds a lock as long as it lives."""
 SUMMARIES = "summary-*.json"
+REASON = "reason"
+"""File that is there if a process has told why it is not watched."""
+
+
+def note_reason(environ: Mapping[str, str]) -> None:
+    """Note on the board, if there is one, that this process has told why it is not watched."""
+    if (board := Board.of(environ)) is not None:
+        with suppress(OSError):
+            (board.folder / REASON).touch()
 
 
 class Board:

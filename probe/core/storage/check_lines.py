@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from probe.core.checks.check import CheckFinding, Grade
+from probe.core.checks.check import GRADES, CheckFinding
 from probe.core.hindsight.onset import Onset
 from probe.core.language import Message, packed, unpacked
 from probe.core.storage.batches import Readable
@@ -30,7 +30,6 @@ PROGRAM = "program"
 """Field with the identity of the program, of findings between ranks."""
 MESSAGE = "message"
 """Field with the template and the values of the text."""
-GRADES: tuple[str, ...] = get_args(Grade)
 MOST = 10_000
 """Findings of a file that are read; a run writes a few hundred at most."""
 ABOUT = "the findings of the checks"

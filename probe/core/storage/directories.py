@@ -431,7 +431,8 @@ def _nothing(root: Place, directories: Sequence[RankDirectory], start: str | Non
             last=times[-1],
         )
     return message(
-        "{root}: expected directories such as {example}, as a monitored run writes (MONITOR_OUTPUT_DIR); found none",
+        "{root}: expected directories such as {example}, as a monitored run writes (MONITOR_OUTPUT_DIR); found none: "
+        "give that of a run",
         root=root,
         example=EXAMPLE_DIRECTORY,
     )

@@ -143,13 +143,15 @@ def advised(root: Path) -> Iterator[None]:
     """Add the environment variable to errors of the block, which makes directories under ``root``.
 
     Raises:
-        OSError: the original one, with advice.
+        OSError: of the same kind and number, with advice.
     """
     try:
         yield
     except OSError as error:
         advice = f"cannot write to {root}: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be written"
-        raise OSError(error.errno, advice, error.filename) from error
+        advised_error = type(error)(advice)
+        advised_error.errno = error.errno
+        raise advised_error from None
 
 
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from probe.core.checks.check import Grade
 from probe.core.language import plain
 from probe.core.naming import row_name
 from probe.core.records import Finding, Severity
 from probe.core.rules.evaluate import judged
 from probe.core.trackers import Cell, Notice, TrackedTable
 from probe.core.trackers.tracked_series import TrackedSeries
-from probe.core.verdict import Grade, JudgedFinding, Looked, Verdict, verdict_of
+from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
 
 COLUMNS = ("step", "rank", "rule", "signal", "layer", "op", "value", "expected", "message")
 TABLE = "probe/findings"

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from probe.core.trackers import Cell, Notice, TrackedRow, TrackedTable, TrackerEnded, TrackerTarget
+from probe.core.trackers.borrowed_step import STEP
 
-STEP = "probe/step"
 END_SECONDS = 20.0
 """Longest time in which a run begins, and in which it ends."""
 MOST_PARTS = 64

@@ -16,6 +16,7 @@ LEAST = (3, 14)
 """The first version of Python that runs a script on request (PEP 768)."""
 SECONDS = 30.0
 """Longest time that an interpreter may take to start."""
+LISTED = message("`ps -u $USER -o pid,args` lists those there are")
 SAME = message(
     'start the training by `DYNAMIC_MONITOR=True probe run -c FILE ...` with "dynamic_on": false in FILE, then collect '
     "by `probe control start DIR`"
@@ -107,9 +108,10 @@ class Interpreter:
             name = Path(path).name or "none"
             raise UnattachableError(
                 message(
-                    "expected a process that runs Python; its program is {name}{children}",
+                    "expected a process that runs Python; its program is {name}{children}: {advice}",
                     name=name,
                     children=_children_of(pid),
+                    advice=LISTED,
                 )
             )
         if not Path(path).exists():
@@ -188,7 +190,7 @@ def _check_owner(pid: int) -> None:
         raise UnattachableError(message("expected Linux, whose /proc shows processes: {advice}", advice=SAME))
     fields = _status(pid)
     if not fields or not is_running(pid):
-        raise UnattachableError(message("there is no such process: `ps -u $USER -o pid,args` lists those there are"))
+        raise UnattachableError(message("there is no such process: {advice}", advice=LISTED))
     if fields["Tgid"] != str(pid):
         raise UnattachableError(
             message("it is a thread of the process {process}: attach to that", process=fields["Tgid"])

@@ -105,12 +105,13 @@ def _sweep(above: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def follow(command: Sequence[str], environ: dict[str, str]) -> None:
+def follow(command: Sequence[str], environ: dict[str, str], tells: bool = True) -> None:
     """Start a program, wait for it, report about it and end as it does. Return only if it was not started: then the
     caller replaces itself by the program.
 
     Args:
         environ: environment of the program, to which the name of the board is added.
+        tells: whether to tell if nothing was watched of a program that has ended well.
     """
     started = _started(command, environ)
     if started is None:
@@ -120,7 +121,7 @@ def follow(command: Sequence[str], environ: dict[str, str]) -> None:
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status, vigil.late)
-        vigil.report()
+        vigil.report(tells and not status)
         board.remove()
     finally:
         end_as(status)

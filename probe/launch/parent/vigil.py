@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from probe.core.language import joined, message
 from probe.core.messages import MARGIN, complain, has_blocks, terminal_width
-from probe.core.sentinel.board import SUMMARIES, Board
+from probe.core.sentinel.board import REASON, SUMMARIES, Board
 
 if TYPE_CHECKING:
     from probe.core.sentinel.node_comparison import NodeComparison
@@ -26,6 +26,10 @@ LINES, OF = "-*.lines", "-of"
 """Names of the files of lines, and what comes in them before the number of the ranks: NumPy is not imported here."""
 COLOURS = {"info": 32, "warning": 31}
 """ANSI numbers of green and red, by the level of a report."""
+NOTHING = message(
+    "nothing was watched on this machine: no process of the program made an optimizer of torch or MindSpore; give the "
+    "script that trains"
+)
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -67,11 +71,11 @@ class Vigil:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
-    def report(self) -> None:
-        """Write the closing lines to standard error."""
+    def report(self, tells: bool = True) -> None:
+        """Write the closing lines to standard error; with ``tells`` also if nothing was watched."""
         self.look(last=True)
         try:
-            lines = self._lines()
+            lines = self._lines(tells)
             self._ready = True
             for text, level in lines:
                 complain(text, level, COLOURS.get(level, 0))
@@ -84,9 +88,9 @@ class Vigil:
             command = " ".join(["probe anomalies", *filter(None, [self._files and quote(self._files)])])
             complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
-    def _lines(self) -> list[tuple[str, str]]:
+    def _lines(self, tells: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            return []  # nothing was watched
+            return [(NOTHING, "info")] if tells and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]

@@ -14,14 +14,15 @@ from typing import Any
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
-from probe.services.logs.signs import FACTS, LAST, SIGNS, Sign
+from probe.services.logs.signs import FACTS, LAST, OF_ERROR, SIGNS, Sign
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
     rb"\b(?:no|not|without|never|non|avoid(?:s|ing|ed)?|prevent(?:s|ing|ed)?|to (?:detect|catch|check)|check(?:s|ing)?|"
-    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if)\b[^.;|!]{0,40}$"
+    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if)\b[^.;|!]{0,40}$|\bfrom ?$|"
+    rb"\b(?:best|threshold|limit|clip\w{0,4})\b[^.;|!]{0,16}$"
 )
-"""Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``."""
+"""Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``, ``best loss: inf``."""
 ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
@@ -44,7 +45,7 @@ FRAME = Expression(
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(
     rb"^.{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
-    rb"count|guard|filter|: ?(?:0|false|no|none|off)|= ?(?:0|false|no|none|off))\b"
+    rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
@@ -74,18 +75,21 @@ COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "
 _FLAT = tuple((needle, index) for index, sign in enumerate(SIGNS) for needle in sign.needles)
 
 
-def signs_in(low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign, Any]]:
+def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = False) -> list[tuple[Sign, Any]]:
     """Return the signs that a line has, one a group, each with its match.
 
     Args:
         low: The line in lower case.
         known: Groups and kinds that are not looked for.
+        error: Whether the line is of the level ERROR.
     """
     found: list[tuple[Sign, Any]] = []
     groups = set(known)
     for index in sorted({index for needle, index in _FLAT if needle in low}):
         sign = SIGNS[index]
-        if sign.group in groups or sign.kind in groups or (sign.group == LAST and found):
+        if sign.group in groups or sign.kind in groups:
+            continue
+        if (sign.group == LAST and found) or (sign.group == OF_ERROR and (found or not error)):
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):
@@ -128,7 +132,9 @@ def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
     )
 
 
-def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) -> list[dict[str, Any]]:
+def anomalies_of(
+    low: bytes, metrics: Metrics, searched: bool, language: str, error: bool = False
+) -> list[dict[str, Any]]:
     """Return the anomalies of a line: its phrases', and those of its numbers.
 
     Args:
@@ -136,6 +142,7 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
         metrics: Its numbers.
         searched: False if the line is known to have no needle.
         language: Language of the texts.
+        error: Whether the line is of the level ERROR.
     """
     if searched and FRAME.match(low) is not None:
         return []
@@ -149,7 +156,7 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
     stated = frozenset(kind for part, kind in STATED.items() if any(part in name for name in _finite(metrics)))
-    for sign, match in signs_in(low, NAN if counted or named or anomalies else stated) if searched else ():
+    for sign, match in signs_in(low, NAN if counted or named or anomalies else stated, error) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:

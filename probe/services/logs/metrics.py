@@ -11,7 +11,7 @@ from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.names import COUNTERS, HELD_OUT, named, ours
+from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, named, ours
 from probe.services.logs.normal import NUMBER
 
 Number = int | float
@@ -256,8 +256,10 @@ def _piped(low: bytes) -> Metrics:
             name, _, text = part.strip().rpartition(b" ")
             known, divisor, whole = _FIELDS.get(name) or _field(name)
         if known:
+            number, _, unit = text.strip().partition(b" ")
             try:
-                value = float(text)
+                value = float(number)
+                divisor = _divisor(known, unit.decode("ascii", "replace")) if unit else divisor
                 metrics[known] = int(value) if whole else value if divisor == 1 else value / divisor
             except (ValueError, OverflowError):
                 _counted(part, metrics)
@@ -281,8 +283,8 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b"(")
     plain = plain.strip().replace(b"_", b" ").removesuffix(b" value")
-    known = named(plain.decode("utf-8", "replace"))
-    if not known and plain.endswith(b"loss") and plain.isascii():
+    known = "" if len(plain) > LONGEST else named(plain.decode("utf-8", "replace"))
+    if not known and plain.endswith(b"loss") and plain.isascii() and len(plain) <= LONGEST:
         known = _plain(plain)
     field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
     if len(_FIELDS) < MOST:

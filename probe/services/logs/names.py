@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+LONGEST = 128
+"""Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
     "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss total, loss train total",
     "learning_rate": "learning rate, optim0 lr0",
@@ -71,6 +73,8 @@ COUNTERS = frozenset({"step", "epoch", "batch"})
 ALONE = frozenset({"scale", "norm"})
 """Names that other words before them make another quantity: ``logit scale``."""
 OF_TRAINING = frozenset({"train", "training"})
+WHOLE = OF_TRAINING | {"total"}
+"""Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
     "batch",
@@ -97,11 +101,15 @@ def ours(name: str) -> str:
     """Return our name for one in a log; of several words the longest known end counts. Empty if there is none."""
     words = HUMP.sub("_", name).lower().replace(".", "/").split(" ")
     held_out = ""
+    if len(name) > LONGEST:
+        return ""
     for start, word in enumerate(words):
         if start and (words[start - 1] in OTHERWISE or word in ALONE):
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
+            if start and known == "time" and words[start - 1] in WHOLE:
+                return ""
             return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word, held_out)
     last = words[-1]

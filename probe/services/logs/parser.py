@@ -113,7 +113,8 @@ class TrainingLogParser:
         metrics = inner["metrics"] if inner else metrics_of(line, low)
         if data:
             _add_metrics(data, metrics)
-        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language)
+        error = searched and _level(line, low, data, metrics, []) == "ERROR"
+        anomalies = (inner and inner["anomalies"]) or anomalies_of(low, metrics, searched, self.language, error)
         time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {
@@ -129,8 +130,8 @@ class TrainingLogParser:
         }
         if local is not None:
             record["local_rank"] = local
-        if record["level"] != "INFO" and (error := exception_of(line)):
-            record["exception"] = error
+        if record["level"] != "INFO" and (raised := exception_of(line)):
+            record["exception"] = raised
         if cut:
             record["cut"] = cut
         return record

@@ -42,8 +42,10 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-LAST = "last"
-"""Group of signs that count only where no other does: that a module of CANN or a process has failed at all."""
+FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?)\b"
+LAST, OF_ERROR = "last", "error"
+"""Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
+ERROR that anything about a device or about communication has."""
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
@@ -172,17 +174,18 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
-        "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
-        "connection refused, distnetworkerror, diststoreerror, distbackenderror, no route to host, "
-        "rendezvousclosed, by watchdog at work, err02, [error] , connect to, "
-        "sending heartbeats, " + ASCEND,
+        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
+        "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
+        "no route to host, rendezvousclosed, by watchdog at work, err02, [error] , connect to, sending heartbeats, "
+        "[c10d], " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
         rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
         rb"\[(?:error|critical)\] (?:hccl|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
+        rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
@@ -235,9 +238,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, launch failure, misaligned address, "
-        "_status_, synstatus, initialization failed, failed to initialize, fault by gpu, exception by gpu, aicore, ai core, error code, runtime result, err0, err99, runtime acl, call acl, call rt, "
-        + ASCEND,
+        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
+        "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
+        "fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, runtime result, err0, err99, "
+        "runtime acl, call acl, call rt, " + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -251,6 +255,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
         rb"\bsynstatus[ =:]{1,3}[1-9]",
+        rb"\blaunch kernel failed\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\b(?:error code|runtime result)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
@@ -267,8 +272,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "disk_error high storage",
-        "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
-        "xfs_force_shutdown, nvme, nfs: server, lustreerror",
+        "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, "
+        "read-only file system, stale file handle, stale nfs, -fs error, xfs_force_shutdown, nvme, nfs: server, "
+        "lustreerror",
         rb"\bpytorchstreamwriter failed writing",
         rb"\binline_container\.cc:\d{1,5}\] \. unexpected pos",
         rb"\bi/o error, dev \w",
@@ -300,7 +306,8 @@ SIGNS: tuple[Sign, ...] = (
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
+        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, "
+        "crashloopbackoff, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
         rb"failed \(exitcode: -?\d{1,9}\)",
         rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
@@ -323,9 +330,15 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
     ),
     _sign(
-        "device_error high gpu " + LAST,
-        "[error] , [critical] ",
+        "communication_error high communication " + OF_ERROR,
+        "error, exception, fatal, critical",
+        rb"\b(?:[nhr]ccl|gloo|c10d|process ?group|collective|coordination service)" + FAILED,
+    ),
+    _sign(
+        "device_error high gpu " + OF_ERROR,
+        "error, exception, fatal, critical",
         rb"\[(?:error|critical)\] (?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+        rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch)" + FAILED,
     ),
     _sign(
         "process_failed high launcher " + LAST,

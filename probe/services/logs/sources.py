@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from probe.core.errors import advice_of
 from probe.core.language import message
 from probe.services.logs.lines import BLOCK
 
@@ -56,7 +57,7 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
         kind = Path(place).stat()
     except (OSError, ValueError) as error:
         raise SourceError(
-            message("{place}: expected a file, a directory or -; {error}", place=place, error=_reason(error))
+            message("{place}: expected a file, a directory or -; {error}", place=place, error=advice_of(error))
         ) from None
     if not stat.S_ISDIR(kind.st_mode):
         if stat.S_ISREG(kind.st_mode) and not _is_text(place):
@@ -96,7 +97,7 @@ def blocks(place: str) -> Iterator[bytes]:
             else:
                 yield from _read(file.fileno())
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise SourceError(message("{place}: cannot be read: {error}", place=place, error=_reason(error))) from None
+        raise SourceError(message("{place}: cannot be read: {error}", place=place, error=advice_of(error))) from None
 
 
 def size_of(place: str) -> int:
@@ -133,7 +134,3 @@ def _is_text(path: str) -> bool:
     except OSError:
         return True  # reported when it is read
     return path.endswith(".gz") or b"\0" not in (head or b"")
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()

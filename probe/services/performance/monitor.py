@@ -186,7 +186,7 @@ class PerformanceMonitor:
         Raises:
             ValueError: if ``hours`` is no number of at least 0.
         """
-        hours = hours if hours == 0 else _positive("hours", hours, "hours")
+        hours = _positive("hours", hours, "hours", zero=True)
         end = time.time()
         begin = end - hours * HOUR
         some = [reading for reading in self.readings if begin <= reading.time <= end]
@@ -289,7 +289,10 @@ def _iso(seconds: float) -> str:
     return local_time(seconds).isoformat(timespec="seconds")
 
 
-def _positive(name: str, value: float, unit: str = "seconds") -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name}: expected a number of {unit} above 0, got {value!r}")
+def _positive(name: str, value: float, unit: str = "seconds", zero: bool = False) -> float:
+    """Return a number that is above 0, or 0 if ``zero`` permits that."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero):
+        least = ", at least 0" if zero else " above 0"
+        raise ValueError(f"{name}: expected a number of {unit}{least}, got {value!r}")
     return float(value)

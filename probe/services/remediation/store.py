@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from probe.services.database import DatabaseKind, open_database
 
@@ -32,7 +32,6 @@ SAME_SECONDS = 0.001
 
 ActionState = Literal["ignored", "planned", "refused", "started", "done", "failed", "interrupted"]
 """``ignored``: no action is configured for the alert; ``interrupted``: the service ended before the action did."""
-ACTION_STATES: tuple[str, ...] = get_args(ActionState)
 _UNFINISHED = "state IN ('planned', 'started')"
 _COUNTED = "state NOT IN ('ignored', 'refused')"
 """Entries that the limits count."""

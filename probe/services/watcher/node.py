@@ -23,7 +23,7 @@ from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, 
 from probe.core.run_state.watcher_process import WatcherSettings
 from probe.core.worker import Worker
 from probe.services.watcher.episode import EpisodeFile, HangEpisode
-from probe.services.watcher.processes import Death, RankProcess
+from probe.services.watcher.processes import RankProcess
 from probe.services.watcher.stacks import RankStacks, StackSubject, read_stacks
 from probe.services.watcher.verdict import RankView, StandstillVerdict, judge, long_phase, stack_text
 
@@ -345,11 +345,11 @@ class NodeWatcher:
         del self._ranks[name]
         rank.forget()
 
-    def _lose(self, rank: WatchedRank, death: Death) -> None:
+    def _lose(self, rank: WatchedRank, cause: str) -> None:
         now, number = time.monotonic(), rank.header.rank
         ids = {"rank": number, "pid": rank.header.pid, "host": self.host}
         text = [
-            message("rank {rank} (process {pid}) on {host}: {cause}", **ids, cause=death.cause),
+            message("rank {rank} (process {pid}) on {host}: {cause}", **ids, cause=cause),
             message("last finished step {step}, phase {phase}", step=rank.row.step, phase=rank.row.phase),
         ]
         severity: Severity = "critical"
@@ -359,8 +359,8 @@ class NodeWatcher:
             text.append(message(earlier, rank=self._lost[0], seconds=now - self._lost[1]))
         else:
             self._lost = number, now
-        labels = self._labels(rank=str(number), step=str(rank.row.step), phase=rank.row.phase, cause=death.cause)
-        title = message("{job} lost rank {rank}: {cause}", job=self.settings.job, rank=number, cause=death.cause)
+        labels = self._labels(rank=str(number), step=str(rank.row.step), phase=rank.row.phase, cause=cause)
+        title = message("{job} lost rank {rank}: {cause}", job=self.settings.job, rank=number, cause=cause)
         self.alerts.send(self._made(f"gone rank={number} pid={rank.header.pid}", "gone", severity, title, text, labels))
 
     def _end(self, running: Sequence[WatchedRank]) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from probe.core.language import joined, message
 from probe.core.process_identity import process_state
@@ -28,14 +27,6 @@ _STATES = {
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMORY_SECONDS = 5.0
 """Time before the loss of a process in which memory that ran out counts as its cause."""
-
-
-class Death(NamedTuple):
-    """Loss of a process."""
-
-    cause: str
-    """Clause such as ``killed by SIGKILL`` or ``exited with code 3``."""
-    out_of_memory: bool = False
 
 
 class RankProcess:
@@ -76,13 +67,14 @@ class RankProcess:
         """Return a clause about a process that cannot run, such as ``stopped by a signal``; empty for any other."""
         return _STATES.get(process_state(self.pid).state, "")
 
-    def death(self) -> Death:
-        """Return the cause of the loss, as far as it can be known: only a parent is sure to get it."""
+    def death(self) -> str:
+        """Return the cause of the loss as a clause such as ``killed by SIGKILL``, as far as it can be known: only a
+        parent is sure to get it."""
         status = self._status()
         killed = status is None or status & 0x7F == signal.SIGKILL
         if killed and (memory := self._memory.recent()):
-            return Death(joined("; ", [_cause(status), memory]), True)
-        return Death(_cause(status))
+            return joined("; ", [_cause(status), memory])
+        return _cause(status)
 
     def send(self, number: int) -> None:
         """Send a signal; to a process that is gone, do nothing."""

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender], lock: 
     alerts = queue(settings)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        NodeWatcher(folder, settings, alerts, partial(_is_replaced, folder, lock)).run()
+        NodeWatcher(folder, settings, alerts, lambda: _is_replaced(folder, lock)).run()
     finally:
         alerts.close(CLOSE_SECONDS)
 

@@ -34,7 +34,7 @@ def counter(name: str, help_text: str, samples: float | Samples, labels: Sequenc
 
 def page(families: Iterable[Metric]) -> bytes:
     """Return the answer of ``/metrics``."""
-    return generate_latest(Families(families))  # type: ignore[arg-type] # it only collects
+    return generate_latest(Families(families))
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: float | Samples) -> Metric:

@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -158,31 +159,8 @@ class Unaware(Matters):
 
 def test_of_two_ranks_at_the_same_moment_one_is_first(tmp_path: Path) -> None:
     """The file system decides."""
-    ranks = [Unaware(tmp_path, "run", Faults(), None) for _ in range(3)]
+    ranks = [Unaware(tmp_path, "run", Faults()) for _ in range(3)]
     assert [each.open(alert("nan loss")) for each in ranks] == [True, False, False]
-
-
-def test_a_function_says_which_rank_is_first(tmp_path: Path) -> None:
-    """Where ranks share no folder; a matter that opens again is asked about again; an error counts as yes."""
-    asked: list[str] = []
-
-    def first(text: str) -> bool:
-        asked.append(text)
-        if text == "broken":
-            raise OSError("the store is gone")
-        return text.startswith("mine")
-
-    with serving(Receiver()) as receiver:
-        alerts, faults = alerts_to([http(receiver.url())], tmp_path, once=first)
-        for key in ("mine", "theirs", "broken"):
-            alerts.send(alert(key))
-        alerts.resolve("mine")
-        alerts.resolve("theirs")
-        alerts.send(alert("mine"))
-        assert alerts.close(60)
-        assert titles(receiver) == [["Spike of mine", "Spike of broken", "Spike of mine", "Spike of mine"]]
-        assert asked == ["mine", "theirs", "broken", "mine 2"]
-        assert faults.counts == {"alerts: first of the ranks: OSError": 1}
 
 
 def test_10000_alerts_at_once_are_few_messages_within_8_mib(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from probe.core.analysis.pictures import layout as planning
 from probe.core.analysis.pictures.cells import CellArrays, Places
 from probe.core.analysis.pictures.layout import ReportPlan, plan
 from probe.core.analysis.pictures.rank_table import rank_table
-from probe.core.analysis.pictures.run_cells import CellWork, RunSource
-from probe.core.analysis.pictures.signal_cells import RowCells
+from probe.core.analysis.pictures.run_cells import CellWork, RowCells, RunSource
 from probe.core.analysis.pictures.survey import survey
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows

@@ -275,7 +275,7 @@ def test_a_newer_layout_is_left_out(tmp_path: Path) -> None:
 def test_a_newer_layout_alone_is_told(tmp_path: Path) -> None:
     """The message explains why there is nothing."""
     directory(tmp_path, 0, schema=2)
-    with pytest.raises(ValueError, match=r"found none\n.*schema 2 is of a newer version"):
+    with pytest.raises(ValueError, match=r"found none: give that of a run\n.*schema 2 is of a newer version"):
         last_run(tmp_path, Problems())
 
 

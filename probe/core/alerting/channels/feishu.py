@@ -12,8 +12,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
@@ -79,9 +78,9 @@ class Feishu:
         """
         end = time.monotonic() + timeout
         self._rate.wait(timeout)
-        content = _Content(title, partial(self._signature, int(time.time())))
-        fit = fitting(parts, lambda some: len(content.body(some)) <= LARGEST)
-        received = post(self._server, self._server.url, content.body(fit), end - time.monotonic())
+        head = self._signature(int(time.time()))
+        fit = fitting(parts, lambda some: len(_body(head, title, some)) <= LARGEST)
+        received = post(self._server, self._server.url, _body(head, title, fit), end - time.monotonic())
         answer = json_object(received.body)
         code = answer.get("code", answer.get("StatusCode"))
         if code != 0 or isinstance(code, bool):
@@ -95,18 +94,12 @@ class Feishu:
         return {"timestamp": str(now), "sign": signature(secret, now)} if secret else {}
 
 
-class _Content:
-    """Content of a request."""
-
-    def __init__(self, title: str, signed: Callable[[], dict[str, str]]) -> None:
-        self._title, self._signed = title, signed
-
-    def body(self, parts: Sequence[str]) -> bytes:
-        """Return the request with a paragraph for each line of ``parts``, a blank line between two alerts."""
-        lines = "\n\n".join(parts).split("\n")
-        post = {"title": self._title, "content": [[{"tag": "text", "text": line}] for line in lines]}
-        whole = {**self._signed(), "msg_type": "post", "content": {"post": {"zh_cn": post}}}
-        return json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace")
+def _body(head: dict[str, str], title: str, parts: Sequence[str]) -> bytes:
+    """Return the request with a paragraph for each line of ``parts``, a blank line between two alerts."""
+    lines = "\n\n".join(parts).split("\n")
+    post = {"title": title, "content": [[{"tag": "text", "text": line}] for line in lines]}
+    whole = {**head, "msg_type": "post", "content": {"post": {"zh_cn": post}}}
+    return json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def signature(secret: str, timestamp: int) -> str:

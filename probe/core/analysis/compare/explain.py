@@ -152,8 +152,8 @@ def about(comparison: Comparison) -> Iterator[Message]:
         )
         yield message(named, number=comparison.by_framework)
     if comparison.precision:
-        names = ", ".join(comparison.precision)
-        yield message("dtypes of most names differ, so that they are not compared: {names}", names=names)
+        unlike = ", ".join(comparison.precision)
+        yield message("dtypes of most names differ, so that they are not compared: {names}", names=unlike)
     for template, only in (
         (message("signals in {run} alone: {some}"), comparison.only_signals),
         (message("ranks in {run} alone: {some}"), comparison.only_ranks),

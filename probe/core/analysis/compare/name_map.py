@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
+from probe.core.errors import advice_of
 from probe.core.language import message
 
 REGEX = "re:"
@@ -65,7 +66,9 @@ def read(path: Path) -> NameMap:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(message("{path}: expected a mapping file; {error}", path=path, error=error)) from None
+        raise ValueError(
+            message("{path}: expected a mapping file; {reason}", path=path, reason=advice_of(error))
+        ) from None
     is_yaml = path.suffix in (".yaml", ".yml")
     try:
         content = yaml.safe_load(text) if is_yaml else json.loads(text)

@@ -218,7 +218,10 @@ class Sides:
 
     def _pair_signals(self) -> dict[str, str]:
         mapping, a, b = self.options.mapping, self.census.signals("a"), self.census.signals("b")
-        problems = [f"--signals: {s!r} is no signal of A{nearest(s, a)}" for s in self.options.signals if s not in a]
+        are = f"; there are {', '.join(sorted(a))}"
+        problems = [
+            f"--signals: {s!r} is no signal of A{nearest(s, a) or are}" for s in self.options.signals if s not in a
+        ]
         for of_a, of_b in mapping.signals.items():
             problems += [f"{mapping.source}: signals: {of_a!r} is no signal of A{nearest(of_a, a)}"] * (of_a not in a)
             problems += [f"{mapping.source}: signals: {of_b!r} is no signal of B{nearest(of_b, b)}"] * (of_b not in b)
@@ -232,7 +235,10 @@ class Sides:
                 f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}"
             )
         ops = {op for signal in common for op in self.census.numbers("a", signal)}
-        unknown = [f"--ops: {op!r} is no number of A{nearest(op, ops)}" for op in self.options.ops if op not in ops]
+        are = f"; there are {', '.join(sorted(ops))}"
+        unknown = [
+            f"--ops: {op!r} is no number of A{nearest(op, ops) or are}" for op in self.options.ops if op not in ops
+        ]
         if unknown:
             raise ValueError("\n".join(unknown))
         return dict(sorted(common.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])))

@@ -138,7 +138,9 @@ def output_folder(monitor_path: str | PathLike[str] | Location, given: str | Pat
                 message("{folder}: expected a folder to write to; {strerror}", folder=folder, strerror=error.strerror)
             ) from None
         if is_file:
-            raise ValueError(message("{folder}: expected a folder to write to; this is a file", folder=folder))
+            raise ValueError(
+                message("{folder}: expected a folder to write to; this is a file: name another", folder=folder)
+            )
         return folder
     root = checked_place("monitor_path", monitor_path)
     if isinstance(root, Location):

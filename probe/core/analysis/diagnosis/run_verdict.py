@@ -10,6 +10,7 @@ from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import NEXT, beginning
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.checks.check import Grade
 from probe.core.judged_findings import of_check, of_number
 from probe.core.language import capitalized, joined, message
 from probe.core.rules.evaluate import judged
@@ -17,7 +18,7 @@ from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import NAME, STEP, cell_name
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
-from probe.core.verdict import Grade, JudgedFinding, Looked, Verdict, verdict_of
+from probe.core.verdict import JudgedFinding, Looked, Verdict, verdict_of
 from probe.core.verdict_picture import Cell, VerdictPicture, card_lines, column_of, picture_from
 
 EARLIER, LATER = 200, 50

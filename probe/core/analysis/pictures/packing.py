@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.analysis.pictures.cells import Array
+
 ALIGNED = 8
 """Bytes; the arrays begin at a multiple of them, and those of 8 bytes an item come first."""
 FEW, MANY = 6, 9
@@ -23,8 +25,6 @@ FEW, MANY = 6, 9
 SPECIAL = 32767
 """Exponent of what is no number, whose mantissa is its place in ``SPECIALS``."""
 SPECIALS = (np.nan, np.inf, -np.inf)
-
-Array = npt.NDArray[Any]
 
 
 def packed(header: Mapping[str, Any], arrays: Iterable[tuple[str, Any]], planes: bool = False) -> bytes:

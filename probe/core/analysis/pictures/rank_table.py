@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from probe.core.analysis.pictures.cells import Whole
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.manifest import DATA, Manifest
 
-Whole = npt.NDArray[np.int64]
 HOST = "host"
 REPLICAS = ("data_and_context_parallel", DATA)
 """Groups of ranks that hold the same part of the model, the first that a manifest names."""

@@ -27,7 +27,7 @@ from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import cell_name
+from probe.core.storage.layout import STAGE, cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
@@ -38,7 +38,7 @@ Label = Callable[[str, int, int, str], str]
 
 
 class Mark(NamedTuple):
-    """Finding as the report shows it."""
+    """Finding as the page shows it."""
 
     rule: str
     signal: str
@@ -64,7 +64,7 @@ class Mark(NamedTuple):
     @property
     def shown(self) -> dict[str, Any]:
         """The fields for a page."""
-        return {name: value for name, value in self._asdict().items() if name not in ("name", "vpp_stage")}
+        return {name: value for name, value in self._asdict().items() if name not in ("name", STAGE)}
 
 
 @dataclass(frozen=True)

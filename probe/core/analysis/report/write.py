@@ -41,11 +41,11 @@ from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
-from probe.core.storage.layout import PP_STAGE, STAGE
+from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
-SHOWN = ("rule", "signal", "op", "rank", "step", "value", "cause", "row", "micro_step", "message")
+SHOWN = ("rule", "signal", "op", "rank", "step", "value", "cause", "row", MICRO_STEP, "message")
 """Fields of a finding that the page has."""
 MOST_PROBLEMS = 100
 BAD_OF_A_SIGNAL = 100
