@@ -90,7 +90,7 @@ def _texts(node: ast.AST, named: Mapping[str, list[ast.expr]] = MappingProxyType
 
 COMPARED = (
     *("loss", "job", "rank", "host", "step", "critical", "warning", "info", "resolved"),
-    *("finding", "exception", "rule", "name", "text", "severity", "type", "launch", "phase", "seconds", "cause"),
+    *("finding", "exception", "rule", "name", "text", "severity", "type", "launch", "phase", "seconds"),
     *("replicas-differ", "rank-unlike-peers", "same-data", "the gradients and the loop at every step"),
 )
 """Labels of alerts and values of events, kinds of findings between ranks, and what else a verdict may say."""

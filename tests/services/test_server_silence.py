@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from probe.core.alerting.alerts import Alerts
+from probe.core.alerting.channels.message import details, subject
+from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from probe.core.run_state.heartbeat_messages import HeartbeatBatch, HeartbeatMessage, Origin
@@ -91,6 +94,21 @@ class Judged:
     @property
     def titles(self) -> list[str]:
         return [alert.title for alert in self.sent.alerts]
+
+
+def test_alerts_are_in_the_language_of_the_configuration(tmp_path: Path) -> None:
+    """Title, text and labels about what a rank has sent; the job stands in the first line once."""
+    path = tmp_path / "alerts.txt"
+    channel = {"channel": "file", "severity": "info", "args": {"path": str(path)}}
+    settings = load({"alert": {"language": "zh_cn", "group_seconds": 0, "channels": [channel]}}).alert
+    judged, alerts = Judged(), Alerts(settings, job="serve", rank=0, directory=None, faults=Faults())
+    judged.judge = RunJudge(judged.board, alerts, Faults(), judged.remembered.__setitem__)
+    judged.message(3, 60, kind="finding", rule="RunNan", name="loss", step=9)
+    alerts.close(10)
+    sent = Alert(**json.loads(path.read_text("utf-8")))
+    assert sent.text == "规则：RunNan\n名称：loss\n步：9"
+    assert subject([sent]) == "[严重] job：异常项 RunNan loss"
+    assert "，启动 launch，步 9\n" in details(sent)
 
 
 def test_a_rank_is_silent_when_its_promise_has_passed() -> None:

@@ -191,8 +191,8 @@ class TrialRecorder:
         if not trial.updates and not trial.calls:
             return
         preflight = attempt(self.faults, "preflight", self._preflight) or ""
-        found = judged(trial, self.faults)
-        findings = [{**finding._asdict(), "text": packed(finding.text)} for finding in found]
+        judgements = judged(trial, self.faults)
+        findings = [{**finding._asdict(), "text": packed(finding.text)} for finding in judgements]
         values = {
             "trial": trial.as_json(),
             "findings": findings,

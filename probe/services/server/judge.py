@@ -125,7 +125,7 @@ class RunJudge:
 
     def _raise(self, job: JobView, key: str, silent: Sequence[RankSummary], number: str, now: float) -> None:
         first = min(silent, key=lambda rank: rank.received)
-        one, named = number == "1", ranges([rank.origin.rank for rank in silent])
+        single, named = number == "1", ranges([rank.origin.rank for rank in silent])
         last = message(
             "rank {rank}: last message {ago:.0f} s ago, the next promised within {promise:g} s{phase}{step}",
             rank=first.origin.rank,
@@ -135,13 +135,13 @@ class RunJudge:
             step=message(", at step {step:g}", step=first.step) if not math.isnan(first.step) else "",
         )
         lines = [
-            message("silent: rank {ranks}" if one else "silent: ranks {ranks}", ranks=named),
+            message("silent: rank {ranks}" if single else "silent: ranks {ranks}", ranks=named),
             last,
             message("alive: {live} of {world}", live=len(job.of(*LIVE)), world=job.world),
         ]
         title = message("{job}: all ranks silent", job=job.job)
         if number != "all":
-            silent_now = message("{number} rank silent" if one else "{number} ranks silent", number=number)
+            silent_now = message("{number} rank silent" if single else "{number} ranks silent", number=number)
             title = message("{job}: {silent}", job=job.job, silent=silent_now)
         labels = {**_labels(job), "rank": named}
         alert = Alert(key, "hang", "critical", title, joined("\n", lines), labels, time.time(), lasting=True)

@@ -62,11 +62,16 @@ def place(view: RankView) -> str:
     frames = view.stacks.training
     frame = next((frame for frame in frames if not _inner(frame.file)), frames[0] if frames else None)
     if frame is None:
-        return "an unknown place"
+        return message("an unknown place")
     callers = (frame for frame in frames if not _inner(frame.file) and not _installed(frame.file))
-    caller = next(callers, None)
-    call = f", called at {_short(caller.file)}:{caller.line}" if caller and caller != frame else ""
-    return f"{frame.function} ({_short(frame.file)}:{frame.line}{call})"
+    caller = next(callers, frame)
+    return message(
+        "{function} ({file}:{line})" if caller == frame else "{function} ({file}:{line}, called at {caller})",
+        function=frame.function,
+        file=_short(frame.file),
+        line=frame.line,
+        caller=f"{_short(caller.file)}:{caller.line}",
+    )
 
 
 def long_phase(view: RankView) -> str:

@@ -74,10 +74,10 @@ export class Details {
     ])];
   }
 
-  /** @param {any} answer */
+  /** @param {{ facts: [string, string][], configuration: any[], directories: number, ended: number, costs: any[] }} answer */
   manifest({ facts, configuration, directories, ended, costs }) {
     const header = ["rank", "steps", "hooks", "drain", "step", "delivery", "findings", "faults"].map((name) => t(`cost.${name}`));
-    return [factList(facts), element("h3", { textContent: t("cost") }), element("p", { className: "quiet", textContent: t("cost.note", { ended, directories }) }),
+    return [factList(facts.map(([name, value]) => /** @type {[string, string]} */ ([t(`fact.${name}`), value]))), element("h3", { textContent: t("cost") }), element("p", { className: "quiet", textContent: t("cost.note", { ended, directories }) }),
       ...(costs.length ? [table(header, costs)] : []), element("h3", { textContent: t("configuration") }), table([t("configuration.key"), t("configuration.value")], configuration)];
   }
 }

@@ -65,7 +65,7 @@ const showing = (/** @type {Place | null} */ place, /** @type {(place: Place) =>
  * @param {(place: Place) => void} show
  */
 function found(run, verdict, place, show) {
-  const { kind, where, since, ranks, certainty, after, next_steps: next, more, before, text: why, onset, looked } = verdict;
+  const { kind, where, since, ranks, certainty, after, next_steps: next, more, before, text: why, onset, looked, paragraph = run.cause?.text ?? run.cause?.sentence } = verdict;
   const limits = [certainty === "place unknown" ? t("verdict.unplaced") : "", after === null ? "" : t("verdict.after", { step: after })].filter(Boolean);
   const named = where.slice(0, 3).join(", ") + (where.length > 3 ? ", …" : "");
   return [
@@ -76,7 +76,7 @@ function found(run, verdict, place, show) {
     element("ul", { className: "next" }, ...next.map((/** @type {string} */ step) => element("li", { textContent: step })), command(run)),
     element("details", {}, element("summary", { textContent: t("verdict.why") }), line(why, "lines"), ...before.map((/** @type {string} */ one) => line(t("verdict.before", { text: one }))),
       onset?.where ? line(t("verdict.onset", { row: onset.where, signal: onset.signal, step: onset.step })) : null,
-      more ? line(t("verdict.more", { count: more })) : null, looked.at.length ? line(t("verdict.looked", { what: looked.at.join(", ") })) : null, run.cause ? line(run.cause.text ?? run.cause.sentence, "lines") : null),
+      more ? line(t("verdict.more", { count: more })) : null, looked.at.length ? line(t("verdict.looked", { what: looked.at.join(", ") })) : null, paragraph ? line(paragraph, "lines") : null),
   ];
 }
 

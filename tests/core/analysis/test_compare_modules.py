@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from probe.cli import app
 from probe.core.analysis.compare.compare import Comparison, compare
 from probe.core.analysis.compare.explain import about, verdict
 from probe.core.backend.numpy_moments import moments
+from probe.core.language import in_language
 from probe.core.moments import columns_for
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.sinks.csv import CsvSink
@@ -30,6 +33,10 @@ OPS = ("norm", "min", "max", "mean", "std")
 COLUMNS = columns_for(OPS)
 Array = npt.NDArray[Any]
 Signals = dict[str, dict[Key, Array]]
+
+
+NAMES = re.compile(r"block[.\w]*|param_\w+|actv\w*|grad_\w+|--\w+|micro step|rank|float\d+|norm|mean|min|max|std|inf")
+"""Words of sentences that are the same in every language."""
 
 
 def exact(x: Array) -> Array:
@@ -131,6 +138,16 @@ def test_a_module_that_computes_otherwise_is_named(tmp_path: Path) -> None:
         "The runs part in module block.act: what goes into it is equal to the digits that were written" in done.output
     )
     assert "the same" not in done.output
+
+
+def test_sentences_are_in_chinese_too(tmp_path: Path) -> None:
+    """Whole, with the numbers of the English ones; names stay."""
+    for number, other in enumerate((step_of, in_single, lambda step: step_of(step, by_tanh), without_parameters)):
+        found = both(tmp_path / str(number), step_of, other)
+        for english in (verdict(found), *about(found)):
+            chinese = in_language(english, "zh_CN")
+            assert Counter(re.findall(r"\d+", chinese)) == Counter(re.findall(r"\d+", english))
+            assert re.findall(r"[A-Za-z]{3,}", NAMES.sub("", chinese)) == []
 
 
 def test_rounding_within_modules_parts_nothing(tmp_path: Path) -> None:

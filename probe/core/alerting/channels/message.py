@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probe.core.language import Message, in_language, message
+from probe.core.language import Message, in_language, joined, message
 from probe.core.messages import plural, shortened, writable
 from probe.core.records import SEVERITIES, Alert
 from probe.core.times import sound_time, utc_text
@@ -54,12 +54,13 @@ def heading(alert: Alert) -> str:
 
 
 def subject(alerts: Sequence[Alert]) -> str:
-    """Return the first line of a message: job, and the only alert or the number of them with the most severe."""
+    """Return the first line of a message: job, unless the title begins with it, and the only alert or the number of
+    them with the most severe."""
     job = next((alert.labels["job"] for alert in alerts if alert.labels.get("job")), "")
-    lead = f"{clipped(_one_line(job), MOST_TITLE)}: " if job else ""
+    worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
+    lead = f"{clipped(_one_line(job), MOST_TITLE)}: " if job and not worst.title.startswith(job) else ""
     if len(alerts) == 1:
         return lead + heading(alerts[0])
-    worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
     number = _in_language_of(worst, message("{number} alerts", number=len(alerts)))
     return f"{lead}{number}: {heading(worst)}"
 
@@ -67,7 +68,8 @@ def subject(alerts: Sequence[Alert]) -> str:
 def details(alert: Alert) -> str:
     """Return the lines below the heading of one alert: text, labels, time."""
     pairs = [(name, value) for name, value in alert.labels.items() if name not in PLACE]
-    labels = ", ".join(f"{_in_language_of(alert, message(name))} {value}" for name, value in pairs)
+    parts = [joined("", [message(name), f" {value}"]) for name, value in pairs]
+    labels = _in_language_of(alert, joined(", ", parts))
     lines = (shortened(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), utc_text(alert.time))
     return "\n".join(filter(None, lines))
 

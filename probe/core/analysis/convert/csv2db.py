@@ -102,13 +102,13 @@ class Imported:
         """One line for people."""
         if not self.files + self.known:
             return message("nothing could be converted: {path} was not written", path=self.path)
-        there = plural(self.known, ", {known} was there already", ", {known} were there already")
+        earlier = plural(self.known, ", {known} was there already", ", {known} were there already")
         return message(
             "{rows} of {files} in {path}{there}",
             rows=counted(self.rows, "row"),
             files=counted(self.files, "file"),
             path=self.path,
-            there=message(there, known=self.known) if self.known else "",
+            there=message(earlier, known=self.known) if self.known else "",
         )
 
 

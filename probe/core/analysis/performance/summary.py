@@ -240,10 +240,10 @@ def _table(
 ) -> PerformanceTable:
     """Return a table without the columns of which nothing is known."""
     cells = [["–" if cell == UNKNOWN else str(cell) for cell in row] for row in rows]
-    known = [n for n in range(len(header)) if any(row[n] != "–" for row in cells)]
+    columns = [n for n in range(len(header)) if any(row[n] != "–" for row in cells)]
     more = message(" (the first {most} of {number})", most=most, number=len(rows)) if len(rows) > most else ""
-    names = tuple(message(header[n]) for n in known)
-    return PerformanceTable(joined("", [title, more]), names, [tuple(row[n] for n in known) for row in cells[:most]])
+    names = tuple(message(header[n]) for n in columns)
+    return PerformanceTable(joined("", [title, more]), names, [tuple(row[n] for n in columns) for row in cells[:most]])
 
 
 UNKNOWN = message("unknown")

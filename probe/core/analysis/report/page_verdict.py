@@ -28,6 +28,8 @@ def page_verdict(analysis: Analysis) -> dict[str, Any]:
     picture = picture_about(verdict, analysis)
     texts = {name: in_language(getattr(verdict, name), CHINESE) for name in ("kind", "text")}
     advice = [in_language(text, CHINESE) for text in verdict.next_steps]
+    if analysis.diagnosis is not None:
+        texts["paragraph"] = in_language(analysis.diagnosis.text, CHINESE)
     looked = [in_language(text, CHINESE) for text in verdict.looked.at]
     return {
         "verdict": {**verdict.as_json(), "zh": {**texts, "next_steps": advice, "looked": {"at": looked}}},
