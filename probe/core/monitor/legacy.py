@@ -183,7 +183,7 @@ class AssignedSettings:
 
 def _is_plain(kind: type) -> bool:
     """Return whether a class of monitors makes no attributes of its own."""
-    return kind.__init__.__module__.startswith("probe.")  # type: ignore[misc]
+    return str(kind.__init__.__module__).startswith("probe.")  # type: ignore[misc]
 
 
 def _meant(monitor: object, name: str, value: object) -> str:
