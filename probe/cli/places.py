@@ -39,10 +39,10 @@ def usual_place() -> Path:
 
 def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed) -> Any:
     """Return the Typer argument of a :data:`Place`; that with the usual text is the usual place if it is left out."""
-    usual: dict[str, Any] = {}
-    if help_text == HELP:
-        usual = {"default_factory": lambda: str(usual_place()), "show_default": False}
-    return typer.Argument(parser=parser, metavar=metavar, help=help_text, **usual)
+    usual = (lambda: str(usual_place())) if help_text == HELP else None
+    return typer.Argument(
+        parser=parser, metavar=metavar, help=help_text, default_factory=usual, show_default=usual is None
+    )
 
 
 RunPlace = Annotated[Any, run_argument()]

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+from zipfile import is_zipfile
 
 import typer
 
@@ -19,8 +20,8 @@ from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 """Exit codes of shells for a program that cannot be run, and for one that is not there."""
-PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip", ".egg", ".whl")
-"""Endings of what Python runs; of others only files whose ending is no word, such as ``train-1.0``."""
+PYTHON_SUFFIXES = (".py", ".pyw", ".pyc")
+"""Endings of what Python runs; of others only archives, and files whose ending is no word, such as ``train-1.0``."""
 CONTEXT = {"allow_interspersed_args": False}
 """Settings of the command: options after the script are the script's."""
 
@@ -105,7 +106,7 @@ def _no_script(file: Path, verb: str) -> str:
             return _expected(file, message("there is no such file; did you mean {name}?", name=close))
         text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
         return _expected(file, message(text, file=file, verb=verb))
-    if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES:
+    if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES or is_zipfile(file):
         return ""
     return _expected(
         file, message("for another program write `probe {verb} -- PROGRAM {file} ...`", file=file, verb=verb)

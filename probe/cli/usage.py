@@ -55,6 +55,8 @@ def usage_error(error: Any, verb: str = "") -> Message:
         )
     else:
         text = str(error.format_message()).rstrip(".。")
+        if parameter is None and context is not None:
+            text += f"; expected `{' '.join([command, *context.command.collect_usage_pieces(context)])}`"
         expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
         expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)

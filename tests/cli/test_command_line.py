@@ -86,6 +86,7 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
             ["probe compare: expected B: ", "`probe compare monitor_output/first monitor_output/second`"],
         ),
         (["pack", "runs"], ["probe pack: expected --out: ", "`probe pack monitor_output --out packed`"]),
+        (["anomalies", "a", "b"], ["(b); expected `probe anomalies [OPTIONS] [DIRECTORY]`"]),
         (["config", "check"], ["probe config check: expected FILE: ", "`probe config check monitor.json`"]),
         (["anomalies", "--jsn", "."], ["there is no option --jsn; did you mean --json?"]),
         (["anomalies", "--zzz", "."], ["there is no option --zzz; expected one of --out, --topk, "]),

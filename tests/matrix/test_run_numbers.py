@@ -101,7 +101,7 @@ def test_a_number_without_a_name_is_logged_and_training_goes_on(
     assert "log: expected numbers by name, such as log(loss=2.5), got 2.5: not recorded" in caplog.text
 
 
-def test_numbers_that_are_logged_after_the_update(framework: Harness) -> None:
+def test_numbers_that_are_logged_after_the_update(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """With the step's number, or by log_ended, they count for the step that ended last; others are refused."""
     training = Training(framework).begin(5)
     seen: list[RunStep] = []
@@ -114,6 +114,7 @@ def test_numbers_that_are_logged_after_the_update(framework: Harness) -> None:
     training.monitor.log(loss=0.0, step=3)
     training.monitor.stop()
     assert training.monitor.faults == {"log: numbers of neither the step in progress nor the one before": 1}
+    assert sum("log: expected step=" in line for line in caplog.messages) == 1
     found = numbers_in(Path(os.environ["MONITOR_OUTPUT_DIR"]))
     assert [found[step, "loss"] for step in range(5, 9)] == [5.0, 6.0, 7.0, 8.0]
     assert [found[step, "grad_norm"] for step in range(5, 9)] == [-5.0, -6.0, -7.0, -8.0]

@@ -438,6 +438,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "the step": (lambda m: setattr(m, "step", 1), "monitor.step: cannot be assigned: 1 is left out"),
     "wrong ops": (lambda m: setattr(m, "ops", "max"), "monitor.ops: expected a list such as"),
     "no number at all": (lambda m: m.log(), "log: expected numbers by name, such as log(loss=2.5), got none"),
+    "no phase": (lambda m: m.phase(None), "phase: expected a name such as evaluation, got None"),
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
     "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),

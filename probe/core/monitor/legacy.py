@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from probe.core.backend.protocols import FrameworkAdapter
@@ -174,7 +174,7 @@ class AssignedSettings:
             self._assign("ops", ops)
         elif isinstance(ops, (list, tuple)):
             try:
-                self._assign("ops", list(_known_ops(ops)))
+                self._assign("ops", list(_known_ops(ops, self._tell)))
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 self._noted.note("monitor.ops", error)
         else:
@@ -198,15 +198,15 @@ def _meant(monitor: object, name: str, value: object) -> str:
     return f"; did you mean {close}?" if close else "; `help(TrainerMon)` lists them"
 
 
-def _known_ops(ops: Iterable[object]) -> Iterator[str]:
-    """Yield the known ones of ``ops``, and log the others."""
+def _known_ops(ops: Iterable[object], tell: Callable[..., None]) -> Iterator[str]:
+    """Yield the known ones of ``ops``, and tell the others."""
     for op in ops:
         if isinstance(op, str) and op in EVERY_OP:
             yield op
         else:
             close = nearest(op, EVERY_OP)
             hint = f"; did you mean {close}?" if close else ""
-            _log.warning("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
+            tell("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
 
 
 def deprecated(text: str, level: int) -> None:

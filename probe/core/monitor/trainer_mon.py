@@ -245,6 +245,8 @@ class Monitor(AssignedSettings):
 
         While it lasts, a run counts as busy with that phase, not as one that stands still in a step.
         """
+        if not isinstance(name, str) or not name:
+            self._tell("phase: expected a name such as evaluation, got %.80r", name)
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         return numbers.phase(name) if numbers is not None else nullcontext()
 

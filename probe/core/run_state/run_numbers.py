@@ -59,6 +59,8 @@ REST_SECONDS = 0.05
 
 Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
+MISPLACED = "log: numbers of neither the step in progress nor the one before"
+"""Kind of loss that is counted."""
 
 
 class EndedStep(NamedTuple):
@@ -198,7 +200,10 @@ class RunNumbers:
         elif step == self._last:
             self._put_late(values)
         else:
-            self._faults.lost("log: numbers of neither the step in progress nor the one before", len(values))
+            if MISPLACED not in self._faults.counts:
+                text = "log: expected step=%d, in progress, or %d, the one before; got %.80r: not recorded"
+                _log.warning(text, self._last + 1, self._last, step)
+            self._faults.lost(MISPLACED, len(values))
 
     def _put_by_place(self, values: Mapping[str, object]) -> None:
         begun = self._step_begun()
