@@ -224,8 +224,8 @@ def _facts(ranks: Sequence[WatchSummary], loss: LossSpan) -> Iterator[str]:
     costs = [(*summary.cost, summary.steps) for summary in ranks if summary.steps and summary.cost[1] > 0]
     if costs:
         spent, plain, steps = max(costs, key=lambda cost: cost[0] / cost[1])
-        milliseconds = float(f"{1000 * spent / steps:.3g}")
-        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=milliseconds, share=100 * spent / plain)
+        number, share = float(f"{1000 * spent / steps:.3g}"), 100 * spent / plain
+        yield message("cost: {number:g} ms a step ({share:.1f} % longer)", number=number, share=share)
     if faults := sum(summary.faults for summary in ranks):
         failures = "{number} failure inside probe, which training did not notice"
         many = "{number} failures inside probe, which training did not notice"
