@@ -157,7 +157,7 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
-    head = message("{run}: {findings}", run=analysis.run.name, findings=found)
+    head: str = message("{run}: {findings}", run=analysis.run.name, findings=found)
     if not analysis.extent.rows and not number:  # nothing was judged, as the next line says
         head = analysis.run.name
     _print(console, [head, *summary(analysis), *run_lines(analysis.of_run), *check_texts(analysis.of_checks)])
