@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -33,8 +34,6 @@ from probe.core.run_state.progress_file import (
     longest_in,
 )
 from probe.core.run_state.stack_signal import handles
-from tests.quick_python import quick_python
-from tests.user_scripts import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +46,7 @@ def progress(tmp_path: Path) -> Progress:
 
 
 def run(code: str, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([quick_python(*COMMANDS), "-c", textwrap.dedent(code), str(folder)], cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(folder)], cwd=ROOT)
 
 
 def test_a_reader_sees_who_writes(progress: Progress) -> None:
