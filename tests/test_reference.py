@@ -47,7 +47,8 @@ def test_every_command_and_every_public_name_has_a_section() -> None:
     """So that a page is not merely the same as a generator that leaves things out."""
     headings = re.findall(r"^#+ (.*)$", PAGES["commands.md"](), re.MULTILINE)
     assert {f"probe {verb}" for verb in VERBS} | {"probe config check", "probe control set"} <= set(headings)
-    members = {name for name in dir(Monitor) if not name.startswith("_")} - {"automatic", "close", "framework", "settings", "way"}
+    inner = {"automatic", "close", "framework", "settings", "way"}
+    members = {name for name in dir(Monitor) if not name.startswith("_")} - inner
     described = set(re.findall(r"^#### TrainerMon\.(\w+)$", PAGES["python.md"](), re.MULTILINE))
     assert members == described
 

@@ -57,7 +57,7 @@ class AssignedSettings:
     framework: FrameworkAdapter
 
     def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Mistakes that have been reported."""
         self._configuration = Configuration(source)
         self._faults = Faults()
@@ -119,8 +119,8 @@ class AssignedSettings:
 
     def _tell(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             _log.warning(text, *values)
 
     def _value(self, key: str) -> Any:
@@ -198,15 +198,15 @@ def _meant(monitor: object, name: str, value: object) -> str:
     return f"; did you mean {close}?" if close else "; `help(TrainerMon)` lists them"
 
 
-def _known_ops(ops: Iterable[object], tell: Callable[..., None]) -> Iterator[str]:
-    """Yield the known ones of ``ops``, and tell the others."""
+def _known_ops(ops: Iterable[object], warn: Callable[..., None]) -> Iterator[str]:
+    """Yield the known ones of ``ops``, and warn of the others."""
     for op in ops:
         if isinstance(op, str) and op in EVERY_OP:
             yield op
         else:
             close = nearest(op, EVERY_OP)
             hint = f"; did you mean {close}?" if close else ""
-            tell("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
+            warn("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
 
 
 def deprecated(text: str, level: int) -> None:

@@ -105,13 +105,13 @@ def _sweep(above: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def follow(command: Sequence[str], environ: dict[str, str], tells: bool = True) -> None:
+def follow(command: Sequence[str], environ: dict[str, str], is_reporting: bool = True) -> None:
     """Start a program, wait for it, report about it and end as it does. Return only if it was not started: then the
     caller replaces itself by the program.
 
     Args:
         environ: environment of the program, to which the name of the board is added.
-        tells: whether to tell if nothing was watched of a program that has ended well.
+        is_reporting: whether to report that nothing was watched of a program that has ended well.
     """
     started = _started(command, environ)
     if started is None:
@@ -121,7 +121,7 @@ def follow(command: Sequence[str], environ: dict[str, str], tells: bool = True) 
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status, vigil.late)
-        vigil.report(tells and not status)
+        vigil.report(is_reporting and not status)
         board.remove()
     finally:
         end_as(status)

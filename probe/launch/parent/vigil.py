@@ -71,11 +71,11 @@ class Vigil:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
-    def report(self, tells: bool = True) -> None:
-        """Write the closing lines to standard error; with ``tells`` also if nothing was watched."""
+    def report(self, is_reporting: bool = True) -> None:
+        """Write the closing lines to standard error; with ``is_reporting`` also if nothing was watched."""
         self.look(last=True)
         try:
-            lines = self._lines(tells)
+            lines = self._lines(is_reporting)
             self._ready = True
             for text, level in lines:
                 complain(text, level, COLOURS.get(level, 0))
@@ -88,9 +88,9 @@ class Vigil:
             command = " ".join(["probe anomalies", *filter(None, [self._files and quote(self._files)])])
             complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
-    def _lines(self, tells: bool) -> list[tuple[str, str]]:
+    def _lines(self, is_reporting: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            return [(NOTHING, "info")] if tells and not (self._folder / REASON).exists() else []
+            return [(NOTHING, "info")] if is_reporting and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]
