@@ -68,7 +68,7 @@ def run(
             "out, or write the three lines in the program",
             "warning",
         )
-    start(command, DEEP if deep else LIGHT if light else config, tells=not flag)
+    start(command, DEEP if deep else LIGHT if light else config, reports=not flag)
 
 
 def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) -> list[str]:
@@ -132,17 +132,17 @@ def _check(config: Path) -> None:
         raise typer.Exit(2) from None
 
 
-def start(command: list[str], config: Path | str | None, tells: bool = True) -> None:
+def start(command: list[str], config: Path | str | None, reports: bool = True) -> None:
     """Start the program, and end as it does; replace this process by it where it needs no parent, or can have none.
 
     Args:
-        tells: false if it has been told already that nothing is watched.
+        reports: false if it has been reported already that nothing is watched.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full or closed: the program runs all the same
             stream.flush()
     environment = watched(os.environ, config)
-    follow(command, environment, tells)
+    follow(command, environment, reports)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:

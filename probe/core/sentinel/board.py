@@ -26,11 +26,11 @@ LOCK = "parent.lock"
 """File on which the parent holds a lock as long as it lives."""
 SUMMARIES = "summary-*.json"
 REASON = "reason"
-"""File that is there if a process has told why it is not watched."""
+"""File that is there if a process has reported why it is not watched."""
 
 
 def note_reason(environ: Mapping[str, str]) -> None:
-    """Note on the board, if there is one, that this process has told why it is not watched."""
+    """Note on the board, if there is one, that this process has reported why it is not watched."""
     if (board := Board.of(environ)) is not None:
         with suppress(OSError):
             (board.folder / REASON).touch()

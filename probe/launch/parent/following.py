@@ -11,13 +11,13 @@ from probe.launch.parent.program import END_SECONDS, Program, end_as, end_within
 from probe.launch.parent.vigil import Vigil
 
 
-def follow(command: Sequence[str], environ: dict[str, str], tells: bool = True) -> None:
+def follow(command: Sequence[str], environ: dict[str, str], reports: bool = True) -> None:
     """Start a program, wait for it, report about it and end as it does. Return only if it was not started: then the
     caller replaces itself by the program.
 
     Args:
         environ: environment of the program, to which the name of the board is added.
-        tells: whether to tell if nothing was watched of a program that has ended well.
+        reports: whether to report that nothing was watched of a program that has ended well.
     """
     started = _started(command, environ)
     if started is None:
@@ -27,7 +27,7 @@ def follow(command: Sequence[str], environ: dict[str, str], tells: bool = True) 
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status)
-        vigil.report(tells and not status)
+        vigil.report(reports and not status)
         board.remove()
     finally:
         end_as(status)

@@ -66,18 +66,18 @@ class Vigil:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
-    def report(self, tells: bool = True) -> None:
-        """Write the closing lines to standard error; with ``tells`` also if nothing was watched."""
+    def report(self, reports: bool = True) -> None:
+        """Write the closing lines to standard error; with ``reports`` also if nothing was watched."""
         self.look(last=True)
         try:
-            for text, level in self._lines(tells):
+            for text, level in self._lines(reports):
                 complain(text, level, COLOURS.get(level, 0))
         except Exception as error:  # noqa: BLE001 - the exit code is the program's
             complain(f"the report about the program failed: {type(error).__name__}: {error}", "warning")
 
-    def _lines(self, tells: bool) -> list[tuple[str, str]]:
+    def _lines(self, reports: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            return [(NOTHING, "info")] if tells and not (self._folder / REASON).exists() else []
+            return [(NOTHING, "info")] if reports and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]
