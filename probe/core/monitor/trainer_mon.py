@@ -201,7 +201,7 @@ class Monitor(AssignedSettings):
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
         failures are counted. Return a function that ends this."""
         if not callable(listener):
-            self._tell("on_snapshot: expected a function, got %.80r: it is left out", listener)
+            self._report("on_snapshot: expected a function, got %.80r: it is left out", listener)
             return lambda: None
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
@@ -226,11 +226,11 @@ class Monitor(AssignedSettings):
         """
         if unnamed or not values:
             expected = "log: expected numbers by name, such as log(loss=2.5), got %.80s: not recorded"
-            self._tell(expected, repr(unnamed[0]) if unnamed else "none")
+            self._report(expected, repr(unnamed[0]) if unnamed else "none")
         if self._unwatched:
             return
         if self._attachment is None:
-            self._tell("log: no model is watched, so nothing is recorded; call set_monitor first")
+            self._report("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._attachment.listening_numbers()) is not None:
             numbers.log(values, step)
 
@@ -246,7 +246,7 @@ class Monitor(AssignedSettings):
         While it lasts, a run counts as busy with that phase, not as one that stands still in a step.
         """
         if not isinstance(name, str) or not name:
-            self._tell("phase: expected a name such as evaluation, got %.80r", name)
+            self._report("phase: expected a name such as evaluation, got %.80r", name)
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         return numbers.phase(name) if numbers is not None else nullcontext()
 
@@ -276,7 +276,7 @@ class Monitor(AssignedSettings):
             RuntimeError: if no model is watched.
         """
         if not callable(listener):
-            self._tell("on_run_step: expected a function, got %.80r: it is left out", listener)
+            self._report("on_run_step: expected a function, got %.80r: it is left out", listener)
         if self._unwatched or not callable(listener):
             return lambda: None
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
@@ -291,7 +291,9 @@ class Monitor(AssignedSettings):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
         if not isinstance(state, Mapping):
-            self._tell("load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state)
+            self._report(
+                "load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state
+            )
         elif self._attachment is not None:
             self._attachment.numbers.load_state_dict(state)
 
@@ -352,7 +354,7 @@ class Monitor(AssignedSettings):
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         if not isinstance(timeout, int | float):
-            self._tell(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken", timeout)
+            self._report(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken", timeout)
             timeout = FLUSH_SECONDS
         return self._attachment.flush(timeout) if self._attachment is not None else True
 
