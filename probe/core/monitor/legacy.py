@@ -97,10 +97,10 @@ class AssignedSettings:
         if not name.startswith("_"):
             known = getattr(type(self), name, None)
             if (isinstance(known, property) and known.fset is None) or (callable(known) and not callable(value)):
-                self._tell(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
+                self._report(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
                 return
             if not hasattr(type(self), name) and name not in vars(self) and _is_plain(type(self)):
-                self._tell(
+                self._report(
                     f"monitor.{name}: there is no such attribute: assigned without effect%s", _meant(self, name, value)
                 )
         super().__setattr__(name, value)
@@ -117,7 +117,7 @@ class AssignedSettings:
             text = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(text, name=name, obj=self)
 
-    def _tell(self, text: str, *values: object) -> None:
+    def _report(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""
         if text not in self._reported:
             self._reported.add(text)
@@ -153,7 +153,7 @@ class AssignedSettings:
         if not self._attached or isinstance(xy_distribution, bool):
             self._assign("xy_distribution", xy_distribution)
         else:
-            self._tell("reload_xy: expected true or false, got %.80r; nothing changes", xy_distribution)
+            self._report("reload_xy: expected true or false, got %.80r; nothing changes", xy_distribution)
 
     @property
     def ops(self) -> list[str]:
@@ -174,11 +174,11 @@ class AssignedSettings:
             self._assign("ops", ops)
         elif isinstance(ops, (list, tuple)):
             try:
-                self._assign("ops", list(_known_ops(ops, self._tell)))
+                self._assign("ops", list(_known_ops(ops, self._report)))
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 self._noted.note("monitor.ops", error)
         else:
-            self._tell('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
+            self._report('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
 
 
 def _is_plain(kind: type) -> bool:
