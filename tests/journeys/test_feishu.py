@@ -24,7 +24,7 @@ SECRET = "s3cr3t"
 ACTIVATIONS = {"xy_distribution": True, "all_xy": True, "wg_distribution": True, "sentinel": {"enable": False}}
 PLACES = {
     "en": ("NaN in blocks.0.n1.output, step {}", "critical"),
-    "zh_cn": ("blocks.0.n1.output 出现 NaN，第 {} 步", "严重"),
+    "zh_cn": ("blocks.0.n1.output：NaN，第 {} 步", "严重"),
 }
 
 
