@@ -120,7 +120,7 @@ def test_runs_side_by_side_have_numbers_and_are_judged(name: str, tmp_path: Path
     assert {rank: [step.step for step in read[rank]] for rank in read} == {0: [*range(6)], 1: [*range(6)]}
     assert sorted(nans.values()) == [False, True]
     (faulty,) = (rank for rank, found in nans.items() if found)
-    assert f"rank {faulty}, step 4" in " ".join(said(root, "anomalies").split())
+    assert f"step 4, rank {faulty}" in " ".join(said(root, "anomalies").split())
 
 
 def test_runs_one_after_the_other_are_later_runs_of_the_same_number(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ is averaged or multiplied after the update fewer."""
 _WORST_FIRST: tuple[Outcome, ...] = ("skipped", "unknown")
 
 
-ReadUpdate = Callable[[], Update]
-"""Function that waits for the numbers of an update that are still on their way to the host. Called in the order of the
-steps, on the delivery thread."""
+EndedUpdate = Update | Callable[[], Update]
+"""Update of a step that has ended, or a function that waits for those of its numbers that are still on their way to the
+host: it is called in the order of the steps, on the delivery thread."""
 
 
 class Updates:
@@ -103,7 +103,7 @@ class Updates:
             number = self._reading(found)
             self._found = (lambda: number) if isinstance(number, float) else number
 
-    def end(self) -> tuple[Outcome, ReadUpdate]:
+    def end(self) -> tuple[Outcome, EndedUpdate]:
         """Return the update of the step, skipped if that of any optimizer was, and begin another."""
         worst: Outcome = "applied"
         if self._outcomes:
@@ -114,7 +114,7 @@ class Updates:
         update = Update(worst, self._skips, self._begun, rate)
         self._begun |= worst == "applied"
         self._outcomes, self.rate, self._found = set(), None, None
-        return worst, lambda: self._read(update, wait, found)
+        return worst, update if wait is None and found is None else lambda: self._read(update, wait, found)
 
     def _reading(self, value: object) -> float | Callable[[], float] | None:
         """Return the number, or a function that waits for it; None if there is none. A copy is made at once: a
@@ -201,7 +201,7 @@ class FinishedStep(NamedTuple):
     ops: tuple[str, ...]
     spent: Spent
     outcome: Outcome
-    update: ReadUpdate
+    update: EndedUpdate
 
 
 class StepConsumer(Protocol):

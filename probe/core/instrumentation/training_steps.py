@@ -18,9 +18,9 @@ from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.step_boundary import (
+    EndedUpdate,
     FinishedStep,
     ForwardMarks,
-    ReadUpdate,
     RunListener,
     StepConsumer,
     UpdateListener,
@@ -361,7 +361,7 @@ class TrainingSteps:
         seconds = [wait for wait in waits if wait is not None]
         listener.ended(step, outcome, sum(seconds) if seconds else None)
 
-    def _finish(self, outcome: Outcome, update: ReadUpdate) -> None:
+    def _finish(self, outcome: Outcome, update: EndedUpdate) -> None:
         """Hand the step over, or drop it if nothing can be read; a failure is counted."""
         run, captured = self.run, self.run.capturing is not None
         try:
@@ -395,7 +395,7 @@ class TrainingSteps:
         if run.clock.sampled and run.seen:
             attempt(self.faults, "end of step", self._hand_over, "partial", self._updates.end()[1])
 
-    def _hand_over(self, outcome: Outcome, update: ReadUpdate) -> None:
+    def _hand_over(self, outcome: Outcome, update: EndedUpdate) -> None:
         run = self.run
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         step, now = run.clock.step, time.time()

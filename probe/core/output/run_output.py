@@ -171,7 +171,7 @@ class Output:
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device."""
-        spent, update = step.spent, step.update()
+        spent, update = step.spent, step.update() if callable(step.update) else step.update
         batches = [replace(batch, update=update) for rows in step.pending for batch in rows.batches(step.number)]
         device = self._cost.add_device(spent) if self._run.framework.clock is not None else 0.0
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})

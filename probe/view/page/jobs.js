@@ -129,8 +129,17 @@ export class Jobs {
 
   /** @param {any} event */
   event(event) {
-    const values = Object.entries(event.values).map(([name, value]) => `${t(name)}: ${value}`).join("\n");
+    const values = Object.entries(event.values).map(([name, value]) => `${eventText(name)}: ${value}`).join("\n");
     const moment = new Date(event.time * 1000);
-    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, t(event.kind), element("span", { className: "lines", textContent: values })];
+    return [Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString(spoken()), event.job, event.rank, eventText(event.kind), element("span", { className: "lines", textContent: values })];
   }
+}
+
+/**
+ * The text of a kind of event or of one of its fields; a program's own name stands for itself.
+ * @param {string} name
+ */
+function eventText(name) {
+  const text = t(`event.${name}`);
+  return text === `event.${name}` ? name : text;
 }
