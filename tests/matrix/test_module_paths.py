@@ -15,8 +15,6 @@ import pytest
 import probe
 from probe.core.analysis.convert.csv2db import CSV2DBConfig
 from probe.core.older_paths import OLDER_PACKAGES, OLDER_PATHS
-from tests import user_scripts
-from tests.quick_python import quick_python
 from tests.required import require
 from tests.test_layering import FRAMEWORKS, tried_imports
 
@@ -100,8 +98,7 @@ def test_documented_commands_run(path: str, tmp_path: Path) -> None:
     (tmp_path / "rank0" / "anomaly.json").write_text(json.dumps({"one": finding}), encoding="utf-8")
     outputs = []
     for module in (path.replace("msprobe", "probe"), "probe.core.anomaly_processor"):
-        python, found = quick_python(*user_scripts.TORCH), str(tmp_path / "found.json")
-        command = [python, "-m", module, "-d", str(tmp_path), "-o", found]
+        command = [sys.executable, "-m", module, "-d", str(tmp_path), "-o", str(tmp_path / "found.json")]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         outputs.append((done.returncode, done.stdout, done.stderr))
     assert outputs[0] == outputs[1]

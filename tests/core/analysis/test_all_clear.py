@@ -114,7 +114,7 @@ def test_what_was_dumped_is_diagnosed_without_rows(tmp_path: Path) -> None:
     assert done.exit_code == 2
     said = flat(done.output)
     assert "Nothing could be judged: format tensorboard" in said
-    assert "critical: overflow in fc.weight, step 5 It began in fc.weight" in said
+    assert "critical: overflow, first seen in fc.weight, step 5" in said
     assert "step 5" in said
     shown, page = report(tmp_path)
     assert shown.exit_code == 1

@@ -360,7 +360,7 @@ def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.M
     a = write_run(tmp_path / "a", ranks=(0, 1), steps=range(9), steps_per_file=2)
     b = write_run(tmp_path / "b", scaled(place, 3, rounding(6)), ranks=(0, 1), steps=range(1, 9), steps_per_file=5)
     at_once = compare(a, b)
-    monkeypatch.setattr("probe.core.analysis.compare.compared_piece.WINDOW", 1)
+    monkeypatch.setattr("probe.core.analysis.compare.piece_rows.WINDOW", 1)
     in_portions = compare(a, b)
     assert in_portions == at_once
     assert at_once.rows == 2 * 8 * ROWS_A_STEP

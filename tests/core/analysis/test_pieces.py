@@ -227,7 +227,7 @@ def test_the_cost_is_that_of_the_files(whole: tuple[RecordedRun, Table, Problems
     cost = reading_cost(by_ranks(whole[0], least=3))
     assert (cost.pieces, cost.ranks, cost.files) == (3, RANKS + 1, len(files))
     assert cost.bytes == pytest.approx(sum(path.stat().st_size for path in files), abs=len(files))
-    assert str(cost).startswith("3 pieces: 10 ranks, ")
+    assert cost.text.startswith("3 pieces: 10 ranks, ")
 
 
 @pytest.fixture(scope="module")
