@@ -23,7 +23,7 @@ def check(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("words", "text"),
     [
         ((), "expected a script, -m and a module or, after --, a command"),
-        (("no such.py",), "no such.py: expected a script; there is no such file"),
+        (("no such.py",), "no such.py: expected a script of Python; there is no such file"),
         (("--output", ".", "train.py"), "expected a new or empty folder"),
         (("--", "python", "-I", "train.py"), "nothing can be checked: with -I Python ignores PYTHONPATH"),
     ],

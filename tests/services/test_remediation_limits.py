@@ -322,7 +322,8 @@ def test_a_gpu_is_one_target_by_index_and_by_uuid(tmp_path: Path) -> None:
     path = configured(tmp_path, {name: {**action, "per_target_per_hour": 1} for name, action in actions.items()},
                       programs=[str(smi)])  # fmt: skip
     prelude = (
-        f"import pathlib, probe.services.remediation.gpu_names as names\nnames.FOLDER = pathlib.Path({str(gpus)!r})"
+        "import pathlib, probe.services.remediation.program_actions as actions\n"
+        f"actions.FOLDER = pathlib.Path({str(gpus)!r})"
     )
     with remediating(path, prelude=prelude) as service:
         for alertname, by_index, by_uuid in (("Hot", "gpu_id", "gpu_uuid"), ("Own", "gpu", "gpu")):

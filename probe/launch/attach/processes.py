@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probe.core.language import message
+from probe.core.language import joined, message
 from probe.launch.environment import flags
 
 LEAST = (3, 14)
@@ -108,10 +108,9 @@ class Interpreter:
             name = Path(path).name or "none"
             raise UnattachableError(
                 message(
-                    "expected a process that runs Python; its program is {name}{children}: {advice}",
+                    "expected a process that runs Python; its program is {name}{children}",
                     name=name,
-                    children=_children_of(pid),
-                    advice=LISTED,
+                    children=_children_of(pid) or joined("", [": ", LISTED]),
                 )
             )
         if not Path(path).exists():
