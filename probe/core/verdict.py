@@ -24,6 +24,8 @@ EVERY_STEP = (
 )
 """Advice where it cannot be named because steps were not recorded."""
 NON_FINITE = ("NaN", "Inf")
+OVERFLOW = "overflow"
+"""Finite number so large that a product with it is not finite: the NaN or Inf of the step follows from it."""
 TRACED, UPDATED = "loss-not-finite", "gradient-not-finite"
 """Finding whose place, if it has one, is what the graph of its step shows, and one about gradients of an update."""
 
@@ -341,7 +343,8 @@ def _narrowed(traced: JudgedFinding, findings: Iterable[JudgedFinding]) -> Judge
     if traced.kind != TRACED or len(traced.where) < 2:
         return traced
     modules = tuple(f"{module}." for module in traced.where)
-    rows = [row for row in findings if row.kind in NON_FINITE and row.located and row.since == traced.since]
+    kinds = (*NON_FINITE, OVERFLOW)
+    rows = [row for row in findings if row.kind in kinds and row.located and row.since == traced.since]
     inside = min((row for row in rows if row.where and row.where[0].startswith(modules)), key=_order, default=None)
     if inside is None:
         return traced

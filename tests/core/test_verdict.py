@@ -6,6 +6,8 @@ import json
 import math
 
 from probe.core.hindsight.onset import Onset
+from probe.core.records import Finding, Key
+from probe.core.rules.evaluate import judged
 from probe.core.verdict import JudgedFinding, Looked, united, verdict_of
 
 LOOKED = Looked(("gradients in 24 of 202 steps", "the loss"), ("activations", "parameters"))
@@ -160,3 +162,16 @@ def test_of_several_ranks_the_answer_that_names_a_row_has_its_rank() -> None:
     onset = Onset(50, "layers.3.weight", "grad_reduced", 290, 11, 12.5, 1 / 201)
     one = united([(0, finding(onset=Onset(50))), (2, finding(onset=onset)), (3, finding())])
     assert [each.onset for each in one] == [onset._replace(ranks=(2,))]
+
+
+def test_a_number_about_to_overflow_is_the_cause_of_the_nan_behind_it() -> None:
+    """3e38 is finite, and the square of it in the next layer is not: the layer that made it is named, by rows and
+    by the graph alike."""
+    row = Finding("AnomalySpike", "actv", Key("head.proj", "output"), "norm", 3.8e39, 18.5, 301, 0, 4, "")
+    huge, spike = judged(row), judged(row._replace(value=3.8e9))
+    assert [(row.kind, row.grade) for row in (huge, spike)] == [("overflow", "critical"), ("Spike", "warning")]
+    behind = finding(where=("head.norm.output",), signal="actv")
+    assert verdict_of([huge, behind], LOOKED).where == ("head.proj.output",)
+    assert verdict_of([spike, behind], LOOKED).where == ("head.norm.output",)
+    traced = finding("loss-not-finite", where=("head.proj", "head.norm"))
+    assert verdict_of([traced, huge, behind], LOOKED).where == ("head.proj.output",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import isfinite, isinf, isnan
+from math import inf, isfinite, isinf, isnan
 
 from probe.core.language import Message, message
 from probe.core.naming import row_name, signal_of
@@ -12,7 +12,10 @@ from probe.core.records import Batch, Finding, Key
 from probe.core.rules import Rule, about
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.skipped import is_evidence
-from probe.core.verdict import NON_FINITE, JudgedFinding
+from probe.core.verdict import NON_FINITE, OVERFLOW, JudgedFinding
+
+HUGE = 1e30
+"""Magnitude from which on a value is about to leave the range of float32."""
 
 
 def find(
@@ -82,9 +85,9 @@ def explain(finding: Finding) -> str:
 
 def judged(finding: Finding) -> JudgedFinding:
     """Return a finding in the form of the verdict, as far as its row alone shows it."""
-    kind = word(finding.rule, finding.op, finding.value)
+    kind = OVERFLOW if HUGE <= abs(finding.value) < inf else word(finding.rule, finding.op, finding.value)
     return JudgedFinding(
-        grade="critical" if kind in NON_FINITE else "warning",
+        grade="critical" if kind in (*NON_FINITE, OVERFLOW) else "warning",
         kind=kind,
         where=(row_name(finding.key),),
         step=finding.step,

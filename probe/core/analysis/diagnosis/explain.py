@@ -23,7 +23,7 @@ from probe.core.language import Message, joined, message
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 from probe.core.rules import about
-from probe.core.rules.evaluate import module_of
+from probe.core.rules.evaluate import HUGE, module_of
 from probe.core.storage.layout import cell_name, ranks_text
 
 
@@ -45,9 +45,6 @@ class Kind(str, Enum):
     limit = "value beyond its limit"
     ending = "end of the run"
 
-
-HUGE = 1e30
-"""Magnitude from which on a value is about to leave the range of float32."""
 
 NAMED = 20
 """Most ranks that a sentence names one by one; of more, as many spans."""

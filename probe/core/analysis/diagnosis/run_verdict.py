@@ -13,7 +13,7 @@ from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.checks.check import Grade
 from probe.core.judged_findings import is_located, of_check, of_number
 from probe.core.language import capitalized, joined, message
-from probe.core.rules.evaluate import judged
+from probe.core.rules.evaluate import HUGE, judged
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import NAME, STEP, cell_name
 from probe.core.storage.problems import Problems
@@ -75,7 +75,9 @@ def grade_of(located: Located, cause: Cause, spoilt: int | None) -> Grade:
     """Return the grade of a finding about a row; a note if the end of the run explains it, or weights that an update of
     the step ``spoilt`` had spoilt."""
     follows = spoilt is not None and located.is_non_finite and located.began > spoilt
-    return "note" if follows or cause is Cause.teardown else "critical" if located.is_non_finite else "warning"
+    if follows or cause is Cause.teardown:
+        return "note"
+    return "critical" if located.is_non_finite or abs(located.finding.value) >= HUGE else "warning"
 
 
 def _of_incident(diagnosis: IncidentDiagnosis, analysis: Analysis) -> Iterator[JudgedFinding]:
