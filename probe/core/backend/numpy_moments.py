@@ -210,10 +210,12 @@ class _Block:
     __slots__ = ("eps", "infs", "mean", "nans", "total", "x")
 
     def __init__(self, x: Floats, eps: float) -> None:
-        self.x, self.eps, self.total = x, eps, _sum(x)
+        self.x, self.eps, self.total = x, eps, float(np.add.reduce(x))
         self.nans = self.infs = 0.0
         if not math.isfinite(self.total):
-            self.nans, self.infs = float(np.count_nonzero(np.isnan(x))), float(np.count_nonzero(np.isinf(x)))
+            self.nans = float(np.count_nonzero(np.isnan(x)))
+            self.infs = float(np.count_nonzero(np.isinf(x))) if self.nans < x.size else 0.0
+            self.total = math.nan if self.nans else _sum(x)
         self.mean = self.total / x.size
 
 
@@ -254,8 +256,8 @@ def _deviations(block: _Block) -> float:
 
 
 _REDUCE: dict[str, Callable[[_Block], float]] = {
-    "min": lambda block: float(np.minimum.reduce(block.x)),
-    "max": lambda block: float(np.maximum.reduce(block.x)),
+    "min": lambda block: math.nan if block.nans else float(np.minimum.reduce(block.x)),
+    "max": lambda block: math.nan if block.nans else float(np.maximum.reduce(block.x)),
     "sum": lambda block: block.total,
     "sumsq": _squares,
     "m2": _deviations,
