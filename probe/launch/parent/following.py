@@ -1,4 +1,4 @@
-"""Folder of the board, which the parent makes, locks and removes."""
+"""One program with its parent, from its start to the end of both, and the folder of their board."""
 
 from __future__ import annotations
 
