@@ -43,14 +43,6 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     return param_have_main_grad
 
 
-class StepNumber(int):
-    """Number of a step, which a program may call as the method of this name that other monitors have."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """Do nothing; say so once for each place."""
-        warnings.warn("probe: monitor.step is a number: steps are counted without a call; leave it out", stacklevel=2)
-
-
 class AssignedSettings:
     """The configuration of a monitor, whose values a program may assign, and older names for that."""
 

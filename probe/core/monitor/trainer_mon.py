@@ -18,7 +18,7 @@ from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
 from probe.core.monitor.collector import Collector
-from probe.core.monitor.legacy import AssignedSettings, StepNumber, deprecated, main_grad_of
+from probe.core.monitor.legacy import AssignedSettings, deprecated, main_grad_of
 from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import restore_handler
 from probe.core.monitor.readback import Metrics, activations_of, gradients_of
@@ -328,8 +328,8 @@ class Monitor(AssignedSettings):
 
     @property
     def step(self) -> int:
-        """Number of the training step in progress. A call of it, which other monitors need, has no effect."""
-        return StepNumber(self._attachment.step if self._attachment is not None else 0)
+        """Number of the training step in progress."""
+        return self._attachment.step if self._attachment is not None else 0
 
     @property
     def output_directory(self) -> str | None:
