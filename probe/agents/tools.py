@@ -223,8 +223,8 @@ class RunTools:
         sides = [(run.place, run.directory) for run in (one, other)]
         fields: Answer = {"run": self._named(one), "against": self._named(other)}
         versions = tuple(version_of(self._runs.viewed(run.number).reader.listing()) for run in (one, other))
-        result = self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), versions)
-        self._runs.tasks.wait(result, self._wait_seconds)
+        self._runs.tasks.ask(("compare", *sides), comparison_arguments(*sides), versions)
+        result = self._runs.tasks.wait(("compare", *sides), self._wait_seconds)
         fields |= _state(result)
         if result.answer is None:
             return fields
@@ -310,8 +310,8 @@ class RunTools:
 
     def _analysed(self, run: ListedRun, viewed: ViewedRun) -> tuple[TaskResult, Answer]:
         """Return the analysis of a run, for which a call waits, and the first fields of an answer."""
-        result = viewed.analysis()
-        self._runs.tasks.wait(result, self._wait_seconds)
+        viewed.analysis()
+        result = self._runs.tasks.wait(viewed.key, self._wait_seconds)
         return result, {"run": self._named(run), **_state(result)}
 
 

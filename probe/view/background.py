@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -50,9 +50,9 @@ MEMORY = "256MB"
 """Memory that DuckDB may use for an analysis."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaskResult:
-    """Result of a task, as far as there is one."""
+    """Result of a task at one moment, as far as there is one."""
 
     state: State
     answer: Any = None
@@ -72,10 +72,17 @@ class BackgroundTasks:
         changed: called with the key of a task that has ended, on the thread of the tasks.
         folders: folders out of which tasks follow no link; none: they follow all.
         nice: priority of the tasks.
+        clock: function that returns the seconds by which it is decided when a task may run again.
     """
 
-    def __init__(self, changed: Callable[[Hashable], None], folders: Sequence[str] = (), nice: int = NICE) -> None:
-        self._changed, self._options = changed, (str(nice), json.dumps(list(folders)))
+    def __init__(
+        self,
+        changed: Callable[[Hashable], None],
+        folders: Sequence[str] = (),
+        nice: int = NICE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._changed, self._options, self._clock = changed, (str(nice), json.dumps(list(folders))), clock
         self._lock = threading.Condition()
         self._waiting: dict[Hashable, tuple[Sequence[str], Hashable]] = {}
         self._results: dict[Hashable, TaskResult] = {}
@@ -116,13 +123,11 @@ class BackgroundTasks:
             found = self._results.get(key)
             if found is not None and (found.version == version or found.state == "running"):
                 return found
-            if found is not None and time.monotonic() < found.ended + max(5.0, 20 * (found.ended - found.began)):
+            if found is not None and self._clock() < found.ended + max(5.0, 20 * (found.ended - found.began)):
                 return found
-            if found is None:
-                found = self._results[key] = TaskResult("running")
-                while len(self._results) > MOST_KEPT:
-                    self._results.pop(next(iter(self._results)))
-            found.state = "running"
+            found = self._results[key] = replace(found or TaskResult("running"), state="running")
+            while len(self._results) > MOST_KEPT:
+                self._results.pop(next(iter(self._results)))
             self._waiting[key] = arguments, version
             while len(self._waiting) > MOST_WAITING:
                 dropped = next(iter(self._waiting))
@@ -131,10 +136,17 @@ class BackgroundTasks:
             self._worker.wake()
             return found
 
-    def wait(self, result: TaskResult, seconds: float) -> None:
-        """Wait until a task has ended, or ``seconds`` have passed, or this object is closed."""
+    def wait(self, key: Hashable, seconds: float) -> TaskResult:
+        """Wait until a task has ended, or ``seconds`` have passed, or this object is closed; return what there is of
+        it."""
+
+        def is_over() -> bool:
+            found = self._results.get(key)
+            return found is None or found.state != "running" or self._ended
+
         with self._lock:
-            self._lock.wait_for(lambda: result.state != "running" or self._ended, seconds)
+            self._lock.wait_for(is_over, seconds)
+            return self._results.get(key) or TaskResult("running")
 
     def close(self) -> None:
         """End the process that runs."""
@@ -155,14 +167,15 @@ class BackgroundTasks:
                 return None
             key = next(reversed(self._waiting))
             arguments, version = self._waiting.pop(key)
-            result = self._results.setdefault(key, TaskResult("running"))
-        began = time.monotonic()
+            before = self._results.get(key)
+        began = self._clock()
         answer, error, again = self._tried(key, arguments)
+        version = None if again else version
+        if error:
+            answer = before.answer if before else None
         with self._lock:
-            result.state = "failed" if error else "done"
-            result.answer = result.answer if error else answer
-            result.error, result.version = error, None if again else version
-            result.began, result.ended = began, time.monotonic()
+            state: State = "failed" if error else "done"
+            self._results[key] = TaskResult(state, answer, error, version, began, self._clock())
             self._lock.notify_all()
         if not self._ended:
             attempt(self._faults, WHERE, self._changed, key)

@@ -19,7 +19,7 @@ from probe.view.run_list import RunList
 from tests.required import require
 from tests.view.view_data import SIGNAL, WrittenRank
 from tests.view.view_process import ViewServer, viewing
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 require("duckdb")
 
@@ -48,32 +48,45 @@ def test_a_task_that_cannot_be_started_leaves_the_others(tmp_path: Path, monkeyp
     def changed(key: object) -> None:
         raise RuntimeError(f"nobody is there for {key}")
 
+    now = [0.0]
     arguments = analysis_arguments(str(written(tmp_path).parent), "")
-    tasks = BackgroundTasks(changed)
+    tasks = BackgroundTasks(changed, clock=lambda: now[0])
     with monkeypatch.context() as full:
         full.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-        first = tasks.ask("first", arguments, "1")
-        wait_for(lambda: first.state != "running")
+        tasks.ask("first", arguments, "1")
+        first = tasks.wait("first", PATIENCE)
     assert (first.state, first.version) == ("failed", None)
     assert first.error.startswith("it could not be run: FileNotFoundError")
-    second = tasks.ask("second", arguments, "1")
-    wait_for(lambda: second.state != "running")
+    tasks.ask("second", arguments, "1")
+    second = tasks.wait("second", PATIENCE)
     assert (second.state, second.answer["number"]) == ("done", 0)
-    first.ended = float("-inf")  # as if a while had passed
     assert tasks.ask("first", arguments, "1") is first
-    wait_for(lambda: first.state == "done")
+    now[0] = 3600.0
+    tasks.ask("first", arguments, "1")
+    assert (tasks.wait("first", PATIENCE).state, first.state) == ("done", "failed")
+    tasks.close()
+
+
+def test_an_answer_is_of_one_moment(tmp_path: Path) -> None:
+    """What was asked before a task has ended stays as it was: no page says that it is done and has no answer."""
+    tasks = BackgroundTasks(lambda _: None)
+    asked = tasks.ask("task", analysis_arguments(str(written(tmp_path).parent), ""), "1")
+    ended = tasks.wait("task", PATIENCE)
+    assert (asked.state, asked.answer) == ("running", None)
+    assert (ended.state, ended.answer["number"]) == ("done", 0)
     tasks.close()
 
 
 def test_a_task_that_fails_has_the_last_line_of_its_error(tmp_path: Path) -> None:
     """Also after much other output; one that was killed has its signal."""
     tasks = BackgroundTasks(lambda _: None)
-    result = tasks.ask("analysis", analysis_arguments(str(tmp_path / ("x" * 200 + "/" + "y" * 200)), ""), "1")
-    wait_for(lambda: result.state != "running")
+    tasks.ask("analysis", analysis_arguments(str(tmp_path / ("x" * 200 + "/" + "y" * 200)), ""), "1")
+    result = tasks.wait("analysis", PATIENCE)
     assert (result.state, "there is none of this name" in result.error) == ("failed", True)
-    killed = tasks.ask("killed", ["analyse", str(tmp_path)], "1")
-    wait_for(lambda: killed.state != "running" or (tasks._process and tasks._process.kill()))
-    assert "ended by signal 9" in killed.error
+    tasks.ask("killed", ["analyse", str(tmp_path)], "1")
+    wait_for(lambda: tasks._process).kill()
+    assert tasks.wait("killed", PATIENCE).state == "failed"
+    assert "ended by signal 9" in tasks.wait("killed", 0).error
     tasks.close()
 
 
