@@ -41,7 +41,7 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
 
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:
     """Return :func:`moments` of tensors with a :func:`host_place`, which need not be detached: no operator of torch
-    runs. Return None for other tensors, histograms, NaN or Inf."""
+    runs. Return None for other tensors, histograms, and sums beyond the range of float32."""
     if fused_reduce.places(columns) is None or not tensors:
         return None
     if type(first := local(tensors[0])) not in PLAIN or not first.is_cpu:

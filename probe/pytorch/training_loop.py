@@ -322,7 +322,7 @@ class RepeatedReader:
 
     def _in_one_pass(self, positions: Sequence[int]) -> tuple[Sequence[int], Callable[[], Array]]:
         """Return the positions of parameters that could be read so, and a function that returns their moments. Those
-        with NaN, Inf or immense numbers are left out; because of these, others must not be read in another way, which
+        with immense or tiny numbers are left out; because of these, others must not be read in another way, which
         would round otherwise."""
         if positions is not self._chosen:
             self._choose(positions)

@@ -1,8 +1,9 @@
 /* Minimum, maximum, sum and sum of squares of float32, bfloat16 or float16 numbers in one pass over memory; on request
- * the number of elements below a magnitude, and the sum of squared deviations from the mean.
+ * the number of elements below a magnitude, and the sum of squared deviations from the mean. Where there is NaN or an
+ * infinity, a second pass counts them.
  *
  * Compiled without Python's headers, if there is a C compiler. The caller, probe/core/backend/fused_reduce.py,
- * decides the meaning of the numbers and the treatment of NaN, infinities and extreme magnitudes.
+ * decides the meaning of the numbers and the treatment of extreme magnitudes.
  */
 
 #include <math.h>
@@ -22,6 +23,8 @@ enum { COUNT_BELOW = 1, DEVIATIONS = 2 };
 /* Bytes ahead of the pass at which Intel's processors fetch memory (a fetch beyond the end does nothing): beyond the
  * caches it takes them from 17 to 27 GB/s. AMD's fetch well by themselves, and lose a sixth by it. */
 #define AHEAD 2048
+/* Elements whose NaN are counted in 16 bits. */
+#define COUNTED 32768
 /* Elements whose mean is the first centre of the deviations; they are computed anew about the mean itself if the
  * squares about that centre are more than FAR times those about the mean. */
 #define SAMPLE 256
@@ -50,14 +53,63 @@ INLINE double apart_of(const struct sums *all, size_t n)
     return apart < 0.0 ? 0.0 : apart;
 }
 
-/* True if float32 can hold the results, so that the row is valid: there is no NaN and no infinity, and no sum or square
- * is out of range, or all numbers are zero. */
+/* True if all numbers are finite and float32 can hold the results: no sum or square is out of range, or all numbers are
+ * zero. */
 static int fits(const double *row, size_t n, int more)
 {
     if (row[MIN] == 0.0 && row[MAX] == 0.0 && row[SUMSQ] == 0.0)
         return 1;
     return row[SUMSQ] > FINEST * (double)n && row[SUMSQ] < INFINITY && isfinite(row[SUM]) &&
            !(more & DEVIATIONS && isnan(row[M2]));
+}
+
+/* Counts NaN and infinities. Those of a NaN have the exponent of an infinity and a larger mantissa. */
+#define DEFINE_COUNT(KIND, TYPE, MAGNITUDE, INFINITE)                                                                  \
+    static void count_##KIND(const TYPE *x, size_t n, double *out)                                                     \
+    {                                                                                                                  \
+        for (size_t begin = 0; begin < n; begin += COUNTED) {                                                          \
+            const size_t end = n - begin < COUNTED ? n : begin + COUNTED;                                              \
+            TYPE nans = 0, infs = 0;                                                                                   \
+                                                                                                                       \
+            for (size_t i = begin; i < end; i++) {                                                                     \
+                const TYPE magnitude = x[i] & MAGNITUDE;                                                               \
+                                                                                                                       \
+                nans += magnitude > INFINITE;                                                                          \
+                infs += magnitude == INFINITE;                                                                         \
+            }                                                                                                          \
+            out[NANS] += nans;                                                                                         \
+            out[INFS] += infs;                                                                                         \
+        }                                                                                                              \
+    }
+
+DEFINE_COUNT(float32, uint32_t, 0x7fffffffu, 0x7f800000u)
+DEFINE_COUNT(bfloat16, uint16_t, 0x7fffu, 0x7f80u)
+DEFINE_COUNT(float16, uint16_t, 0x7fffu, 0x7c00u)
+
+/* Complete a row that does not fit. Return whether it is valid: there is NaN or an infinity. Else numbers or squares are
+ * out of the range of float32. */
+static int complete(const void *x, size_t n, int kind, double *row)
+{
+    if (isfinite(row[SUMSQ]))
+        return 0;
+    if (kind == FLOAT32)
+        count_float32(x, n, row);
+    else if (kind == BFLOAT16)
+        count_bfloat16(x, n, row);
+    else
+        count_float16(x, n, row);
+    if (row[NANS]) {
+        row[MIN] = row[MAX] = row[SUM] = row[SUMSQ] = NAN;
+    } else if (row[INFS]) {
+        /* Infinities of both signs add up to NaN. */
+        row[SUM] = (isinf(row[MIN]) ? row[MIN] : 0.0) + (isinf(row[MAX]) ? row[MAX] : 0.0);
+        row[SUMSQ] = INFINITY;
+    } else {
+        return 0;
+    }
+    row[MEAN] = row[SUM];
+    row[M2] = NAN;
+    return 1;
 }
 
 INLINE float from_bits(uint32_t bits)
@@ -416,7 +468,8 @@ DEFINE(float32, float)
 DEFINE(bfloat16, uint16_t)
 DEFINE(float16, uint16_t)
 
-/* Write a row of n elements of a kind; return whether it is valid. */
+/* Write a row of n elements of a kind; return whether it is valid: float32 could hold all sums, or there is NaN or an
+ * infinity. */
 int probe_row(const void *x, size_t n, int kind, double eps, int more, double *out)
 {
     if (kind == FLOAT32)
@@ -425,7 +478,7 @@ int probe_row(const void *x, size_t n, int kind, double eps, int more, double *o
         row_bfloat16(x, n, (float)eps, more, out);
     else
         row_float16(x, n, (float)eps, more, out);
-    return fits(out, n, more);
+    return fits(out, n, more) || complete(x, n, kind, out);
 }
 
 /* Write a row of each of count arrays, and whether it is valid. */

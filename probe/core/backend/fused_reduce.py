@@ -1,5 +1,5 @@
-"""One pass over float32, bfloat16 or float16 numbers in host memory for all moments but histograms. It succeeds where
-there is neither NaN nor Inf.
+"""One pass over float32, bfloat16 or float16 numbers in host memory for all moments but histograms. A row is valid
+unless finite numbers, or their sums or squares, are beyond the range of float32.
 
 Available if a C compiler was present when this package was installed. It takes about the time in which the numbers are
 read. Without it, everything works, but more slowly.
@@ -138,8 +138,8 @@ class FixedArrays:
         self._blank = bytes(ROW_BYTES * number), bytes(number)
 
     def read(self) -> tuple[HostRows, bytes]:
-        """Return a row for each array, and for each whether it is valid: not if there is NaN or Inf, or if squares or
-        sums are beyond the range of float32."""
+        """Return a row for each array, and for each whether it is valid: not if there is neither NaN nor Inf and squares
+        or sums are beyond the range of float32."""
         buffer = array("d", self._blank[0])
         return HostRows(buffer, self._columns), self.write(buffer.buffer_info()[0])
 
