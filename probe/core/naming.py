@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -130,6 +131,7 @@ def row_name(key: Key) -> str:
     return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 
+@functools.lru_cache(4096)  # for the ops of the rows of a batch
 def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:
     """Tag of a row without its op, such as ``0:fc.input:0/rank0/actv`` or ``0:fc.weight/rank0/post_grad``.
 

@@ -25,6 +25,9 @@ enum { COUNT_BELOW = 1, DEVIATIONS = 2 };
 #define AHEAD 2048
 /* Elements whose NaN are counted in 16 bits. */
 #define COUNTED 32768
+/* Elements after which a pass that has met NaN ends: all results are NaN, but for the counts, which another pass makes.
+ * It does not look for infinities: those leave the extremes to be found. */
+#define LOOK 65536
 /* Elements whose mean is the first centre of the deviations; they are computed anew about the mean itself if the
  * squares about that centre are more than FAR times those about the mean. */
 #define SAMPLE 256
@@ -63,55 +66,6 @@ static int fits(const double *row, size_t n, int more)
            !(more & DEVIATIONS && isnan(row[M2]));
 }
 
-/* Counts NaN and infinities. Those of a NaN have the exponent of an infinity and a larger mantissa. */
-#define DEFINE_COUNT(KIND, TYPE, MAGNITUDE, INFINITE)                                                                  \
-    static void count_##KIND(const TYPE *x, size_t n, double *out)                                                     \
-    {                                                                                                                  \
-        for (size_t begin = 0; begin < n; begin += COUNTED) {                                                          \
-            const size_t end = n - begin < COUNTED ? n : begin + COUNTED;                                              \
-            TYPE nans = 0, infs = 0;                                                                                   \
-                                                                                                                       \
-            for (size_t i = begin; i < end; i++) {                                                                     \
-                const TYPE magnitude = x[i] & MAGNITUDE;                                                               \
-                                                                                                                       \
-                nans += magnitude > INFINITE;                                                                          \
-                infs += magnitude == INFINITE;                                                                         \
-            }                                                                                                          \
-            out[NANS] += nans;                                                                                         \
-            out[INFS] += infs;                                                                                         \
-        }                                                                                                              \
-    }
-
-DEFINE_COUNT(float32, uint32_t, 0x7fffffffu, 0x7f800000u)
-DEFINE_COUNT(bfloat16, uint16_t, 0x7fffu, 0x7f80u)
-DEFINE_COUNT(float16, uint16_t, 0x7fffu, 0x7c00u)
-
-/* Complete a row that does not fit. Return whether it is valid: there is NaN or an infinity. Else numbers or squares are
- * out of the range of float32. */
-static int complete(const void *x, size_t n, int kind, double *row)
-{
-    if (isfinite(row[SUMSQ]))
-        return 0;
-    if (kind == FLOAT32)
-        count_float32(x, n, row);
-    else if (kind == BFLOAT16)
-        count_bfloat16(x, n, row);
-    else
-        count_float16(x, n, row);
-    if (row[NANS]) {
-        row[MIN] = row[MAX] = row[SUM] = row[SUMSQ] = NAN;
-    } else if (row[INFS]) {
-        /* Infinities of both signs add up to NaN. */
-        row[SUM] = (isinf(row[MIN]) ? row[MIN] : 0.0) + (isinf(row[MAX]) ? row[MAX] : 0.0);
-        row[SUMSQ] = INFINITY;
-    } else {
-        return 0;
-    }
-    row[MEAN] = row[SUM];
-    row[M2] = NAN;
-    return 1;
-}
-
 INLINE float from_bits(uint32_t bits)
 {
     float value;
@@ -148,6 +102,42 @@ INLINE float from_float16(uint16_t x)
         return from_bits(bits_of((float)rest * 0x1p-24f) | sign);
     return from_bits(((rest << 13) + (rest < 0x7c00u ? 112u << 23 : 0x70000000u)) | sign);
 }
+
+INLINE float magnitude_float32(uint32_t bits)
+{
+    return from_bits(bits);
+}
+
+#define magnitude_bfloat16 from_bfloat16
+#define magnitude_float16 from_float16
+
+/* Counts of NaN, infinities and elements below a magnitude, by the bits of elements without their signs: these are in
+ * the order of the magnitudes, and those of NaN come after that of an infinity. */
+#define DEFINE_COUNT(KIND, TYPE, MAGNITUDE, INFINITE, SET, TARGET)                                                     \
+    TARGET static void count_##KIND##_##SET(const TYPE *x, size_t n, float eps, double *out)                           \
+    {                                                                                                                  \
+        TYPE limit = 0;                                                                                                \
+                                                                                                                       \
+        for (TYPE bit = MAGNITUDE / 2 + 1; bit; bit >>= 1)                                                             \
+            if ((limit | bit) <= INFINITE && magnitude_##KIND((TYPE)((limit | bit) - 1)) < eps)                        \
+                limit |= bit;                                                                                          \
+        out[NANS] = out[INFS] = out[BELOW] = 0.0;                                                                      \
+        for (size_t begin = 0; begin < n; begin += COUNTED) {                                                          \
+            const size_t end = n - begin < COUNTED ? n : begin + COUNTED;                                              \
+            TYPE nans = 0, infs = 0, below = 0;                                                                        \
+                                                                                                                       \
+            for (size_t i = begin; i < end; i++) {                                                                     \
+                const TYPE magnitude = x[i] & MAGNITUDE;                                                               \
+                                                                                                                       \
+                nans += magnitude > INFINITE;                                                                          \
+                infs += magnitude == INFINITE;                                                                         \
+                below += magnitude < limit;                                                                            \
+            }                                                                                                          \
+            out[NANS] += nans;                                                                                         \
+            out[INFS] += infs;                                                                                         \
+            out[BELOW] += below;                                                                                       \
+        }                                                                                                              \
+    }
 
 /* Elements one by one: the rest that fills no vector. */
 #define DEFINE_REST(KIND, TYPE)                                                                                        \
@@ -215,6 +205,8 @@ DEFINE_REST(float16, uint16_t)
             }                                                                                                          \
             sum = SET##_gather(sum, s);                                                                                \
             squares = SET##_gather(squares, q);                                                                        \
+            if (begin % LOOK == 0 && isnan(SET##_total(squares)))                                                      \
+                break;                                                                                                 \
             if (more & DEVIATIONS) {                                                                                   \
                 off = SET##_gather(off, d);                                                                            \
                 distance = SET##_gather(distance, dd);                                                                 \
@@ -386,25 +378,27 @@ WITH_AVX512 INLINE AVX512_doubles AVX512_gather(AVX512_doubles sum, const __m512
     return sum;
 }
 
-#define DEFINE_SETS(KIND, TYPE)                                                                                        \
+#define DEFINE_SETS(KIND, TYPE, BITS, MAGNITUDE, INFINITE)                                                             \
+    DEFINE_COUNT(KIND, BITS, MAGNITUDE, INFINITE, AVX2, WITH_AVX2)                                                     \
     DEFINE_VECTORS(KIND, TYPE, AVX2, WITH_AVX2)                                                                        \
     DEFINE_ROW(KIND, TYPE, AVX2, WITH_AVX2)                                                                            \
+    DEFINE_COUNT(KIND, BITS, MAGNITUDE, INFINITE, AVX512, WITH_AVX512)                                                 \
     DEFINE_VECTORS(KIND, TYPE, AVX512, WITH_AVX512)                                                                    \
     DEFINE_ROW(KIND, TYPE, AVX512, WITH_AVX512)
 
-DEFINE_SETS(float32, float)
-DEFINE_SETS(bfloat16, uint16_t)
-DEFINE_SETS(float16, uint16_t)
+DEFINE_SETS(float32, float, uint32_t, 0x7fffffffu, 0x7f800000u)
+DEFINE_SETS(bfloat16, uint16_t, uint16_t, 0x7fffu, 0x7f80u)
+DEFINE_SETS(float16, uint16_t, uint16_t, 0x7fffu, 0x7c00u)
 
-#define CHOOSE(KIND, ...)                                                                                              \
+#define CHOOSE(FUNCTION, ...)                                                                                          \
     if (__builtin_cpu_supports("avx512dq"))                                                                            \
-        row_##KIND##_AVX512(__VA_ARGS__);                                                                              \
+        FUNCTION##_AVX512(__VA_ARGS__);                                                                                \
     else if (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))                                          \
-        row_##KIND##_AVX2(__VA_ARGS__);                                                                                \
+        FUNCTION##_AVX2(__VA_ARGS__);                                                                                  \
     else                                                                                                               \
-        row_##KIND##_PLAIN(__VA_ARGS__)
+        FUNCTION##_PLAIN(__VA_ARGS__)
 #else
-#define CHOOSE(KIND, ...) row_##KIND##_PLAIN(__VA_ARGS__)
+#define CHOOSE(FUNCTION, ...) FUNCTION##_PLAIN(__VA_ARGS__)
 #endif
 
 /* Any other processor: lanes that a compiler makes vectors of. */
@@ -447,6 +441,8 @@ DEFINE_SETS(float16, uint16_t)
                 all->off += d[i];                                                                                      \
                 all->distance += dd[i];                                                                                \
             }                                                                                                          \
+            if (isnan(all->squares))                                                                                   \
+                break;                                                                                                 \
         }                                                                                                              \
         for (int i = 0; i < LANES; i++) {                                                                              \
             all->least = low[i] < all->least ? low[i] : all->least;                                                    \
@@ -455,18 +451,50 @@ DEFINE_SETS(float16, uint16_t)
         return whole;                                                                                                  \
     }
 
-#define DEFINE(KIND, TYPE)                                                                                             \
+#define DEFINE(KIND, TYPE, BITS, MAGNITUDE, INFINITE)                                                                  \
+    DEFINE_COUNT(KIND, BITS, MAGNITUDE, INFINITE, PLAIN, )                                                             \
     DEFINE_PLAIN(KIND, TYPE)                                                                                           \
     DEFINE_ROW(KIND, TYPE, PLAIN, )                                                                                    \
                                                                                                                        \
     static void row_##KIND(const TYPE *x, size_t n, float eps, int more, double *out)                                  \
     {                                                                                                                  \
-        CHOOSE(KIND, x, n, eps, more, out);                                                                            \
+        CHOOSE(row_##KIND, x, n, eps, more, out);                                                                      \
+    }                                                                                                                  \
+                                                                                                                       \
+    static void count_##KIND(const BITS *x, size_t n, float eps, double *out)                                          \
+    {                                                                                                                  \
+        CHOOSE(count_##KIND, x, n, eps, out);                                                                          \
     }
 
-DEFINE(float32, float)
-DEFINE(bfloat16, uint16_t)
-DEFINE(float16, uint16_t)
+DEFINE(float32, float, uint32_t, 0x7fffffffu, 0x7f800000u)
+DEFINE(bfloat16, uint16_t, uint16_t, 0x7fffu, 0x7f80u)
+DEFINE(float16, uint16_t, uint16_t, 0x7fffu, 0x7c00u)
+
+/* Complete a row that does not fit. Return whether it is valid, because there is NaN or an infinity. Else finite
+ * numbers or their squares are out of the range of float32. */
+static int complete(const void *x, size_t n, int kind, float eps, double *row)
+{
+    if (isfinite(row[SUMSQ]))
+        return 0;
+    if (kind == FLOAT32)
+        count_float32(x, n, eps, row);
+    else if (kind == BFLOAT16)
+        count_bfloat16(x, n, eps, row);
+    else
+        count_float16(x, n, eps, row);
+    if (row[NANS]) {
+        row[MIN] = row[MAX] = row[SUM] = row[SUMSQ] = NAN;
+    } else if (row[INFS]) {
+        /* Infinities of both signs add up to NaN. */
+        row[SUM] = (isinf(row[MIN]) ? row[MIN] : 0.0) + (isinf(row[MAX]) ? row[MAX] : 0.0);
+        row[SUMSQ] = INFINITY;
+    } else {
+        return 0;
+    }
+    row[MEAN] = row[SUM];
+    row[M2] = NAN;
+    return 1;
+}
 
 /* Write a row of n elements of a kind; return whether it is valid: float32 could hold all sums, or there is NaN or an
  * infinity. */
@@ -478,7 +506,7 @@ int probe_row(const void *x, size_t n, int kind, double eps, int more, double *o
         row_bfloat16(x, n, (float)eps, more, out);
     else
         row_float16(x, n, (float)eps, more, out);
-    return fits(out, n, more) || complete(x, n, kind, out);
+    return fits(out, n, more) || complete(x, n, kind, (float)eps, out);
 }
 
 /* Write a row of each of count arrays, and whether it is valid. */

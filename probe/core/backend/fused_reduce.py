@@ -138,8 +138,8 @@ class FixedArrays:
         self._blank = bytes(ROW_BYTES * number), bytes(number)
 
     def read(self) -> tuple[HostRows, bytes]:
-        """Return a row for each array, and for each whether it is valid: not if there is neither NaN nor Inf and squares
-        or sums are beyond the range of float32."""
+        """Return a row for each array, and for each whether it is valid: not if finite numbers, or their sums or
+        squares, are beyond the range of float32."""
         buffer = array("d", self._blank[0])
         return HostRows(buffer, self._columns), self.write(buffer.buffer_info()[0])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf, isfinite, isinf, isnan
 
+from probe.core.checks.check import Grade
 from probe.core.language import Message, message
 from probe.core.naming import row_name, signal_of
 from probe.core.records import Batch, Finding, Key
@@ -83,11 +84,17 @@ def explain(finding: Finding) -> str:
     return f"{clause(finding)}."
 
 
+def kind_and_grade(finding: Finding) -> tuple[str, Grade]:
+    """Return kind and grade of a finding in the verdict."""
+    kind = OVERFLOW if HUGE <= abs(finding.value) < inf else word(finding.rule, finding.op, finding.value)
+    return kind, "critical" if kind in (*NON_FINITE, OVERFLOW) else "warning"
+
+
 def judged(finding: Finding) -> JudgedFinding:
     """Return a finding in the form of the verdict, as far as its row alone shows it."""
-    kind = OVERFLOW if HUGE <= abs(finding.value) < inf else word(finding.rule, finding.op, finding.value)
+    kind, grade = kind_and_grade(finding)
     return JudgedFinding(
-        grade="critical" if kind in (*NON_FINITE, OVERFLOW) else "warning",
+        grade=grade,
         kind=kind,
         where=(row_name(finding.key),),
         step=finding.step,

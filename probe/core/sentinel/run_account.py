@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
@@ -19,7 +20,7 @@ from probe.core.launch import launch_names
 from probe.core.naming import SIGNALS, row_name, signal_of
 from probe.core.records import Finding, Snapshot
 from probe.core.rules.causal_order import causal_order
-from probe.core.rules.evaluate import judged, module_of
+from probe.core.rules.evaluate import judged, kind_and_grade, module_of
 from probe.core.rules.nan import AnomalyNan, NanArgs
 from probe.core.rules.skipped import is_evidence
 from probe.core.run_state.rules import RunFinding, RunStep
@@ -106,7 +107,7 @@ class RunAccount:
         if snapshot.findings:
             switches = {"actv": self._settings.xy_distribution, "param_origin": self._settings.param_distribution}
             signals = {batch.signal for batch in snapshot.batches} | {name for name in switches if switches[name]}
-            self._add(_of_row(finding, after, signals) for finding in snapshot.findings)
+            self._add((*kind_and_grade(found), partial(_of_row, found, after, signals)) for found in snapshot.findings)
         self.changed(False)
 
     def _show(self, snapshot: Snapshot) -> None:
@@ -129,21 +130,24 @@ class RunAccount:
 
     def run_found(self, findings: Sequence[RunFinding]) -> None:
         """Take the findings of rules about numbers of the run; those of checks come by :meth:`checked`."""
-        self._add(of_number(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS)
+        others = [of_number(finding) for finding in findings if not finding.resolved and finding.rule not in CHECKS]
+        self._add(map(_made, others))
 
     def checked(self, findings: Iterable[CheckFinding]) -> None:
         """Take the findings of checks."""
         judged = [of_check(finding) for finding in findings]
         spoilt = [finding.step for finding in judged if finding.kind == UPDATED and finding.grade == "critical"]
         self._spoilt += spoilt[: MOST_FINDINGS - len(self._spoilt)]
-        self._add(judged)
+        self._add(map(_made, judged))
 
-    def _add(self, findings: Iterable[JudgedFinding]) -> None:
+    def _add(self, findings: Iterable[tuple[str, str, Callable[[], JudgedFinding]]]) -> None:
+        """Count findings by kind and grade, and keep the first ones. Where everything is NaN there are thousands a
+        step: their sentences are not made."""
         kinds = len(self._of_kind)
-        for finding in findings:
-            key = (finding.kind, finding.grade)
-            self._of_kind[key] = self._of_kind.get(key, 0) + 1
-            if self._of_kind[key] <= MOST_OF_KIND and len(self._findings) < MOST_FINDINGS:
+        for kind, grade, make in findings:
+            number = self._of_kind[kind, grade] = self._of_kind.get((kind, grade), 0) + 1
+            if number <= MOST_OF_KIND and len(self._findings) < MOST_FINDINGS:
+                finding = make()
                 sought = finding.onset is None and finding.grade != "note" and finding.is_non_finite
                 self._findings.append(finding._replace(onset=self.look_back(finding.since)) if sought else finding)
         if len(self._of_kind) > kinds:
@@ -265,6 +269,11 @@ def _added(text: str, before: str) -> str:
 def _unjudged(name: str, is_recorded: bool) -> Message:
     """Return the name of what was not looked at."""
     return message("{what} (recorded, and judged by no rule)", what=message(name)) if is_recorded else message(name)
+
+
+def _made(finding: JudgedFinding) -> tuple[str, str, Callable[[], JudgedFinding]]:
+    """Return a finding as :meth:`RunAccount._add` takes it."""
+    return finding.kind, finding.grade, lambda: finding
 
 
 def _of_row(finding: Finding, after: int | None, signals: Collection[str]) -> JudgedFinding:

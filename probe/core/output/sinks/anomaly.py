@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -177,7 +176,7 @@ class AnomalyFile:
             if not self._path.exists() or self._path.stat().st_size != self._size:
                 self._keys = _adopt(self._path)
             entries = self._entries(taken)
-            self._size = _splice(self._path, ",\n".join(entries.values()))
+            self._size = _splice(self._path, json.dumps(entries, indent=1)[len("{\n") : -len(END)])
         self._keys.update(entries)
         self._written += len(entries)
 
@@ -187,9 +186,9 @@ class AnomalyFile:
             were = plural(self._dropped, "finding was", "findings were")
             logger.warning("%d %s not written to %s", self._dropped, were, self._path)
 
-    def _entries(self, findings: Sequence[Finding]) -> dict[str, str]:
-        """Return each finding as an indented JSON member, by a key that the file does not have yet."""
-        entries: dict[str, str] = {}
+    def _entries(self, findings: Sequence[Finding]) -> dict[str, Mapping[str, object]]:
+        """Return the fields of each finding, by a key that the file does not have yet."""
+        entries: dict[str, Mapping[str, object]] = {}
         for finding in findings:
             name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
             wanted = entry_key(name, finding.step, finding.order, finding.op)
@@ -197,10 +196,7 @@ class AnomalyFile:
             key = wanted
             while key in self._keys or key in entries:
                 key = next(repeated)
-            body = json.dumps(
-                fields_of(finding, name, self._context.pp_stage, self._context.group_mates, self._run), indent=1
-            )
-            entries[key] = textwrap.indent(f"{json.dumps(key)}: {body}", " ")
+            entries[key] = fields_of(finding, name, self._context.pp_stage, self._context.group_mates, self._run)
         return entries
 
 
