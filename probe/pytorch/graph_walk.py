@@ -286,9 +286,8 @@ class StepGraph:
         for piece in _pieces(tensor):
             if self.expired():
                 return "unknown"
-            if host_moments.in_one_pass([piece], ("sumsq",), 0.0) is not None:
-                continue
-            low, high = (extreme.item() for extreme in torch.aminmax(piece))
+            rows = host_moments.in_one_pass([piece], ("min", "max"), 0.0)
+            low, high = rows()[0].tolist() if rows is not None else map(torch.Tensor.item, torch.aminmax(piece))
             if math.isnan(low):
                 return "nan"
             if high == math.inf:
