@@ -63,6 +63,15 @@ function count(change) {
  * @template T
  */
 export class Source {
+  /** @type {Set<Source<any>>} those of the page that is shown */
+  static all = new Set();
+
+  /** Give up the requests of a page that is no longer shown. */
+  static forget() {
+    for (const source of Source.all) source.clear();
+    Source.all.clear();
+  }
+
   /**
    * @param {(url: string, signal?: AbortSignal) => Promise<T>} get
    * @param {(answer: T) => void} draw
@@ -76,6 +85,7 @@ export class Source {
     /** @type {AbortController | null} */
     this.flight = null;
     this.again = false;
+    Source.all.add(this);
   }
 
   /** @param {string} url */

@@ -11,22 +11,29 @@ export const BAND = 17;
 /** @typedef {{ title: string, first: number, end: number }} Band first and end of its lines */
 
 /**
- * An answer with other lines: those at `order`, in this order.
+ * An array for cells without numbers, of the kind of another one.
+ * @param {string} name
+ * @param {any} own
+ * @param {number} size
+ */
+const without = (name, own, size) => new own.constructor(size).fill(name === "rank" ? -1 : own instanceof Float64Array ? NaN : 0);
+
+/**
+ * An answer with other lines and columns: those at `order`, in this order (-1 is one without numbers), and `columns`.
  * @param {Binary} answer
  * @param {number[]} order
+ * @param {number[]} [columns]
  * @returns {Binary}
  */
-export function chosen({ header, arrays }, order) {
-  const columns = header.steps.length;
-  const at = new Map(order.map((line, n) => [line, n]));
-  const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [line, column]) => (at.has(line) ? [[at.get(line), column]] : []));
-  const put = (/** @type {any} */ array) => {
-    const made = new array.constructor(order.length * columns);
-    order.forEach((line, n) => made.set(array.subarray(line * columns, (line + 1) * columns), n * columns));
-    return made;
-  };
-  const moved = Object.fromEntries(Object.entries(arrays).map(([name, array]) => [name, put(array)]));
-  return { header: { ...header, lines: order.map((line) => header.lines[line]), findings }, arrays: moved };
+export function chosen({ header, arrays }, order, columns = [...header.steps.keys()]) {
+  const [line, column] = [order, columns].map((own) => new Map(own.map((from, to) => [from, to])));
+  const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [a, b]) => (line.has(a) && column.has(b) ? [[line.get(a), column.get(b)]] : []));
+  const moved = Object.entries(arrays).map(([name, own]) => {
+    const made = without(name, own, order.length * columns.length);
+    order.forEach((from, to) => from >= 0 && columns.forEach((n, k) => (made[to * columns.length + k] = own[from * header.steps.length + n])));
+    return [name, made];
+  });
+  return { header: { ...header, lines: order.map((n) => header.lines[n]), steps: columns.map((n) => header.steps[n]), findings }, arrays: Object.fromEntries(moved) };
 }
 
 /**
@@ -53,10 +60,8 @@ export function stacked(parts) {
   const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
   const column = new Map(steps.map(([first], n) => [first, n]));
   const lines = parts.flatMap(({ answer }) => answer.header.lines);
-  const size = lines.length * steps.length;
-  const real = () => new Float64Array(size).fill(NaN);
-  /** @type {Binary["arrays"]} */
-  const arrays = { minimum: real(), maximum: real(), nan: new Uint32Array(size), inf: new Uint32Array(size), rank: new Int32Array(size).fill(-1) };
+  const empty = Object.entries(parts[0].answer.arrays).map(([name, own]) => [name, without(name, own, lines.length * steps.length)]);
+  const arrays = /** @type {Binary["arrays"]} */ (Object.fromEntries(empty));
   /** @type {Band[]} */
   const bands = [];
   for (const { title, answer } of parts) {

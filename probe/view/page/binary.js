@@ -27,6 +27,7 @@ export function unpacked(buffer) {
   }
   for (const [name] of header.arrays) {
     const exponents = arrays[`${name}^`]; // of numbers that are mantissas and exponents of ten
+    delete arrays[`${name}^`];
     if (exponents) arrays[name] = Float64Array.from(arrays[name], (mantissa, i) => (exponents[i] === SPECIAL ? SPECIALS[mantissa] : Number(`${mantissa}e${exponents[i]}`)));
   }
   return { header, arrays };

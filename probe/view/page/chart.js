@@ -1,5 +1,5 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { axisText, element, short, spanText, text } from "./dom.js";
+import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
 import { colour, scale, whenColoured } from "./palette.js";
 import { t } from "./words.js";
 
@@ -21,6 +21,18 @@ import { t } from "./words.js";
  * @property {() => void} [reset]
  * @property {() => void} [leave] Escape
  */
+
+/**
+ * A curve of single numbers; NaN is none.
+ * @param {string} label
+ * @param {number[]} values
+ * @param {{ colour: string } & Partial<Line>} look
+ * @returns {Line}
+ */
+export function line(label, values, look) {
+  const inf = values.map((value) => Number(Math.abs(value) === Infinity));
+  return { label, width: 1.4, low: values, high: values, nan: values.map(() => 0), inf, ...look };
+}
 
 const MARK = 5;
 const FONT = "11px system-ui, sans-serif";
@@ -255,25 +267,14 @@ export class Chart {
     const move = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] })[key];
     const { plot } = this;
     if (!move || !plot) return false;
-    const at = this.spans.findIndex(([first, last]) => this.step !== null && first <= this.step && this.step <= last);
+    const at = columnOf(this.spans, this.step);
     const now = plot.cursor.idx ?? null;
-    const point = Math.min(this.spans.length - 1, Math.max(0, (now ?? (at < 0 ? 0 : at)) + (now === null ? 0 : move[0])));
-    this.focus = Math.min(this.lines.length - 1, Math.max(0, this.focus + move[1]));
+    const point = clamp((now ?? Math.max(0, at)) + (now === null ? 0 : move[0]), 0, this.spans.length - 1);
+    this.focus = clamp(this.focus + move[1], 0, this.lines.length - 1);
     const value = this.lines[this.focus]?.high[point];
     this.byKeys = true;
     plot.setCursor({ left: plot.valToPos(this.spans[point][0], "x"), top: Number.isFinite(value) ? plot.valToPos(value, "y") : 0 });
     this.byKeys = false;
     return true;
   }
-}
-
-/**
- * The next of 1, 2, 5, 10, 20, ... on one side of a positive number.
- * @param {number} value
- * @param {boolean} up
- */
-function rounded(value, up) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  const steps = [1, 2, 5, 10].map((n) => n * power);
-  return (up ? steps.find((step) => step >= value * 0.999999) : steps.filter((step) => step <= value * 1.000001).at(-1)) ?? value;
 }

@@ -123,6 +123,39 @@ export function exact(value) {
 export const spanText = ([first, last]) => (first === last ? String(first) : `${first}–${last}`);
 
 /**
+ * The column that has a step, -1 if there is none.
+ * @param {number[][]} steps first and last of each column
+ * @param {number | null} step
+ */
+export const columnOf = (steps, step) => steps.findIndex(([first, last]) => step !== null && first <= step && step <= last);
+
+/**
+ * The first of some names that is known, else the first known one; empty if there is none.
+ * @param {string[]} known
+ * @param {...(string | undefined)} wanted
+ */
+export const preferred = (known, ...wanted) => wanted.find((name) => known.includes(name ?? "")) ?? known[0] ?? "";
+
+/**
+ * The nearest number from `low` to `high`.
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ */
+export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+/**
+ * The next of 1, 2, 5, 10, 20, ... on one side of a positive number.
+ * @param {number} value
+ * @param {boolean} up
+ */
+export function rounded(value, up) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  const steps = [1, 2, 5, 10].map((n) => n * power);
+  return (up ? steps.find((step) => step >= value * 0.999999) : steps.filter((step) => step <= value * 1.000001).at(-1)) ?? value;
+}
+
+/**
  * Seconds as a duration of one unit, by the browser's own words for the language.
  * @param {number} seconds before now
  * @param {string} language

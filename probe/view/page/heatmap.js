@@ -1,7 +1,7 @@
 // A heatmap on a canvas: lines over steps, a cell under the pointer or the keys, a part of it by dragging.
 import { BAND, fitted, segmentsOf } from "./bands.js";
 import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
-import { axisText, element, short, spanText, text } from "./dom.js";
+import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
 import { legendOf } from "./legend.js";
 import { paint } from "./paint.js";
 import { colour, whenColoured } from "./palette.js";
@@ -21,10 +21,10 @@ const BOLD = `600 ${FONT}`;
 /**
  * @typedef {object} Actions
  * @property {(place: Place) => void} choose
- * @property {(part: { columns: [number, number], lines: [number, number] }) => void} zoom first and last of each
- * @property {() => void} reset show everything
- * @property {() => void} leave Escape
  * @property {(place: Place) => string} read a cell in words
+ * @property {(part: { columns: [number, number], lines: [number, number] }) => void} [zoom] first and last of each
+ * @property {() => void} [reset] show everything
+ * @property {() => void} [leave] Escape
  */
 
 export class Heatmap {
@@ -68,7 +68,7 @@ export class Heatmap {
     over.addEventListener("pointerup", (event) => this.release(event));
     over.addEventListener("pointercancel", () => this.point(null));
     over.addEventListener("pointerleave", () => this.drag || document.activeElement === plot || this.point(null));
-    over.addEventListener("dblclick", () => this.actions.reset());
+    over.addEventListener("dblclick", () => this.actions.reset?.());
     plot.addEventListener("keydown", (event) => this.key(event));
     plot.addEventListener("blur", () => this.point(null));
     new ResizeObserver(() => this.draw()).observe(plot);
@@ -93,10 +93,36 @@ export class Heatmap {
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
-  /** @param {Place | null} place */
-  choose(place) {
-    this.chosen = place;
+  /**
+   * Put the frame around the cell of a line and a step.
+   * @param {string | number | null} label
+   * @param {number | null} step
+   */
+  choose(label, step) {
+    this.chosen = this.placeOf(label, step);
     this.drawOver();
+  }
+
+  /**
+   * @param {string | number | null} label
+   * @param {number | null} step
+   * @returns {Place | null}
+   */
+  placeOf(label, step) {
+    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
+    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
+    return line >= 0 && column >= 0 ? { line, column } : null;
+  }
+
+  /**
+   * What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
+   * @param {Place} place
+   */
+  about({ line, column }) {
+    const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
+    const i = line * header.steps.length + column;
+    const rank = arrays.rank?.[i] >= 0 ? arrays.rank[i] : null;
+    return { label: header.lines[line], rank, step: (rank !== null && arrays.step?.[i]) || header.steps[column][0], micro: arrays.micro?.[i] ?? null };
   }
 
   /** @param {number} n */
@@ -213,9 +239,7 @@ export class Heatmap {
     const steps = this.data?.header.steps ?? [];
     if (!steps.length) return [];
     const [first, last] = [steps[0][0], steps[steps.length - 1][1]];
-    const rough = Math.max(1, (last - first + 1) / Math.max(2, this.box.width / 60));
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const every = Math.max(1, power * ([1, 2, 5, 10].find((n) => n * power >= rough) ?? 10));
+    const every = rounded(Math.max(1, (last - first + 1) / Math.max(2, this.box.width / 60)), true);
     const found = [];
     for (let step = Math.ceil(first / every) * every; step <= last; step += every) found.push(step);
     return found.length ? found : [first];
@@ -346,9 +370,8 @@ export class Heatmap {
   selection() {
     const { x, y, width, height } = this.box;
     const drag = this.drag ?? { x, y, x1: x, y1: y };
-    const inside = (/** @type {number} */ value, /** @type {number} */ low, /** @type {number} */ length) => Math.min(low + length, Math.max(low, value));
-    const [left, right] = [drag.x, drag.x1].map((value) => inside(value, x, width)).sort((a, b) => a - b);
-    const [top, bottom] = [drag.y, drag.y1].map((value) => inside(value, y, height)).sort((a, b) => a - b);
+    const [left, right] = [drag.x, drag.x1].map((value) => clamp(value, x, x + width)).sort((a, b) => a - b);
+    const [top, bottom] = [drag.y, drag.y1].map((value) => clamp(value, y, y + height)).sort((a, b) => a - b);
     const line = this.rectangle(this.lines[0], 0).height;
     const flat = bottom - top < Math.max(24, 1.5 * line);
     const narrow = !flat && right - left < 12;
@@ -364,7 +387,7 @@ export class Heatmap {
     };
     const columns = Array.from({ length: count }, (_, n) => n).filter(inside);
     if (!columns.length) return;
-    this.actions.zoom({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
+    this.actions.zoom?.({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
   }
 
   /**
@@ -374,7 +397,7 @@ export class Heatmap {
   lineAt(y) {
     const own = this.segments.find((segment) => y < segment.y + segment.height) ?? this.segments[this.segments.length - 1];
     const line = own.first + Math.floor(((y - own.y) / own.height) * (own.end - own.first));
-    return Math.min(own.end - 1, Math.max(own.first, line));
+    return clamp(line, own.first, own.end - 1);
   }
 
   /** @param {Place | null} place */
@@ -396,9 +419,9 @@ export class Heatmap {
     });
     if (event.key in moves) this.step(...moves[event.key]);
     else if (event.key === "Enter" || event.key === " ") this.actions.choose(this.cursor ?? this.start());
-    else if (event.key === "Escape") this.actions.leave();
+    else if (event.key === "Escape") this.actions.leave?.();
     else if (event.key === "+" || event.key === "=") this.closer();
-    else if (event.key === "0") this.actions.reset();
+    else if (event.key === "0") this.actions.reset?.();
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -416,7 +439,6 @@ export class Heatmap {
    * @param {number} columns
    */
   step(lines, columns) {
-    const clamp = (/** @type {number} */ value, /** @type {number} */ low, /** @type {number} */ high) => Math.min(high, Math.max(low, value));
     const from = this.cursor ?? this.start();
     const moved = this.cursor || this.chosen ? { line: from.line + lines, column: from.column + columns } : from;
     this.point({
@@ -430,7 +452,7 @@ export class Heatmap {
     const { column } = this.cursor ?? this.start();
     const columns = this.cells?.columns ?? 1;
     const quarter = Math.max(1, Math.floor(columns / 4));
-    this.actions.zoom({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
+    this.actions.zoom?.({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
   }
 
   /**

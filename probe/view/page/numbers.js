@@ -100,11 +100,6 @@ export class Numbers {
     else for (const source of this.sources) source.clear();
   }
 
-  close() {
-    this.visible = false;
-    for (const source of this.sources) source.clear();
-  }
-
   /**
    * @param {number} n
    * @param {Binary | null} answer

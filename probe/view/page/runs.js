@@ -43,7 +43,6 @@ export class Runs {
 
   close() {
     clearTimeout(this.timer);
-    this.source.clear();
   }
 
   /** @param {State} state */

@@ -101,6 +101,17 @@ export function visit(address) {
   announce();
 }
 
+/** Undo one level of a page about runs: the cell, the zoom, the page. */
+export function leave() {
+  const { row, step, from, to, lines } = current();
+  if (row || step !== null) go(NO_CELL);
+  else if (from !== null || to !== null || lines) go(NO_ZOOM);
+  else visit(addressOf({}));
+}
+
+/** Actions of everything that is drawn over steps. */
+export const ZOOMED = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave };
+
 function announce() {
   const before = shown;
   shown = current();

@@ -2,12 +2,12 @@
 import { Source, address, binary, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
-import { button, choice, element, fill, ranksOf, stepsOf, text } from "./dom.js";
+import { button, choice, element, fill, preferred, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
-import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
+import { NO_ZOOM, ZOOMED, addressOf, go, leave } from "./state.js";
 import { aliveness } from "./summary.js";
 import { fact, headline, own } from "./verdict.js";
 import { t } from "./words.js";
@@ -30,18 +30,17 @@ export class Two {
     this.difference = null;
     /** @type {(Binary | null)[]} */
     this.answers = [null, null];
-    const actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
     this.top = element("div", { className: "run-head" });
     this.verdict = element("div", { id: "verdict", className: "cause", aria: { live: "polite" } });
     this.title = element("h2", { id: "curve-title" });
-    this.curve = new Chart(t("curve"), 260, { ...actions, pick: (_, point) => go({ step: this.spans[point][0] }) });
+    this.curve = new Chart(t("curve"), 260, { ...ZOOMED, pick: (_, point) => go({ step: this.spans[point][0] }) });
     this.signal = choice(t("signal"), "signal", (signal) => go({ signal, row: "" }));
     this.op = choice(t("op"), "op", (op) => go({ op }));
     this.row = choice(t("row.row"), "row-choice", (row) => go({ row }));
     this.rank = choice(t("rank"), "rank-choice", (rank) => go({ rank: Number(rank) }));
     this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
-    this.numbers = new Numbers({ ...actions });
+    this.numbers = new Numbers(ZOOMED);
     this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
     this.runParts = element("div");
@@ -65,6 +64,7 @@ export class Two {
   spans = [];
 
   watched = () => this.numbersOf;
+  leave = leave;
 
   /** @param {State} state */
   update(state) {
@@ -79,14 +79,6 @@ export class Two {
     grown.forEach((own, n) => own && this.curves[n].renew());
     if (grown.some(Boolean)) this.numbers.renew();
   }
-
-  close() {
-    clearTimeout(this.timer);
-    for (const source of [this.comparison, ...this.summaries, ...this.curves, ...this.cards.map((card) => card.source)]) source.clear();
-    this.numbers.close();
-  }
-
-  timer = 0;
 
   /**
    * @param {number} n
@@ -104,7 +96,7 @@ export class Two {
     const answer = own(found);
     if (answer.state === "running") {
       this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
-      this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
+      setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
     if (answer.state === "failed") return this.fail(answer.error);
@@ -152,11 +144,11 @@ export class Two {
     const { state, difference } = this;
     const [a] = this.runs;
     const names = a.signals.map((/** @type {any} */ one) => one.name);
-    const name = [state.signal, difference?.signal, "grad_reduced"].find((one) => names.includes(one)) ?? names[0] ?? "";
+    const name = preferred(names, state.signal, difference?.signal, "grad_reduced");
     const own = a.signals.find((/** @type {any} */ one) => one.name === name);
     const same = difference?.signal === name ? difference : null;
-    const op = [state.op, same?.op, "norm"].find((one) => own?.ops.includes(one)) ?? own?.ops[0] ?? "";
-    const row = [state.row, same?.row].find((one) => own?.rows.includes(one)) ?? own?.rows[0] ?? "";
+    const op = preferred(own?.ops ?? [], state.op, same?.op, "norm");
+    const row = preferred(own?.rows ?? [], state.row, same?.row);
     const first = Number(/^\d+/.exec(a.rank_list ?? "")?.[0] ?? 0);
     const rank = state.rank ?? (same?.row === row ? same.rank : null) ?? first;
     const step = state.step ?? (same?.row === row ? same.step : null);
@@ -215,13 +207,6 @@ export class Two {
     this.spans = spans;
     const lines = this.looks().flatMap((look, n) => (this.answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
     this.curve.show(spans, lines, this.step);
-  }
-
-  leave() {
-    const { row, step, from, to } = current();
-    if (row || step !== null) go(NO_CELL);
-    else if (from !== null || to !== null) go(NO_ZOOM);
-    else visit(addressOf({}));
   }
 }
 

@@ -122,12 +122,14 @@ def write_report(
         found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
     label, stages = _label_of(work.plan, table), stages_of_ranks(run)
+    ranks_a_line = work.plan.ranks.ranks_a_line if work.plan.ranks else 1
     observe("writing")
     answers = {
         RUN: {
             **_description(root, run, known, table, problems),
             **_judged(root, diagnosis, label, stages),
             "signals": list(_signals(work.plan)),
+            "orders": [order.title for order in table.orders(ranks_a_line)],
             "numbers": curves.lines if curves else [],
             "performance": speed.data is not None,
             "farthest": far is not None,
