@@ -6,8 +6,7 @@ import { STATIC, embedded } from "./static.js";
 
 /**
  * Address of a part of the interface; what is null or empty in `query` is left out.
- * @param {string} path
- * @param {Record<string, string | number | null | undefined>} query
+ * @type {(path: string, query?: Record<string, string | number | null | undefined>) => string}
  */
 export function address(path, query = {}) {
   const search = new URLSearchParams();
@@ -30,21 +29,12 @@ async function checked(response) {
   throw Object.assign(new Error(message || response.statusText), { status: response.status });
 }
 
-/**
- * @param {string} url
- * @param {AbortSignal} [signal]
- * @param {Record<string, string>} [headers]
- * @returns {Promise<any>}
- */
+/** @type {(url: string, signal?: AbortSignal, headers?: Record<string, string>) => Promise<any>} */
 export async function json(url, signal, headers) {
   return STATIC ? embedded(url) : (await checked(await fetch(url, { signal, headers }))).json();
 }
 
-/**
- * @param {string} url
- * @param {AbortSignal} [signal]
- * @returns {Promise<Binary>}
- */
+/** @type {(url: string, signal?: AbortSignal) => Promise<Binary>} */
 export async function binary(url, signal) {
   return STATIC ? embedded(url) : unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
 }

@@ -12,25 +12,25 @@ export const BAND = 17;
 
 /**
  * An array for cells without numbers, of the kind of another one.
- * @param {string} name
- * @param {any} own
- * @param {number} size
+ * @type {(name: string, own: any, size: number) => any}
  */
 const without = (name, own, size) => new own.constructor(size).fill(name === "rank" ? -1 : own instanceof Float64Array ? NaN : 0);
 
 /**
  * An answer with other lines and columns: those at `order`, in this order (-1 is one without numbers), and `columns`.
- * @param {Binary} answer
- * @param {number[]} order
- * @param {number[]} [columns]
- * @returns {Binary}
+ * @type {(answer: Binary, order: number[], columns?: number[]) => Binary}
  */
 export function chosen({ header, arrays }, order, columns = [...header.steps.keys()]) {
+  const width = header.steps.length;
+  const whole = columns.length === width;
   const [line, column] = [order, columns].map((own) => new Map(own.map((from, to) => [from, to])));
   const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [a, b]) => (line.has(a) && column.has(b) ? [[line.get(a), column.get(b)]] : []));
   const moved = Object.entries(arrays).map(([name, own]) => {
     const made = without(name, own, order.length * columns.length);
-    order.forEach((from, to) => from >= 0 && columns.forEach((n, k) => (made[to * columns.length + k] = own[from * header.steps.length + n])));
+    order.forEach((from, to) => {
+      const line = own.subarray(Math.max(from, 0) * width, (from + 1) * width); // empty for -1
+      made.set(whole ? line : columns.slice(0, line.length).map((n) => line[n]), to * columns.length);
+    });
     return [name, made];
   });
   return { header: { ...header, lines: order.map((n) => header.lines[n]), steps: columns.map((n) => header.steps[n]), findings }, arrays: Object.fromEntries(moved) };
@@ -38,9 +38,7 @@ export function chosen({ header, arrays }, order, columns = [...header.steps.key
 
 /**
  * Weights first, then biases, if a signal has both.
- * @param {Binary} answer
- * @param {[string, string]} titles
- * @returns {{ answer: Binary, bands: Band[] }}
+ * @type {(answer: Binary, titles: [string, string]) => { answer: Binary, bands: Band[] }}
  */
 export function weightsAndBiases(answer, titles) {
   const { lines } = answer.header;
@@ -53,8 +51,7 @@ export function weightsAndBiases(answer, titles) {
 
 /**
  * Several answers under each other, on the steps of all.
- * @param {{ title: string, answer: Binary }[]} parts
- * @returns {{ answer: Binary, bands: Band[] }}
+ * @type {(parts: { title: string, answer: Binary }[]) => { answer: Binary, bands: Band[] }}
  */
 export function stacked(parts) {
   const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
@@ -77,9 +74,7 @@ export function stacked(parts) {
 
 /**
  * Lines around the module of a row, at most `most`: of activations the outputs alone.
- * @param {string[]} lines
- * @param {string} row
- * @param {number} most
+ * @type {(lines: string[], row: string, most: number) => number[]}
  */
 export function around(lines, row, most) {
   const outputs = lines.some((name) => name.includes(".output"));
@@ -114,9 +109,7 @@ export function segmentsOf(bands, [first, end], y, most) {
 
 /**
  * The end of a name that has room.
- * @param {CanvasRenderingContext2D} context
- * @param {string} name
- * @param {number} width
+ * @type {(context: CanvasRenderingContext2D, name: string, width: number) => string}
  */
 export function fitted(context, name, width) {
   let most = name.length;

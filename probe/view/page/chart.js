@@ -24,10 +24,7 @@ import { t } from "./words.js";
 
 /**
  * A curve of single numbers; NaN is none.
- * @param {string} label
- * @param {number[]} values
- * @param {{ colour: string } & Partial<Line>} look
- * @returns {Line}
+ * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line}
  */
 export function line(label, values, look) {
   const inf = values.map((value) => Number(Math.abs(value) === Infinity));
@@ -122,10 +119,7 @@ export class Chart {
     return low > 0 && high / low > 10;
   }
 
-  /**
-   * @param {boolean} logarithmic
-   * @returns {uPlot.Options}
-   */
+  /** @type {(logarithmic: boolean) => uPlot.Options} */
   options(logarithmic) {
     const decades = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => (splits.length > 24 ? splits.map((split) => (Math.log10(split) % 1 ? null : split)) : splits);
     const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, ...(logarithmic ? { filter: decades } : {}) }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
@@ -207,10 +201,7 @@ export class Chart {
 
   byKeys = false;
 
-  /**
-   * @param {Line} line
-   * @param {number} n
-   */
+  /** @type {(line: Line, n: number) => string} */
   value(line, n) {
     const [low, high] = [line.low[n], line.high[n]];
     const parts = [];
@@ -221,9 +212,7 @@ export class Chart {
 
   /**
    * The line whose point is the nearest one, those of what is not finite at the upper edge.
-   * @param {uPlot} plot
-   * @param {number} idx
-   * @param {number} top
+   * @type {(plot: uPlot, idx: number, top: number) => number}
    */
   nearest(plot, idx, top) {
     let [best, least] = [0, Infinity];
@@ -259,10 +248,7 @@ export class Chart {
     event.stopPropagation();
   }
 
-  /**
-   * @param {string} key
-   * @param {number} far
-   */
+  /** @type {(key: string, far: number) => boolean} */
   moveTo(key, far) {
     const move = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] })[key];
     const { plot } = this;

@@ -55,8 +55,7 @@ export function controls(choose) {
 
     /**
      * Ranks with a colour of their own, as buttons.
-     * @param {number[]} shown
-     * @param {number | null} rank
+     * @type {(shown: number[], rank: number | null) => void}
      */
     chips(shown, rank) {
       chips.replaceChildren(...shown.map((own, n) => button(String(own), () => choose({ rank: own }), { className: `chip line-${n}`, aria: { pressed: own === rank, label: `${t("rank")} ${own}` } })));
@@ -78,18 +77,12 @@ function field(text, id, act) {
   return { input, label: element("label", {}, element("span", { textContent: text }), input) };
 }
 
-/**
- * @param {HTMLInputElement} input
- * @param {string} value
- */
+/** @type {(input: HTMLInputElement, value: string) => void} */
 function set(input, value) {
   if (document.activeElement !== input) input.value = value;
 }
 
-/**
- * @param {HTMLDataListElement} names
- * @param {string[]} rows
- */
+/** @type {(names: HTMLDataListElement, rows: string[]) => void} */
 function list(names, rows) {
   const key = `${rows.length} ${rows[0]} ${rows.at(-1)}`;
   if (names.dataset.key === key) return;

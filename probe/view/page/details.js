@@ -11,8 +11,7 @@ import { t } from "./words.js";
 
 /**
  * A table of texts.
- * @param {string[]} header
- * @param {(string | number | Node)[][]} rows
+ * @type {(header: string[], rows: (string | number | Node)[][]) => HTMLElement}
  */
 export const table = (header, rows) => element("div", { className: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col", textContent: name })))),
   element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, n) => element("td", { data: { label: header[n] } }, typeof cell === "number" ? String(cell) : cell)))))));

@@ -70,10 +70,7 @@ export class Findings {
 
   all = 0;
 
-  /**
-   * @param {Finding[]} findings
-   * @param {number} total
-   */
+  /** @type {(findings: Finding[], total: number) => void} */
   draw(findings, total) {
     const focused = this.rows.contains(document.activeElement);
     Object.assign(this, { findings, all: total });

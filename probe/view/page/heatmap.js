@@ -75,10 +75,7 @@ export class Heatmap {
     whenColoured(() => this.draw());
   }
 
-  /**
-   * @param {import("./api.js").Binary} data
-   * @param {Look} look
-   */
+  /** @type {(data: import("./api.js").Binary, look: Look) => void} */
   show(data, look) {
     this.data = data;
     this.look = look;
@@ -95,19 +92,14 @@ export class Heatmap {
 
   /**
    * Put the frame around the cell of a line and a step.
-   * @param {string | number | null} label
-   * @param {number | null} step
+   * @type {(label: string | number | null, step: number | null) => void}
    */
   choose(label, step) {
     this.chosen = this.placeOf(label, step);
     this.drawOver();
   }
 
-  /**
-   * @param {string | number | null} label
-   * @param {number | null} step
-   * @returns {Place | null}
-   */
+  /** @type {(label: string | number | null, step: number | null) => Place | null} */
   placeOf(label, step) {
     const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
     const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
@@ -158,8 +150,7 @@ export class Heatmap {
 
   /**
    * Where cells lie, in CSS pixels.
-   * @param {number} line
-   * @param {number} column
+   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }}
    */
   rectangle(line, column) {
     const own = this.segments.find(({ first, end }) => first <= line && line < end) ?? this.segments[0];
@@ -170,8 +161,7 @@ export class Heatmap {
 
   /**
    * The cell at a position: the worst one of those that share its pixel; null outside.
-   * @param {{ offsetX: number, offsetY: number }} event
-   * @returns {Place | null}
+   * @type {(event: { offsetX: number, offsetY: number }) => Place | null}
    */
   placeAt({ offsetX, offsetY }) {
     const { cells, axis } = this;
@@ -200,10 +190,7 @@ export class Heatmap {
     this.drawOver();
   }
 
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {import("./bands.js").Segment} segment
-   */
+  /** @type {(context: CanvasRenderingContext2D, segment: import("./bands.js").Segment) => void} */
   drawLines(context, { first, end, y, height, title }) {
     const { x, width } = this.box;
     Object.assign(context, { font: FONT, fillStyle: colour("quiet"), textBaseline: "middle", textAlign: "right", strokeStyle: colour("line") });
@@ -245,10 +232,7 @@ export class Heatmap {
     return found.length ? found : [first];
   }
 
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {Curve} curve
-   */
+  /** @type {(context: CanvasRenderingContext2D, curve: Curve) => void} */
   drawCurve(context, { label, points }) {
     const { x } = this.box;
     const [low, high] = drawCurve(context, points, (step) => x + this.axis.at(step + this.axis.step / 2), CURVE);
@@ -301,9 +285,7 @@ export class Heatmap {
 
   /**
    * An arrow from a text at the right edge to a cell.
-   * @param {CanvasRenderingContext2D} context
-   * @param {Place} place
-   * @param {string} label
+   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void}
    */
   drawArrow(context, { line, column }, label) {
     const place = this.rectangle(line, column);
@@ -320,10 +302,7 @@ export class Heatmap {
 
   /**
    * A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
-   * @param {CanvasRenderingContext2D} context
-   * @param {Place} place
-   * @param {number} width
-   * @param {string} name
+   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void}
    */
   frame(context, { line, column }, width, name) {
     if (line < this.lines[0] || line >= this.lines[1]) return;
@@ -434,10 +413,7 @@ export class Heatmap {
     return visible ? { ...chosen } : { line: this.lines[0], column: 0 };
   }
 
-  /**
-   * @param {number} lines
-   * @param {number} columns
-   */
+  /** @type {(lines: number, columns: number) => void} */
   step(lines, columns) {
     const from = this.cursor ?? this.start();
     const moved = this.cursor || this.chosen ? { line: from.line + lines, column: from.column + columns } : from;

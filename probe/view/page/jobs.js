@@ -11,8 +11,7 @@ const LONGEST = 10_000;
 
 /**
  * A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
- * @param {number | string | null | undefined} value
- * @param {string} [unit]
+ * @type {(value: number | string | null | undefined, unit?: string) => HTMLElement}
  */
 const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) ? `${text(value)}${unit}` : "–" });
 
@@ -106,10 +105,7 @@ export class Jobs {
     return element("span", {}, ...parts, t("jobs.of", { world: job.world }));
   }
 
-  /**
-   * @param {any} job
-   * @param {any} detail
-   */
+  /** @type {(job: any, detail: any) => void} */
   drawRanks(job, detail) {
     this.ranksTitle.textContent = t("jobs.worst", { job: job.job });
     const losses = job.curve.map((/** @type {any[]} */ [, loss]) => parsed(loss) ?? NaN);

@@ -38,10 +38,7 @@ let key = "";
  */
 const keyOf = (state) => [state.run === null ? "runs" : state.against === null ? "one" : "two", state.run, state.run === null ? null : state.against, spoken()].join(" ");
 
-/**
- * @param {State} state
- * @returns {Shown}
- */
+/** @type {(state: State) => Shown} */
 function made(state) {
   if (JOBS) return new Jobs();
   if (state.run === null) return new Runs(state);

@@ -63,10 +63,7 @@ export class Numbers {
   /** @type {import("./state.js").State | null} */
   state = null;
 
-  /**
-   * @param {string} name
-   * @param {string[]} shown
-   */
+  /** @type {(name: string, shown: string[]) => HTMLElement} */
   chip(name, shown) {
     const on = shown.includes(name);
     const changed = on ? shown.filter((other) => other !== name) : [...shown, name];
@@ -100,10 +97,7 @@ export class Numbers {
     else for (const source of this.sources) source.clear();
   }
 
-  /**
-   * @param {number} n
-   * @param {Binary | null} answer
-   */
+  /** @type {(n: number, answer: Binary | null) => void} */
   receive(n, answer) {
     this.answers[n] = answer;
     this.draw();

@@ -305,10 +305,7 @@ export class One {
     go({ from: steps[columns[0]][0], to: steps[columns[1]][1], lines: all ? "" : lines.join("-") });
   }
 
-  /**
-   * @param {number} line
-   * @param {number} point
-   */
+  /** @type {(line: number, point: number) => void} */
   pick(line, point) {
     const { header } = /** @type {Binary} */ (this.answer);
     this.choose({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });

@@ -23,8 +23,7 @@ export const lossOf = (names) => names.find((name) => name === "loss") ?? names.
 
 /**
  * Steps and values of a number; what is not finite before what is.
- * @param {Binary | null} answer
- * @returns {[number, number][]}
+ * @type {(answer: Binary | null) => [number, number][]}
  */
 export function pointsOf(answer) {
   if (!answer) return [];
@@ -51,10 +50,7 @@ export class Picture {
     this.sources = [];
   }
 
-  /**
-   * @param {any} run
-   * @param {{ scale: string }} state
-   */
+  /** @type {(run: any, state: { scale: string }) => void} */
   show(run, { scale }) {
     const focus = /** @type {Focus | null} */ (run.focus);
     this.element.hidden = !focus;

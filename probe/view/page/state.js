@@ -37,8 +37,7 @@ export const NO_ZOOM = { from: null, to: null, lines: "" };
 
 /**
  * Parse the query of an address; what is no number where one is expected counts as absent.
- * @param {string} search
- * @returns {State}
+ * @type {(search: string) => State}
  */
 export function parse(search) {
   const query = new URLSearchParams(search);
@@ -78,8 +77,7 @@ export const current = () => parse(here().slice(1));
 
 /**
  * Change the state: a new entry of the browser's history, or the same one for what follows the pointer.
- * @param {Partial<State>} changes
- * @param {{ replace?: boolean }} [how]
+ * @type {(changes: Partial<State>, how?: { replace?: boolean }) => void}
  */
 export function go(changes, { replace = false } = {}) {
   const address = format({ ...current(), ...changes });

@@ -39,8 +39,7 @@ async function inflated(base64) {
 
 /**
  * The arrays of a packed part by its name; null if there is none.
- * @param {string} name
- * @returns {Promise<any>}
+ * @type {(name: string) => Promise<any>}
  */
 async function part(name) {
   const own = packed?.cells[name];
@@ -78,10 +77,7 @@ async function cells(name, lines, steps) {
 
 /** @typedef {{ n: number, signal: any, op: number, row: number }} Named numbers of a signal, its op and its row */
 
-/**
- * @param {URLSearchParams} query
- * @returns {Named}
- */
+/** @type {(query: URLSearchParams) => Named} */
 function named(query) {
   const n = run.signals.findIndex((/** @type {any} */ { name }) => name === query.get("signal"));
   const signal = run.signals[n] ?? { ops: [], rows: [] };
@@ -114,8 +110,7 @@ async function leader(rank) {
 
 /**
  * Rows of one rank.
- * @param {Named} own
- * @param {number} rank
+ * @type {(own: Named, rank: number) => Promise<Binary | null>}
  */
 async function cellsOfRank(own, rank) {
   const line = await leader(rank);
@@ -128,9 +123,7 @@ async function cellsOfRank(own, rank) {
 
 /**
  * The lines of these names, and the columns within the steps of a query.
- * @param {any} answer
- * @param {Iterable<any>} names
- * @param {URLSearchParams} query
+ * @type {(answer: any, names: Iterable<any>, query: URLSearchParams) => Binary}
  */
 function cut(answer, names, query) {
   const [from, to] = [Number(query.get("from") ?? 0), Number(query.get("to") ?? Infinity)];
@@ -213,10 +206,7 @@ async function located(query) {
 
 /**
  * Where no op has its extreme, the numbers of the rank, to the digits that the file has of them.
- * @param {Named} own
- * @param {number} rank
- * @param {number} step
- * @param {Record<string, number>} values
+ * @type {(own: Named, rank: number, step: number, values: Record<string, number>) => Promise<{ rounded?: number }>}
  */
 async function rounded(own, rank, step, values) {
   if (!about.ranks) return {};

@@ -80,10 +80,7 @@ export class Two {
     if (grown.some(Boolean)) this.numbers.renew();
   }
 
-  /**
-   * @param {number} n
-   * @param {any} run
-   */
+  /** @type {(n: number, run: any) => void} */
   receive(n, run) {
     this.runs[n] = run;
     if (!this.runs.every(Boolean)) return;
@@ -183,20 +180,14 @@ export class Two {
 
   looks = () => this.numbersOf.map((number, n) => ({ number, label: "AB"[n], colour: lineColour(n), dash: n ? DASH : undefined }));
 
-  /**
-   * @param {any} run
-   * @param {number} n
-   */
+  /** @type {(run: any, n: number) => HTMLElement} */
   head(run, n) {
     return element("div", { className: "title" }, element("span", { className: `chip line-${n}`, textContent: "AB"[n] }),
       element("a", { href: addressOf({ run: run.number }), textContent: run.name }), aliveness(run), element("span", { className: "quiet", textContent: stepsOf(run) && `${t("runs.steps")} ${stepsOf(run)}` }),
       element("code", { className: "quiet", textContent: run.location }));
   }
 
-  /**
-   * @param {number} n
-   * @param {Binary | null} answer
-   */
+  /** @type {(n: number, answer: Binary | null) => void} */
   drawCurve(n, answer) {
     this.answers[n] = answer;
     this.draw();

@@ -9,8 +9,7 @@ export const own = (/** @type {any} */ answer) => ({ ...answer, ...(spoken() ===
 
 /**
  * State of a run in a word or two, with its colour.
- * @param {any} run
- * @returns {[look: string, text: string]}
+ * @type {(run: any) => [look: string, text: string]}
  */
 export function badgeOf(run) {
   if (!run.known) return ["", t("run.unknown")];
@@ -29,10 +28,7 @@ export function badge(run) {
   return element("span", { className: `badge ${look}`, textContent: word });
 }
 
-/**
- * @param {any} run
- * @param {(place: Place) => void} show
- */
+/** @type {(run: any, show: (place: Place) => void) => HTMLElement} */
 export function verdictCard(run, show) {
   const failure = run.health === "failed" ? failed(run) : null;
   const place = placeOf(run);
@@ -44,8 +40,7 @@ export function verdictCard(run, show) {
 
 /**
  * Place that the page selects; null if none is named.
- * @param {any} run
- * @returns {Place | null}
+ * @type {(run: any) => Place | null}
  */
 export function placeOf(run) {
   const { cause, focus } = run;
@@ -58,12 +53,7 @@ export const headline = (/** @type {string} */ word, /** @type {(Node | null)[]}
 export const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
 const showing = (/** @type {Place | null} */ place, /** @type {(place: Place) => void} */ show) => (place ? button(t("cause.show"), () => show(place), { id: "show-cause" }) : null);
 
-/**
- * @param {any} run
- * @param {any} verdict
- * @param {Place | null} place
- * @param {(place: Place) => void} show
- */
+/** @type {(run: any, verdict: any, place: Place | null, show: (place: Place) => void) => (Node | null)[]} */
 function found(run, verdict, place, show) {
   const { kind, where, since, ranks, certainty, after, next_steps: next, more, before, text: why, onset, looked, paragraph = run.cause?.text ?? run.cause?.sentence } = verdict;
   const limits = [certainty === "place unknown" ? t("verdict.unplaced") : "", after === null ? "" : t("verdict.after", { step: after })].filter(Boolean);
@@ -98,9 +88,7 @@ function strip({ focus, loss = [], verdict }) {
 
 /**
  * Findings that the run itself has dumped, before an analysis.
- * @param {any} run
- * @param {Place | null} place
- * @param {(place: Place) => void} show
+ * @type {(run: any, place: Place | null, show: (place: Place) => void) => (Node | null)[]}
  */
 function preliminary({ cause, analysis }, place, show) {
   const { kind, row, step, rank } = cause;
