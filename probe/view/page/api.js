@@ -75,6 +75,8 @@ export class Source {
     /** @type {AbortController | null} */
     this.flight = null;
     this.again = false;
+    /** @type {T | null} */
+    this.answer = null;
     Source.all.add(this);
   }
 
@@ -83,6 +85,15 @@ export class Source {
     if (url === this.url) return;
     this.url = url;
     this.load();
+  }
+
+  /**
+   * Ask for an address, or draw once more what it answered.
+   * @param {string} url
+   */
+  show(url) {
+    if (url === this.url && this.answer && !this.flight) this.draw(this.answer);
+    this.want(url);
   }
 
   renew() {
@@ -105,9 +116,13 @@ export class Source {
     count(1);
     try {
       const answer = await this.get(this.url, own.signal);
-      if (!own.signal.aborted) this.draw(answer);
+      if (own.signal.aborted) return;
+      this.answer = answer;
+      this.draw(answer);
     } catch (problem) {
-      if (!own.signal.aborted) this.fail(/** @type {Error} */ (problem));
+      if (own.signal.aborted) return;
+      this.answer = null;
+      this.fail(/** @type {Error} */ (problem));
     } finally {
       count(-1);
       if (this.flight === own) {
@@ -115,5 +130,32 @@ export class Source {
         if (this.again) this.load();
       }
     }
+  }
+}
+
+/** Answers that are drawn together, as they come; null in place of one that has failed. */
+export class Group {
+  /** @param {() => void} draw */
+  constructor(draw) {
+    this.draw = draw;
+    /** @type {Source<Binary>[]} */
+    this.sources = [];
+    /** @type {(Binary | null)[]} */
+    this.answers = [];
+  }
+
+  /** @param {string[]} urls */
+  want(urls) {
+    urls.forEach((url, n) => {
+      this.sources[n] ??= new Source(binary, (answer) => this.receive(n, answer), () => this.receive(n, null));
+      this.sources[n].want(url);
+    });
+    this.draw();
+  }
+
+  /** @type {(n: number, answer: Binary | null) => void} */
+  receive(n, answer) {
+    this.answers[n] = answer;
+    this.draw();
   }
 }

@@ -54,9 +54,7 @@ export class Findings {
       this.draw(run.finding_list.slice(0, PAGE), run.finding_total);
       return;
     }
-    const url = address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit });
-    if (url === this.source.url) this.draw(this.findings, this.all);
-    this.source.want(url);
+    this.source.show(address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit }));
   }
 
   renew() {
@@ -68,12 +66,10 @@ export class Findings {
     this.state.textContent = problem.message;
   }
 
-  all = 0;
-
   /** @type {(findings: Finding[], total: number) => void} */
   draw(findings, total) {
     const focused = this.rows.contains(document.activeElement);
-    Object.assign(this, { findings, all: total });
+    this.findings = findings;
     this.total.textContent = String(total);
     this.more.hidden = findings.length >= total || this.limit >= MOST;
     this.element.hidden = !findings.length && !this.shown?.rule; // the verdict has the reason

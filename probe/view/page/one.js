@@ -8,7 +8,7 @@ import { Details } from "./details.js";
 import { element, preferred, ranksOf } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
-import { Numbers } from "./numbers.js";
+import { Numbers, together } from "./numbers.js";
 import { LINE_COLOURS, colour, lineColour } from "./palette.js";
 import { Picture, lossOf, pointsOf } from "./picture.js";
 import { RowCard } from "./row.js";
@@ -48,7 +48,7 @@ export class One {
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
     this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
-    this.losses = new Source(binary, (answer) => this.drawLoss(answer), () => {});
+    this.losses = new Source(binary, () => this.cells.show(this.cells.url), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
@@ -178,10 +178,9 @@ export class One {
     const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
     const byRank = this.byRank();
     const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
-    if (url === this.cells.url && this.source && !this.cells.flight) this.redraw(this.source);
-    this.cells.want(url);
-    this.heatmap.element.classList.toggle("waiting", !this.source);
-    if (!this.source) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
+    this.cells.show(url);
+    this.heatmap.element.classList.toggle("waiting", !this.heatmap.data);
+    if (!this.heatmap.data) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
   }
 
   /** @param {string} signal */
@@ -194,39 +193,21 @@ export class One {
       return this.curve.show([], [], null);
     }
     const url = address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from, to, ranks: this.ranks(), points: POINTS });
-    if (url === this.curves.url && this.answer) this.drawCurve(this.answer);
-    this.curves.want(url);
+    this.curves.show(url);
   }
 
   /** @param {Binary} answer */
   drawCells(answer) {
     this.problem.textContent = "";
-    this.redraw(answer);
-  }
-
-  /** @param {Binary} answer */
-  redraw(answer) {
     const lines = /^(\d+)-(\d+)$/.exec(this.state.lines);
     const { row, rank, step, scale } = this.state;
     const byRank = this.byRank();
     const { answer: shown, bands } = byRank ? { answer, bands: [] } : weightsAndBiases(answer, [t("band.weights"), t("band.biases")]);
-    if (!this.source) this.heatmap.readout.textContent = "";
-    this.source = answer;
+    if (!this.heatmap.data) this.heatmap.readout.textContent = "";
     this.heatmap.element.classList.remove("waiting");
-    this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.loss.length ? { label: t("loss"), points: this.loss } : null });
+    this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.losses.answer ? { label: t("loss"), points: pointsOf(this.losses.answer) } : null });
     this.heatmap.choose(byRank ? rank : row, step);
     if (!byRank) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
-  }
-
-  /** @type {Binary | null} the cells as they came */
-  source = null;
-  /** @type {[number, number][]} */
-  loss = [];
-
-  /** @param {Binary} answer */
-  drawLoss(answer) {
-    this.loss = pointsOf(answer);
-    if (this.source) this.redraw(this.source);
   }
 
   /** @param {Error} problem */
@@ -235,15 +216,10 @@ export class One {
     this.heatmap.element.classList.remove("waiting");
   }
 
-  /** @type {Binary | null} */
-  answer = null;
-
   /** @param {Binary} answer */
   drawCurve(answer) {
-    this.answer = answer;
-    const { header, arrays } = answer;
-    const count = header.steps.length;
-    const part = (/** @type {string} */ name, /** @type {number} */ n) => arrays[name].subarray(n * count, (n + 1) * count);
+    const { header } = answer;
+    const { spans, place } = together([answer]);
     const few = header.ranks.length <= LINE_COLOURS;
     const some = header.ranks.includes(this.state.rank); // the others step back
     const places = /** @type {number[]} */ (header.ranks.map((/** @type {number} */ _, /** @type {number} */ n) => n));
@@ -251,10 +227,9 @@ export class One {
     const lines = this.order.map((n) => {
       const rank = header.ranks[n];
       const own = rank === this.state.rank;
-      return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1,
-        low: part("minimum", n), high: part("maximum", n), nan: part("nan", n), inf: part("inf", n) };
+      return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1, ...place(0, n) };
     });
-    this.curve.show(header.spans, lines, this.state.step);
+    this.curve.show(spans, lines, this.state.step);
     this.controls.chips(few ? header.ranks : [], this.state.rank);
   }
 
@@ -263,7 +238,6 @@ export class One {
 
   /** @param {Error} problem */
   failCurve(problem) {
-    this.answer = null;
     this.curve.show([], [], null);
     this.curve.readout.textContent = problem.message;
   }
@@ -307,7 +281,7 @@ export class One {
 
   /** @type {(line: number, point: number) => void} */
   pick(line, point) {
-    const { header } = /** @type {Binary} */ (this.answer);
+    const { header } = /** @type {Binary} */ (this.curves.answer);
     this.choose({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
   }
 

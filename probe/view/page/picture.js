@@ -1,6 +1,6 @@
 // The rows around the place that a verdict names, ten steps around the first bad one: activations and gradients in the
 // order of execution, the loss above them on the same axis.
-import { Source, address, binary } from "./api.js";
+import { Group, address } from "./api.js";
 import { around, chosen, stacked } from "./bands.js";
 import { columnOf, element, preferred } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
@@ -44,10 +44,7 @@ export class Picture {
     this.element = element("section", { className: "card", id: "around", hidden: true }, this.title, this.map.element);
     /** @type {{ signal: string, op: string }[]} of each line */
     this.owners = [];
-    /** @type {(Binary | null)[]} */
-    this.answers = [];
-    /** @type {Source<Binary>[]} */
-    this.sources = [];
+    this.group = new Group(() => this.draw());
   }
 
   /** @type {(run: any, state: { scale: string }) => void} */
@@ -65,9 +62,7 @@ export class Picture {
     const loss = lossOf(run.numbers ?? []);
     const urls = this.parts.map(({ signal, op }) => address(`runs/${this.number}/heatmap`, { signal, op, from, to, columns: COLUMNS }));
     if (loss) urls.push(address(`runs/${this.number}/numbers`, { names: loss, from, to, points: COLUMNS }));
-    while (this.sources.length < urls.length) this.addSource(this.sources.length);
-    urls.forEach((url, n) => this.sources[n].want(url));
-    this.draw();
+    this.group.want(urls);
   }
 
   /** @type {{ signal: string, op: string }[]} */
@@ -77,20 +72,12 @@ export class Picture {
   scale = "";
   certain = true;
 
-  /** @param {number} n */
-  addSource(n) {
-    const receive = (/** @type {Binary | null} */ answer) => {
-      this.answers[n] = answer;
-      this.draw();
-    };
-    this.sources.push(new Source(binary, receive, () => receive(null)));
-  }
-
   draw() {
     const { focus } = this;
-    if (!focus || this.parts.some((_, n) => this.answers[n] === undefined)) return;
+    const { answers } = this.group;
+    if (!focus || this.parts.some((_, n) => answers[n] === undefined)) return;
     const bands = this.parts.flatMap(({ signal, op }, n) => {
-      const answer = this.answers[n];
+      const answer = answers[n];
       if (!answer?.header.lines.length) return [];
       const order = around(answer.header.lines, focus.row, MOST);
       if (BACKWARD.includes(signal)) order.reverse();
@@ -102,7 +89,7 @@ export class Picture {
     const line = this.owners.findIndex(({ signal }, n) => signal === focus.signal && answer.header.lines[n] === focus.row);
     const column = columnOf(answer.header.steps, focus.step);
     this.map.chosen = line >= 0 && column >= 0 ? { line, column } : null;
-    const loss = this.answers[this.parts.length];
+    const loss = answers[this.parts.length];
     this.map.show(answer, { scale: this.scale, bands: places, curve: loss ? { label: t("loss"), points: pointsOf(loss) } : null, arrow: this.map.chosen ? t(this.certain ? "around.begins" : "around.seen") : "" });
   }
 

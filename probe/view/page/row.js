@@ -33,22 +33,16 @@ export class RowCard {
     }
     const { run, signal, row, rank, step, micro } = wanted;
     const url = address(`runs/${run}/row`, { signal, row, rank, step, micro_step: micro, op: STATIC ? wanted.op : null });
-    if (url === this.source.url && this.answer) this.draw(this.answer);
-    this.source.want(url);
+    this.source.show(url);
   }
-
-  /** @type {any} */
-  answer = null;
 
   /** @param {Error} problem */
   fail(problem) {
-    this.answer = null;
     this.body.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
   }
 
   /** @param {any} answer */
   draw(answer) {
-    this.answer = answer;
     const op = this.wanted?.op ?? "";
     const where = answer.line === null || answer.line === undefined ? answer.file : `${answer.file}:${answer.line}`;
     const file = element("span", {}, element("code", { id: `${this.id}-file`, textContent: where }), " ", this.copying(where));

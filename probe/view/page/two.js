@@ -1,5 +1,5 @@
 // Page of two runs: their first difference, and curves of both laid over each other.
-import { Source, address, binary, json } from "./api.js";
+import { Group, Source, address, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
 import { button, choice, element, fill, preferred, ranksOf, stepsOf, text } from "./dom.js";
@@ -13,7 +13,6 @@ import { fact, headline, own } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
-/** @typedef {import("./api.js").Binary} Binary */
 
 const AGAIN = 1000; // milliseconds until a comparison under way is asked for again
 const POINTS = 1000;
@@ -28,8 +27,6 @@ export class Two {
     this.runs = [null, null];
     /** @type {any} */
     this.difference = null;
-    /** @type {(Binary | null)[]} */
-    this.answers = [null, null];
     this.top = element("div", { className: "run-head" });
     this.verdict = element("div", { id: "verdict", className: "cause", aria: { live: "polite" } });
     this.title = element("h2", { id: "curve-title" });
@@ -47,7 +44,7 @@ export class Two {
     this.element = this.arranged();
     const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
-    this.curves = [0, 1].map((n) => new Source(binary, (answer) => this.drawCurve(n, answer), () => this.drawCurve(n, null)));
+    this.curves = new Group(() => this.draw());
     this.comparison = new Source(json, (answer) => this.judge(answer), fail);
     this.summaries.forEach((source, n) => source.want(address(`runs/${this.numbersOf[n]}`)));
     this.comparison.want(address("compare", { run: this.numbersOf[0], against: this.numbersOf[1] }));
@@ -76,7 +73,7 @@ export class Two {
   changed(changes) {
     const grown = this.numbersOf.map((number) => changes.runs.some((run) => run.number === number));
     grown.forEach((own, n) => own && this.summaries[n].renew());
-    grown.forEach((own, n) => own && this.curves[n].renew());
+    grown.forEach((own, n) => own && this.curves.sources[n]?.renew());
     if (grown.some(Boolean)) this.numbers.renew();
   }
 
@@ -166,11 +163,9 @@ export class Two {
     this.title.textContent = t("curve.of.two", { op, signal: name, row, rank });
     this.step = step;
     const { from, to } = this.state;
-    [row, other].forEach((label, n) => {
-      this.curves[n].want(address(`runs/${this.numbersOf[n]}/curve`, { signal: name, op, row: label, from, to, ranks: rank, points: POINTS }));
-      this.cards[n].show({ run: this.numbersOf[n], signal: name, op, row: label, rank, step, micro });
-    });
-    this.draw();
+    const labels = [row, other];
+    labels.forEach((label, n) => this.cards[n].show({ run: this.numbersOf[n], signal: name, op, row: label, rank, step, micro }));
+    this.curves.want(labels.map((label, n) => address(`runs/${this.numbersOf[n]}/curve`, { signal: name, op, row: label, from, to, ranks: rank, points: POINTS })));
     const known = a.numbers.filter((/** @type {string} */ each) => b.numbers.includes(each));
     this.numbers.show(this.looks(), known, this.state);
   }
@@ -187,16 +182,11 @@ export class Two {
       element("code", { className: "quiet", textContent: run.location }));
   }
 
-  /** @type {(n: number, answer: Binary | null) => void} */
-  drawCurve(n, answer) {
-    this.answers[n] = answer;
-    this.draw();
-  }
-
   draw() {
-    const { spans, place } = together(this.answers);
+    const { answers } = this.curves;
+    const { spans, place } = together(answers);
     this.spans = spans;
-    const lines = this.looks().flatMap((look, n) => (this.answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
+    const lines = this.looks().flatMap((look, n) => (answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
     this.curve.show(spans, lines, this.step);
   }
 }
