@@ -30,7 +30,7 @@ export class Two {
     this.top = element("div", { className: "run-head" });
     this.verdict = element("div", { id: "verdict", className: "cause", aria: { live: "polite" } });
     this.title = element("h2", { id: "curve-title" });
-    this.curve = new Chart(t("curve"), 260, { ...ZOOMED, pick: (_, point) => go({ step: this.spans[point][0] }) });
+    this.curve = new Chart(t("curve"), 260, { ...ZOOMED, pick: (_, point) => go({ step: this.curve.spans[point][0] }) });
     this.signal = choice(t("signal"), "signal", (signal) => go({ signal, row: "" }));
     this.op = choice(t("op"), "op", (op) => go({ op }));
     this.row = choice(t("row.row"), "row-choice", (row) => go({ row }));
@@ -40,8 +40,10 @@ export class Two {
     this.numbers = new Numbers(ZOOMED);
     this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
-    this.runParts = element("div");
-    this.element = this.arranged();
+    this.over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
+      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
+    this.runParts = element("div", { className: "two" }, this.over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+    this.element = element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
     const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
     this.curves = new Group(() => this.draw());
@@ -49,16 +51,6 @@ export class Two {
     this.summaries.forEach((source, n) => source.want(address(`runs/${this.numbersOf[n]}`)));
     this.comparison.want(address("compare", { run: this.numbersOf[0], against: this.numbersOf[1] }));
   }
-
-  arranged() {
-    const over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
-      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
-    this.runParts = element("div", { className: "two" }, over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
-    return element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
-  }
-
-  /** @type {number[][]} */
-  spans = [];
 
   watched = () => this.numbersOf;
   leave = leave;
@@ -185,7 +177,6 @@ export class Two {
   draw() {
     const { answers } = this.curves;
     const { spans, place } = together(answers);
-    this.spans = spans;
     const lines = this.looks().flatMap((look, n) => (answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
     this.curve.show(spans, lines, this.step);
   }
