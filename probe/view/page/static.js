@@ -99,21 +99,17 @@ async function rankCells({ n, op, row }) {
 }
 
 /**
- * The rank that names the line of a rank, where a line stands for several.
- * @param {number} rank
+ * The rank that names the line of a rank, the first of those that it stands for.
+ * @type {(ranks: Int32Array, rank: number) => number | undefined}
  */
-async function leader(rank) {
-  const { rank: ranks } = await part("ranks");
-  const at = ranks.indexOf(rank);
-  return at < 0 ? -1 : ranks[at - (at % about.ranks.ranksALine)];
-}
+const leader = (ranks, rank) => ranks[Math.floor(ranks.indexOf(rank) / about.ranks.ranksALine) * about.ranks.ranksALine];
 
 /**
  * Rows of one rank.
  * @type {(own: Named, rank: number) => Promise<Binary | null>}
  */
 async function cellsOfRank(own, rank) {
-  const line = await leader(rank);
+  const line = leader((await part("ranks")).rank, rank);
   const rows = await Promise.all(own.signal.rows.map((/** @type {string} */ _, /** @type {number} */ row) => rankCells({ ...own, row })));
   if (!rows[0]) return null;
   const { answer } = stacked(rows.map((cells) => ({ title: "", answer: chosen(cells, [cells.header.lines.indexOf(line)]) })));
@@ -163,15 +159,11 @@ async function curve(query) {
   const found = await (about.ranks ? rankCells(own) : rowCells(own));
   if (!found || own.row < 0) return null;
   if (!about.ranks) return curves(cut(found, [query.get("row")], query), { ranks: [about.directories[0][1]] });
-  const wanted = ranksOf(query.get("ranks") ?? "");
+  const { rank: all } = await part("ranks");
   const lines = new Set(found.header.lines);
-  const ranks = [];
-  const leaders = [];
-  for (const rank of wanted.length ? wanted : (await part("ranks")).rank.slice(0, MOST_RANKS)) {
-    const line = await leader(rank);
-    if (lines.has(line)) leaders.push(line) && ranks.push(rank);
-  }
-  return curves(cut(found, leaders, query), { ranks });
+  const wanted = ranksOf(query.get("ranks") ?? "");
+  const ranks = (wanted.length ? wanted : [...all.slice(0, MOST_RANKS)]).filter((rank) => lines.has(leader(all, rank)));
+  return curves(cut(found, ranks.map((rank) => leader(all, rank)), query), { ranks });
 }
 
 /**
@@ -210,7 +202,7 @@ async function located(query) {
  */
 async function rounded(own, rank, step, values) {
   if (!about.ranks) return {};
-  const [line, column] = [await leader(rank), columnOf(about.ranks.steps, step)];
+  const [line, column] = [leader((await part("ranks")).rank, rank), columnOf(about.ranks.steps, step)];
   for (const op of own.signal.ops.keys()) {
     const found = await rankCells({ ...own, op });
     const i = found ? found.header.lines.indexOf(line) * about.ranks.steps.length + column : -1;
@@ -240,8 +232,8 @@ async function attributes(rank) {
   if (!about.ranks) return {};
   const table = await part("ranks");
   const at = table.rank.indexOf(rank);
-  const pairs = about.ranks.attributes.map((/** @type {any} */ { title, names }, /** @type {number} */ n) => [title, names[table[`attribute/${n}`][at]]]);
-  return Object.fromEntries(pairs.filter((/** @type {any} */ _, /** @type {number} */ n) => at >= 0 && about.ranks.attributes[n].names.length > 1));
+  const attribute = (/** @type {any} */ { title, names }, /** @type {number} */ n) => [title, names[table[`attribute/${n}`][at]]];
+  return at < 0 ? {} : Object.fromEntries(about.ranks.attributes.map(attribute));
 }
 
 /** @param {URLSearchParams} query */

@@ -91,7 +91,7 @@ def _rank_arrays(work: CellWork, plan: RankPlan) -> Iterator[tuple[str, Array]]:
         yield f"order/{n}", first[order.lines]
     for n, stages in enumerate(_stage_sets(work)):
         yield f"lines/{n}", first[work.places(stages) >= 0]
-    for n, attribute in enumerate(work.table.attributes):
+    for n, attribute in enumerate(work.table.different()):
         yield f"attribute/{n}", attribute.of.astype("<i4")
 
 
@@ -133,6 +133,6 @@ def _about_ranks(work: CellWork, plan: RankPlan, last: int, digits: int) -> dict
         "digits": digits,
         "ranksALine": plan.ranks_a_line,
         "steps": plan.columns.spans(last),
-        "attributes": [{"title": one.title, "names": one.names} for one in work.table.attributes],
+        "attributes": [{"title": one.title, "names": one.names} for one in work.table.different()],
         "signals": [{"rowOf": own.row_of, "lines": [sets[stages] for stages in own.stages]} for own in plan.signals],
     }
