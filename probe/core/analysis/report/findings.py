@@ -89,7 +89,8 @@ class Diagnosis:
     """Verdict, place and loss of :func:`probe.core.analysis.report.page_verdict.page_verdict`; empty if no analysis was
     made."""
     cause: Mapping[str, Any] | None = None
-    """First cause: ``kind``, ``text``, ``row``, and with a place ``signal, op, rank, step``; None if there is none."""
+    """First cause: ``kind``, ``text``, ``row``, and with a place ``signal, op, rank, step``; of None a report makes one
+    of the first finding."""
 
     @property
     def total(self) -> int:

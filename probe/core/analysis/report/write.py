@@ -174,11 +174,10 @@ def _description(
 
 def _judged(root: Place, diagnosis: Diagnosis, label: Label, stages: Mapping[int, int]) -> dict[str, object]:
     """Fields of the run's description that follow from its diagnosis."""
-    findings, text, cause = labelled(diagnosis.findings, label, stages), diagnosis.text, None
-    if findings and not diagnosis.is_placed:
-        cause = {"kind": diagnosis.paragraph.split("\n")[0], "row": "", "text": text}
-    elif findings:
-        cause = {**findings[0].shown, "text": text}
+    findings, text, cause = labelled(diagnosis.findings, label, stages), diagnosis.text, diagnosis.cause
+    if cause is None and findings:
+        unplaced = {"kind": diagnosis.paragraph.split("\n")[0], "row": ""}
+        cause = {**(findings[0].shown if diagnosis.is_placed else unplaced), "text": text}
     shown = replace(diagnosis, findings=findings, cause=cause, page=placed(diagnosis.page, label))
     return {
         "analysis": "done",
