@@ -11,7 +11,7 @@ const place = document.getElementById("answers");
 /** Whether the page has its answers inside. */
 export const STATIC = place !== null;
 /** @type {Record<string, any>} */
-const answers = place ? await parsed(place.textContent ?? "") : {};
+const answers = place ? await inflated(place.textContent ?? "").json() : {};
 /** Whether the file is about a comparison of two runs. */
 export const COMPARISON = "/api/compare?run=0&against=1" in answers;
 /** Language of the command that wrote the file; empty for the browser's. */
@@ -25,18 +25,6 @@ const run = answers["/api/runs/0"];
 /** @type {Map<string, any>} */
 const kept = new Map();
 
-/** @param {string} base64 compressed JSON */
-async function parsed(base64) {
-  return JSON.parse(new TextDecoder().decode(await inflated(base64)));
-}
-
-/** @param {string} base64 zlib */
-async function inflated(base64) {
-  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
 /**
  * The arrays of a packed part by its name; null if there is none.
  * @type {(name: string) => Promise<any>}
@@ -46,7 +34,7 @@ async function part(name) {
   if (!own) return null;
   if (!kept.has(name)) {
     if (kept.size > UNPACKED) kept.delete(kept.keys().next().value ?? "");
-    kept.set(name, unpacked(/** @type {ArrayBuffer} */ ((await inflated(own)).buffer)).arrays);
+    kept.set(name, unpacked(await inflated(own).arrayBuffer()).arrays);
   }
   return kept.get(name);
 }
@@ -258,7 +246,7 @@ const MADE = /** @type {Record<string, ((query: URLSearchParams) => any) | undef
  */
 export async function embedded(url) {
   if (url in answers && answers[url] !== null) return answers[url];
-  if (packed && !about) about = await parsed(packed.about);
+  if (packed && !about) about = await inflated(packed.about).json();
   const [path, search] = url.split("?");
   const make = MADE[/^\/api\/runs\/0\/(\w+)$/.exec(path)?.[1] ?? ""];
   const answer = make && packed ? await make(new URLSearchParams(search)) : null;

@@ -9,7 +9,7 @@ import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_ZOOM, ZOOMED, addressOf, go, leave } from "./state.js";
 import { aliveness } from "./summary.js";
-import { fact, headline, own } from "./verdict.js";
+import { own, placed } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -103,8 +103,7 @@ export class Two {
   sentences(answer) {
     const { first_difference: first, jumps, agrees, same, verdict, about = [], problems = [] } = answer;
     const word = agrees ? t(same ? "compare.same" : "compare.within") : first ? t("compare.differ") : "";
-    const place = first ? [element("code", { className: "place", textContent: first.row }), fact(t("at.step", { step: first.step })), fact(`${t("rank")} ${first.rank}`)] : [];
-    const parts = [headline(word, ...place)];
+    const parts = [placed(word, first && { where: first.row, step: first.step, ranks: String(first.rank) })];
     if (jumps.length) {
       const [rank, step, signal, module, before, after] = jumps[0];
       parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));

@@ -49,8 +49,16 @@ export function placeOf(run) {
 
 const card = (/** @type {string} */ look, /** @type {string} */ id, /** @type {(Node | null)[]} */ ...parts) => element("section", { className: `cause ${look}`, id }, ...parts);
 const line = (/** @type {string} */ content, look = "quiet") => element("p", { className: look, textContent: content });
-export const headline = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
-export const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
+const headline = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
+const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
+/**
+ * A headline with the place that it is about.
+ * @param {string} word
+ * @param {{ where: string, step: number, ranks: string } | null} place
+ * @param {...(Node | null)} more
+ */
+export const placed = (word, place, ...more) => headline(word, place?.where ? element("code", { className: "place", textContent: place.where }) : null,
+  place && fact(t("at.step", { step: place.step })), place?.ranks ? fact(`${t("rank")} ${place.ranks}`) : null, ...more);
 const showing = (/** @type {Place | null} */ place, /** @type {(place: Place) => void} */ show) => (place ? button(t("cause.show"), () => show(place), { id: "show-cause" }) : null);
 
 /** @type {(run: any, verdict: any, place: Place | null, show: (place: Place) => void) => (Node | null)[]} */
@@ -59,7 +67,7 @@ function found(run, verdict, place, show) {
   const limits = [certainty === "place unknown" ? t("verdict.unplaced") : "", after === null ? "" : t("verdict.after", { step: after })].filter(Boolean);
   const named = where.slice(0, 3).join(", ") + (where.length > 3 ? ", …" : "");
   return [
-    headline(kind, named ? element("code", { className: "place", textContent: named }) : null, fact(t("at.step", { step: since })), ranks.length ? fact(`${t("rank")} ${ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ")}`) : null, showing(place, show)),
+    placed(kind, { where: named, step: since, ranks: ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ") }, showing(place, show)),
     strip(run),
     ...limits.map((limit) => line(limit, "limit")),
     next.length ? line(t("verdict.next"), "") : null,
@@ -92,7 +100,7 @@ function strip({ focus, loss = [], verdict }) {
  */
 function preliminary({ cause, analysis }, place, show) {
   const { kind, row, step, rank } = cause;
-  return [headline(kind, row ? element("code", { className: "place", textContent: row }) : null, place ? fact(t("at.step", { step })) : null, place ? fact(`${t("rank")} ${rank}`) : null, showing(place, show)),
+  return [placed(kind, place && { where: row, step, ranks: String(rank) }, showing(place, show)),
     analysis === "running" ? line(t("analysis.running")) : null,
     element("details", {}, element("summary", { textContent: t("verdict.why") }), line(cause.text ?? cause.sentence, "lines"))];
 }
