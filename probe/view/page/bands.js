@@ -57,7 +57,8 @@ export function stacked(parts) {
   const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
   const column = new Map(steps.map(([first], n) => [first, n]));
   const lines = parts.flatMap(({ answer }) => answer.header.lines);
-  const empty = Object.entries(parts[0].answer.arrays).map(([name, own]) => [name, without(name, own, lines.length * steps.length)]);
+  const common = Object.entries(parts[0].answer.arrays).filter(([name]) => parts.every(({ answer }) => name in answer.arrays));
+  const empty = common.map(([name, own]) => [name, without(name, own, lines.length * steps.length)]);
   const arrays = /** @type {Binary["arrays"]} */ (Object.fromEntries(empty));
   /** @type {Band[]} */
   const bands = [];

@@ -173,7 +173,7 @@ async function located(query) {
   for (const op of new Set([own.op, ...signal.ops.keys()])) {
     const { arrays } = (await rowCells({ ...own, op })) ?? {};
     if (arrays?.rank[i] !== rank || arrays.step[i] !== step) continue;
-    const here = { micro: arrays.micro[i], member: arrays.member[i], directory: arrays.directory[i] };
+    const here = { micro: arrays.micro?.[i] ?? 0, member: arrays.member?.[i] ?? 0, directory: arrays.directory[i] };
     if ((micro !== null && Number(micro) !== here.micro) || (place && (place.micro !== here.micro || place.member !== here.member))) continue;
     place ??= here;
     values[signal.ops[op]] = arrays.maximum[i];

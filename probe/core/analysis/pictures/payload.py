@@ -74,7 +74,11 @@ def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
         "micro": places.micro_step,
         "member": places.member,
     }
-    small = {name: array.astype("<i4") if array.dtype == np.int64 else array for name, array in arrays.items()}
+    small = {
+        name: array.astype("<i4") if array.dtype == np.int64 else array
+        for name, array in arrays.items()
+        if array.any() or name in ("value", "least", "directory")  # the page takes 0 for other arrays that it lacks
+    }
     sizes = np.where(np.isfinite(arrays["value"]), np.abs(arrays["value"]), np.nan)
     if np.array_equal(arrays["least"], sizes, equal_nan=True):  # each cell has one number
         del small["least"]
