@@ -40,15 +40,13 @@ export function controls(choose) {
       fill(order.select, orders.map((title) => [title, title]), state.order || "rank");
       order.label.hidden = orders.length < 2 || state.axis !== "ranks";
       fill(scale.select, [["row", t("scale.row")], ["all", t("scale.all")], ["least", t("scale.least")]], state.scale || "row");
-      axis.label.hidden = run.ranks < 2;
+      for (const { label } of [axis, rank, only]) label.hidden = run.ranks < 2;
       op.label.hidden = (own?.ops ?? []).length < 2;
       set(rank.input, state.rank === null ? "" : String(state.rank));
-      rank.label.hidden = run.ranks < 2;
       set(only.input, state.only === null ? "" : String(state.only));
       set(row.input, state.row);
       set(ranks.input, state.ranks);
       ranks.input.placeholder = run.rank_list ?? "";
-      only.label.hidden = run.ranks < 2;
       whole.hidden = state.from === null && state.to === null && !state.lines;
       list(names, own?.rows ?? []);
     },
