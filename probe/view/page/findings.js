@@ -1,6 +1,6 @@
 // Findings of a run as a list: one click or Enter leads to the cell and its row.
 import { Source, address, json } from "./api.js";
-import { button, element, fill, choice, parsed, text } from "./dom.js";
+import { button, choice, clamp, element, fill, parsed, text } from "./dom.js";
 import { go } from "./state.js";
 import { t } from "./words.js";
 
@@ -26,7 +26,7 @@ export class Findings {
     this.element = element("section", { className: "card findings", id: "findings" },
       element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label),
       this.scroll, this.state);
-    this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => this.fail(problem));
+    this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => (this.state.textContent = problem.message));
   }
 
   enlarge() {
@@ -55,15 +55,6 @@ export class Findings {
       return;
     }
     this.source.show(address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit }));
-  }
-
-  renew() {
-    this.source.renew();
-  }
-
-  /** @param {Error} problem */
-  fail(problem) {
-    this.state.textContent = problem.message;
   }
 
   /** @type {(findings: Finding[], total: number) => void} */
@@ -128,7 +119,7 @@ export class Findings {
     const n = Number(row.dataset.finding);
     const last = this.findings.length - 1;
     const to = /** @type {Record<string, number>} */ ({ ArrowDown: n + 1, ArrowUp: n - 1, PageDown: n + 10, PageUp: n - 10, Home: 0, End: last })[event.key];
-    if (to !== undefined) this.focus(Math.min(last, Math.max(0, to)));
+    if (to !== undefined) this.focus(clamp(to, 0, last));
     else if (event.key === "Enter" || event.key === " ") this.choose(this.findings[n]);
     else return;
     event.preventDefault();

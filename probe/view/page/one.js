@@ -111,7 +111,7 @@ export class One {
    * @param {any} before
    */
   renew(before) {
-    this.findings.renew();
+    this.findings.source.renew();
     this.details.renew();
     const { to } = this.state;
     if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;

@@ -20,7 +20,7 @@ export class RowCard {
     this.element = element("section", { className: "card row-card" }, this.heading, this.body);
     /** @type {Wanted | null} */
     this.wanted = null;
-    this.source = new Source(json, (answer) => this.draw(answer), (problem) => this.fail(problem));
+    this.source = new Source(json, (answer) => this.draw(answer), (problem) => this.body.replaceChildren(element("p", { className: "failed", textContent: problem.message })));
   }
 
   /** @param {Wanted} wanted */
@@ -34,11 +34,6 @@ export class RowCard {
     const { run, signal, row, rank, step, micro } = wanted;
     const url = address(`runs/${run}/row`, { signal, row, rank, step, micro_step: micro, op: STATIC ? wanted.op : null });
     this.source.show(url);
-  }
-
-  /** @param {Error} problem */
-  fail(problem) {
-    this.body.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
   }
 
   /** @param {any} answer */

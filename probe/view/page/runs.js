@@ -41,9 +41,7 @@ export class Runs {
 
   watched = () => [];
 
-  close() {
-    clearTimeout(this.timer);
-  }
+  close = () => clearTimeout(this.timer);
 
   /** @param {State} state */
   update(state) {
@@ -59,9 +57,7 @@ export class Runs {
   /** Whether the largest is first. */
   falls = () => !this.state.sort || Boolean(this.state.descending);
 
-  changed() {
-    this.source.renew();
-  }
+  changed = () => this.source.renew();
 
   enlarge() {
     this.limit += PAGE;
