@@ -255,8 +255,8 @@ def test_a_finding_leads_to_its_cell(driver: Any, page: Path) -> None:
 def test_a_judged_report_opens_on_the_place_of_its_verdict(driver: Any, directories: list[Path]) -> None:
     """Activations, which have micro steps, stand above gradients, which have none; the named cell is chosen."""
     root = directories[0].parent
-    write_report(root, root / "judged.html", card(analyse(root)))
-    open_page(driver, root / "judged.html")
+    write_report(root, root / "judged_report.html", card(analyse(root)))
+    open_page(driver, root / "judged_report.html")
     assert driver.find_element("css selector", "#around h2").is_displayed()
     texts = driver.execute_script(SCAN.replace("#heatmap", "#picture").replace('"readout"', '"picture-readout"'))
     assert {text.split()[0] for text in texts} == {"actv", "grad_reduced"}
