@@ -31,12 +31,12 @@ from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import heatmap
 from probe.view.background import comparison_arguments
 from probe.view.events import MOST_STREAMS, ChangeLog, events, parsed_cursor
-from probe.view.findings import chosen, health_of, short_text
+from probe.view.findings import MOST_SHOWN, chosen, health_of, short_text
 from probe.view.located_row import located_row
 from probe.view.run_files import RunGone
 from probe.view.run_list import ListedRun, RunList
 from probe.view.run_summary import RunSummary
-from probe.view.viewed_run import ViewedRun, shown_findings, version_of
+from probe.view.viewed_run import ViewedRun, version_of
 
 HIGHEST = 2**53
 """Limit of whole numbers: JavaScript has no larger ones."""
@@ -174,7 +174,7 @@ class ViewEndpoints:
         about = viewed.about()
         self._runs.read(run)
         diagnosis, analysis = viewed.diagnosis()
-        fields = {**self._listed(run), **about, **shown_findings(diagnosis)}
+        fields = {**self._listed(run), **about, **diagnosis.fields(MOST_SHOWN)}
         recorded = None if run.summary is None else run.summary.findings
         fields["health"] = health_of(analysis.state, analysis.answer, fields["finding_total"], recorded)
         fields |= {"analysis": analysis.state, "analysis_error": analysis.error, "recorded_findings": recorded}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from probe.core.analysis.report.findings import Label, Mark, dumped, kind, labelled, sentence
+from probe.core.analysis.report.findings import Diagnosis, Label, Mark, dumped, kind, labelled, placed, sentence
 from probe.core.storage.anomaly_json import FILE, rank_folders
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE, ranks_text
@@ -15,21 +15,6 @@ from probe.view.run_files import FileStamp, stamp_of
 
 MOST_SHOWN = 200
 """Findings that an answer about a run has."""
-
-
-class RunDiagnosis(NamedTuple):
-    """Findings of a run with its first cause."""
-
-    findings: list[Mark]
-    total: int
-    """Number of all findings, including those that are not listed."""
-    cause: Mapping[str, Any] | None
-    """Fields ``kind, sentence, text, row, signal, op, rank, step, ranks``; None if nothing was found."""
-    text: str | None
-    """Sentence about the first cause."""
-    page: Mapping[str, Any] = {}
-    """Fields ``verdict, focus, loss`` of :func:`probe.core.analysis.report.page_verdict.page_verdict`; empty before an
-    analysis."""
 
 
 class DumpedFindings:
@@ -53,7 +38,7 @@ class DumpedFindings:
         return self._found
 
 
-def of_dump(marks: Iterable[Mark], number: int, label: Label, stages: Mapping[int, int]) -> RunDiagnosis:
+def of_dump(marks: Iterable[Mark], number: int, label: Label, stages: Mapping[int, int]) -> Diagnosis:
     """Return the diagnosis of dumped findings, the earliest of each tensor: the earliest of all is the first cause, as
     long as nothing was judged."""
     first = dict[tuple[Any, ...], Mark]()
@@ -61,24 +46,22 @@ def of_dump(marks: Iterable[Mark], number: int, label: Label, stages: Mapping[in
         first.setdefault((mark.rank, mark.signal, mark.vpp_stage, mark.name), mark)
     kept = [*first.values()]
     if not kept:
-        return RunDiagnosis([], number, None, None)
+        return Diagnosis("", (), number)
     findings, text = labelled(kept, label, stages), sentence(kept[0])
-    return RunDiagnosis(findings, number, _cause(kind(kept[0]), text, findings[0], (findings[0].rank,)), text)
+    return Diagnosis(text, findings, number, cause=_cause(kind(kept[0]), text, findings[0], (findings[0].rank,)))
 
 
-def of_analysis(answer: Mapping[str, Any], label: Label) -> RunDiagnosis:
+def of_analysis(answer: Mapping[str, Any], label: Label) -> Diagnosis:
     """Return the diagnosis of an analysis, from its JSON."""
     findings = _of_rows(answer["kept"], label)
     findings += [_run_finding(each) for each in answer["run_numbers"]]
     number = answer["number"] + len(answer["run_numbers"])
-    main, focus = answer["diagnosis"], answer["focus"]
-    placed = focus and {**focus, "row": label(focus["signal"], focus[PP_STAGE], 0, focus["name"])}
-    page = {"verdict": answer["verdict"], "focus": placed, "loss": answer["loss"]}
+    main, page = answer["diagnosis"], placed({name: answer[name] for name in ("verdict", "focus", "loss")}, label)
     if main is None:
-        return RunDiagnosis(findings, number, None, None, page)
-    (first,), text = _of_rows([main["first"]], label), short_text(main)
-    cause = _cause(main["kind"], text, first, main["ranks"])
-    return RunDiagnosis(findings, number, {**cause, "text": main["text"]}, text, page)
+        return Diagnosis("", findings, number, page=page)
+    (first,) = _of_rows([main["first"]], label)
+    cause = {**_cause(main["kind"], short_text(main), first, main["ranks"]), "text": main["text"]}
+    return Diagnosis(main["text"], findings, number, page=page, cause=cause)
 
 
 def health_of(state: str, answer: Mapping[str, Any] | None, findings: int, recorded: int | None) -> str:

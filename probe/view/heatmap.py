@@ -76,7 +76,8 @@ def heatmap_of_ranks(
             if values is not None:
                 conditions.append(f"v.{column} IN ({', '.join(map(str, values)) or '-1'})")
         keys, source = {"line": "v.rank", "block": "v.step"}, f"{rows.view(signal)} AS v"
-        found = fetched(rows.connection, cell_query(keys, f"v.{quoted(op)}", source, " AND ".join(conditions)))
+        query = cell_query(keys, {"": f"v.{quoted(op)}"}, source, " AND ".join(conditions))
+        found = fetched(rows.connection, query)
     with_numbers = set(found["line"].tolist())
     lines = np.array([rank for rank in ranks if rank in with_numbers], dtype=np.int64)
     order = np.argsort(lines)

@@ -256,7 +256,7 @@ def row_cells(rows: Rows, signal: str, op: str, width: int, spans: Mapping[int, 
         "name": "coalesce(v.name, '')",
         "block": f"v.step // {width}" if width & (width - 1) else f"v.step >> {width.bit_length() - 1}",
     }
-    query = cell_query(keys, f"v.{quoted(op)}", source, f"v.step >= {first} AND v.step < {after}")
+    query = cell_query(keys, {"": f"v.{quoted(op)}"}, source, f"v.step >= {first} AND v.step < {after}")
     rows.connection.execute(f"CREATE OR REPLACE TEMP TABLE row_cells AS {query}")
     return "row_cells"
 

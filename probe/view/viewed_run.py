@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
 from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
-from probe.core.analysis.report.findings import stages_of_ranks
+from probe.core.analysis.report.findings import Diagnosis, stages_of_ranks
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.location import located
 from probe.core.storage.problems import Problems
 from probe.view.background import BackgroundTasks, TaskResult, analysis_arguments
-from probe.view.findings import MOST_SHOWN, DumpedFindings, RunDiagnosis, of_analysis, of_dump
+from probe.view.findings import DumpedFindings, of_analysis, of_dump
 from probe.view.levels import LevelStore
 from probe.view.row_names import RowNames, row_names, stages_of
 from probe.view.run_files import GrowingFiles, RunListing
@@ -80,7 +80,7 @@ class ViewedRun:
         """Key of the run's analysis among the tasks."""
         return ("analysis", self.place, self.directory)
 
-    def diagnosis(self) -> tuple[RunDiagnosis, TaskResult]:
+    def diagnosis(self) -> tuple[Diagnosis, TaskResult]:
         """Return the findings, and the analysis as far as it has come."""
         with self.reader.lock:
             found = self.analysis()
@@ -163,13 +163,3 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
         kept = {(n, file.path): (n, file) for n, file in (*first.values(), *last.values())}
         found[signal] = sorted(kept.values(), key=lambda pair: (pair[0], pair[1].first))
     return found
-
-
-def shown_findings(diagnosis: RunDiagnosis) -> Mapping[str, Any]:
-    """Return the fields of an answer about a run that its findings fill."""
-    return {
-        "finding_list": [each.shown for each in diagnosis.findings[:MOST_SHOWN]],
-        "finding_total": max(diagnosis.total, len(diagnosis.findings)),
-        "cause": diagnosis.cause,
-        **diagnosis.page,
-    }

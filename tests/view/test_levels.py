@@ -281,7 +281,7 @@ def rank_of(values: dict[int, float], threads: int = 2) -> int:
     with closing(connect(threads=threads)) as connection:
         columns = {"rank": "INTEGER", "step": "INTEGER", "x": "DOUBLE"}
         fill(connection, "v", columns, ((rank, 3, x) for rank, x in values.items()))
-        cells = fetched(connection, cell_query({"block": "0"}, "v.x", "v", "true"))
+        cells = fetched(connection, cell_query({"block": "0"}, {"": "v.x"}, "v"))
         return int(RANKS.of(cells).directory[0])
 
 

@@ -6,8 +6,7 @@ import { STATIC, embedded } from "./static.js";
 
 /**
  * Address of a part of the interface; what is null or empty in `query` is left out.
- * @param {string} path
- * @param {Record<string, string | number | null | undefined>} query
+ * @type {(path: string, query?: Record<string, string | number | null | undefined>) => string}
  */
 export function address(path, query = {}) {
   const search = new URLSearchParams();
@@ -30,21 +29,12 @@ async function checked(response) {
   throw Object.assign(new Error(message || response.statusText), { status: response.status });
 }
 
-/**
- * @param {string} url
- * @param {AbortSignal} [signal]
- * @param {Record<string, string>} [headers]
- * @returns {Promise<any>}
- */
+/** @type {(url: string, signal?: AbortSignal, headers?: Record<string, string>) => Promise<any>} */
 export async function json(url, signal, headers) {
   return STATIC ? embedded(url) : (await checked(await fetch(url, { signal, headers }))).json();
 }
 
-/**
- * @param {string} url
- * @param {AbortSignal} [signal]
- * @returns {Promise<Binary>}
- */
+/** @type {(url: string, signal?: AbortSignal) => Promise<Binary>} */
 export async function binary(url, signal) {
   return STATIC ? embedded(url) : unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
 }
@@ -63,6 +53,15 @@ function count(change) {
  * @template T
  */
 export class Source {
+  /** @type {Set<Source<any>>} those of the page that is shown */
+  static all = new Set();
+
+  /** Give up the requests of a page that is no longer shown. */
+  static forget() {
+    for (const source of Source.all) source.clear();
+    Source.all.clear();
+  }
+
   /**
    * @param {(url: string, signal?: AbortSignal) => Promise<T>} get
    * @param {(answer: T) => void} draw
@@ -76,6 +75,9 @@ export class Source {
     /** @type {AbortController | null} */
     this.flight = null;
     this.again = false;
+    /** @type {T | null} */
+    this.answer = null;
+    Source.all.add(this);
   }
 
   /** @param {string} url */
@@ -83,6 +85,15 @@ export class Source {
     if (url === this.url) return;
     this.url = url;
     this.load();
+  }
+
+  /**
+   * Ask for an address, or draw once more what it answered.
+   * @param {string} url
+   */
+  show(url) {
+    if (url === this.url && this.answer && !this.flight) this.draw(this.answer);
+    this.want(url);
   }
 
   renew() {
@@ -105,9 +116,13 @@ export class Source {
     count(1);
     try {
       const answer = await this.get(this.url, own.signal);
-      if (!own.signal.aborted) this.draw(answer);
+      if (own.signal.aborted) return;
+      this.answer = answer;
+      this.draw(answer);
     } catch (problem) {
-      if (!own.signal.aborted) this.fail(/** @type {Error} */ (problem));
+      if (own.signal.aborted) return;
+      this.answer = null;
+      this.fail(/** @type {Error} */ (problem));
     } finally {
       count(-1);
       if (this.flight === own) {
@@ -115,5 +130,32 @@ export class Source {
         if (this.again) this.load();
       }
     }
+  }
+}
+
+/** Answers that are drawn together, as they come; null in place of one that has failed. */
+export class Group {
+  /** @param {() => void} draw */
+  constructor(draw) {
+    this.draw = draw;
+    /** @type {Source<Binary>[]} */
+    this.sources = [];
+    /** @type {(Binary | null)[]} */
+    this.answers = [];
+  }
+
+  /** @param {string[]} urls */
+  want(urls) {
+    urls.forEach((url, n) => {
+      this.sources[n] ??= new Source(binary, (answer) => this.receive(n, answer), () => this.receive(n, null));
+      this.sources[n].want(url);
+    });
+    this.draw();
+  }
+
+  /** @type {(n: number, answer: Binary | null) => void} */
+  receive(n, answer) {
+    this.answers[n] = answer;
+    this.draw();
   }
 }

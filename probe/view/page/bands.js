@@ -11,29 +11,34 @@ export const BAND = 17;
 /** @typedef {{ title: string, first: number, end: number }} Band first and end of its lines */
 
 /**
- * An answer with other lines: those at `order`, in this order.
- * @param {Binary} answer
- * @param {number[]} order
- * @returns {Binary}
+ * An array for cells without numbers, of the kind of another one.
+ * @type {(name: string, own: any, size: number) => any}
  */
-export function chosen({ header, arrays }, order) {
-  const columns = header.steps.length;
-  const at = new Map(order.map((line, n) => [line, n]));
-  const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [line, column]) => (at.has(line) ? [[at.get(line), column]] : []));
-  const put = (/** @type {any} */ array) => {
-    const made = new array.constructor(order.length * columns);
-    order.forEach((line, n) => made.set(array.subarray(line * columns, (line + 1) * columns), n * columns));
-    return made;
-  };
-  const moved = Object.fromEntries(Object.entries(arrays).map(([name, array]) => [name, put(array)]));
-  return { header: { ...header, lines: order.map((line) => header.lines[line]), findings }, arrays: moved };
+const without = (name, own, size) => new own.constructor(size).fill(name === "rank" ? -1 : own instanceof Float64Array ? NaN : 0);
+
+/**
+ * An answer with other lines and columns: those at `order`, in this order (-1 is one without numbers), and `columns`.
+ * @type {(answer: Binary, order: number[], columns?: number[]) => Binary}
+ */
+export function chosen({ header, arrays }, order, columns = [...header.steps.keys()]) {
+  const width = header.steps.length;
+  const whole = columns.length === width;
+  const [line, column] = [order, columns].map((own) => new Map(own.map((from, to) => [from, to])));
+  const findings = (header.findings ?? []).flatMap((/** @type {number[]} */ [a, b]) => (line.has(a) && column.has(b) ? [[line.get(a), column.get(b)]] : []));
+  const moved = Object.entries(arrays).map(([name, own]) => {
+    const made = without(name, own, order.length * columns.length);
+    order.forEach((from, to) => {
+      const line = own.subarray(Math.max(from, 0) * width, (from + 1) * width); // empty for -1
+      made.set(whole ? line : columns.slice(0, line.length).map((n) => line[n]), to * columns.length);
+    });
+    return [name, made];
+  });
+  return { header: { ...header, lines: order.map((n) => header.lines[n]), steps: columns.map((n) => header.steps[n]), findings }, arrays: Object.fromEntries(moved) };
 }
 
 /**
  * Weights first, then biases, if a signal has both.
- * @param {Binary} answer
- * @param {[string, string]} titles
- * @returns {{ answer: Binary, bands: Band[] }}
+ * @type {(answer: Binary, titles: [string, string]) => { answer: Binary, bands: Band[] }}
  */
 export function weightsAndBiases(answer, titles) {
   const { lines } = answer.header;
@@ -46,17 +51,15 @@ export function weightsAndBiases(answer, titles) {
 
 /**
  * Several answers under each other, on the steps of all.
- * @param {{ title: string, answer: Binary }[]} parts
- * @returns {{ answer: Binary, bands: Band[] }}
+ * @type {(parts: { title: string, answer: Binary }[]) => { answer: Binary, bands: Band[] }}
  */
 export function stacked(parts) {
   const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
   const column = new Map(steps.map(([first], n) => [first, n]));
   const lines = parts.flatMap(({ answer }) => answer.header.lines);
-  const size = lines.length * steps.length;
-  const real = () => new Float64Array(size).fill(NaN);
-  /** @type {Binary["arrays"]} */
-  const arrays = { minimum: real(), maximum: real(), nan: new Uint32Array(size), inf: new Uint32Array(size), rank: new Int32Array(size).fill(-1) };
+  const common = Object.entries(parts[0].answer.arrays).filter(([name]) => parts.every(({ answer }) => name in answer.arrays));
+  const empty = common.map(([name, own]) => [name, without(name, own, lines.length * steps.length)]);
+  const arrays = /** @type {Binary["arrays"]} */ (Object.fromEntries(empty));
   /** @type {Band[]} */
   const bands = [];
   for (const { title, answer } of parts) {
@@ -72,9 +75,7 @@ export function stacked(parts) {
 
 /**
  * Lines around the module of a row, at most `most`: of activations the outputs alone.
- * @param {string[]} lines
- * @param {string} row
- * @param {number} most
+ * @type {(lines: string[], row: string, most: number) => number[]}
  */
 export function around(lines, row, most) {
   const outputs = lines.some((name) => name.includes(".output"));
@@ -109,9 +110,7 @@ export function segmentsOf(bands, [first, end], y, most) {
 
 /**
  * The end of a name that has room.
- * @param {CanvasRenderingContext2D} context
- * @param {string} name
- * @param {number} width
+ * @type {(context: CanvasRenderingContext2D, name: string, width: number) => string}
  */
 export function fitted(context, name, width) {
   let most = name.length;

@@ -10,8 +10,7 @@ const SPECIALS = [NaN, Infinity, -Infinity];
 
 /**
  * Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
- * @param {ArrayBuffer} buffer
- * @returns {Binary}
+ * @type {(buffer: ArrayBuffer) => Binary}
  */
 export function unpacked(buffer) {
   const size = new DataView(buffer).getUint32(0, true);
@@ -27,6 +26,7 @@ export function unpacked(buffer) {
   }
   for (const [name] of header.arrays) {
     const exponents = arrays[`${name}^`]; // of numbers that are mantissas and exponents of ten
+    delete arrays[`${name}^`];
     if (exponents) arrays[name] = Float64Array.from(arrays[name], (mantissa, i) => (exponents[i] === SPECIAL ? SPECIALS[mantissa] : Number(`${mantissa}e${exponents[i]}`)));
   }
   return { header, arrays };
@@ -34,8 +34,7 @@ export function unpacked(buffer) {
 
 /**
  * The bytes of numbers of which those of equal weight stand together.
- * @param {Uint8Array} planes
- * @param {number} length
+ * @type {(planes: Uint8Array, length: number) => ArrayBuffer}
  */
 function joined(planes, length) {
   const bytes = new Uint8Array(planes.length);

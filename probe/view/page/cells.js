@@ -27,8 +27,7 @@ const [JUMP, FOLLOWED, CREPT] = [0.7, 0.25, 0.02]; // decades of a jump; shares 
 
 /**
  * The number that a cell shows: of the smallest and the largest the one of the larger magnitude; NaN if there is none.
- * @param {import("./api.js").Binary["arrays"]} arrays
- * @param {number} i
+ * @type {(arrays: import("./api.js").Binary["arrays"], i: number) => number}
  */
 export function shownOf(arrays, i) {
   const [low, high] = [arrays.minimum[i], arrays.maximum[i]];
@@ -70,10 +69,7 @@ function leastOf({ least, nan, inf }) {
   return { minimum: least, maximum: least, nan: alone(nan), inf: alone(inf) };
 }
 
-/**
- * @param {import("./api.js").Binary["arrays"]} arrays
- * @param {number} i
- */
+/** @type {(arrays: import("./api.js").Binary["arrays"], i: number) => number} */
 function kindOf(arrays, i) {
   if (arrays.nan[i]) return NOT_A_NUMBER;
   if (arrays.inf[i]) return INFINITE;
@@ -154,10 +150,7 @@ export function worstOf(cells, [firstLine, endLine], [firstColumn, endColumn]) {
 
 /**
  * The part of `count` things that the n-th of `places` places stands for.
- * @param {number} n
- * @param {number} places
- * @param {number} count
- * @returns {[number, number]}
+ * @type {(n: number, places: number, count: number) => [number, number]}
  */
 export const share = (n, places, count) => [Math.floor((n * count) / places), Math.max(Math.floor(((n + 1) * count) / places), Math.floor((n * count) / places) + 1)];
 

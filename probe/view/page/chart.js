@@ -1,5 +1,5 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { axisText, element, short, spanText, text } from "./dom.js";
+import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
 import { colour, scale, whenColoured } from "./palette.js";
 import { t } from "./words.js";
 
@@ -21,6 +21,15 @@ import { t } from "./words.js";
  * @property {() => void} [reset]
  * @property {() => void} [leave] Escape
  */
+
+/**
+ * A curve of single numbers; NaN is none.
+ * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line}
+ */
+export function line(label, values, look) {
+  const inf = values.map((value) => Number(Math.abs(value) === Infinity));
+  return { label, width: 1.4, low: values, high: values, nan: values.map(() => 0), inf, ...look };
+}
 
 const MARK = 5;
 const FONT = "11px system-ui, sans-serif";
@@ -110,10 +119,7 @@ export class Chart {
     return low > 0 && high / low > 10;
   }
 
-  /**
-   * @param {boolean} logarithmic
-   * @returns {uPlot.Options}
-   */
+  /** @type {(logarithmic: boolean) => uPlot.Options} */
   options(logarithmic) {
     const decades = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => (splits.length > 24 ? splits.map((split) => (Math.log10(split) % 1 ? null : split)) : splits);
     const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1, ...(logarithmic ? { filter: decades } : {}) }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
@@ -195,10 +201,7 @@ export class Chart {
 
   byKeys = false;
 
-  /**
-   * @param {Line} line
-   * @param {number} n
-   */
+  /** @type {(line: Line, n: number) => string} */
   value(line, n) {
     const [low, high] = [line.low[n], line.high[n]];
     const parts = [];
@@ -209,9 +212,7 @@ export class Chart {
 
   /**
    * The line whose point is the nearest one, those of what is not finite at the upper edge.
-   * @param {uPlot} plot
-   * @param {number} idx
-   * @param {number} top
+   * @type {(plot: uPlot, idx: number, top: number) => number}
    */
   nearest(plot, idx, top) {
     let [best, least] = [0, Infinity];
@@ -247,33 +248,19 @@ export class Chart {
     event.stopPropagation();
   }
 
-  /**
-   * @param {string} key
-   * @param {number} far
-   */
+  /** @type {(key: string, far: number) => boolean} */
   moveTo(key, far) {
     const move = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] })[key];
     const { plot } = this;
     if (!move || !plot) return false;
-    const at = this.spans.findIndex(([first, last]) => this.step !== null && first <= this.step && this.step <= last);
+    const at = columnOf(this.spans, this.step);
     const now = plot.cursor.idx ?? null;
-    const point = Math.min(this.spans.length - 1, Math.max(0, (now ?? (at < 0 ? 0 : at)) + (now === null ? 0 : move[0])));
-    this.focus = Math.min(this.lines.length - 1, Math.max(0, this.focus + move[1]));
+    const point = clamp((now ?? Math.max(0, at)) + (now === null ? 0 : move[0]), 0, this.spans.length - 1);
+    this.focus = clamp(this.focus + move[1], 0, this.lines.length - 1);
     const value = this.lines[this.focus]?.high[point];
     this.byKeys = true;
     plot.setCursor({ left: plot.valToPos(this.spans[point][0], "x"), top: Number.isFinite(value) ? plot.valToPos(value, "y") : 0 });
     this.byKeys = false;
     return true;
   }
-}
-
-/**
- * The next of 1, 2, 5, 10, 20, ... on one side of a positive number.
- * @param {number} value
- * @param {boolean} up
- */
-function rounded(value, up) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  const steps = [1, 2, 5, 10].map((n) => n * power);
-  return (up ? steps.find((step) => step >= value * 0.999999) : steps.filter((step) => step <= value * 1.000001).at(-1)) ?? value;
 }

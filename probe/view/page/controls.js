@@ -40,23 +40,20 @@ export function controls(choose) {
       fill(order.select, orders.map((title) => [title, title]), state.order || "rank");
       order.label.hidden = orders.length < 2 || state.axis !== "ranks";
       fill(scale.select, [["row", t("scale.row")], ["all", t("scale.all")], ["least", t("scale.least")]], state.scale || "row");
-      axis.label.hidden = run.ranks < 2;
+      for (const { label } of [axis, rank, only]) label.hidden = run.ranks < 2;
       op.label.hidden = (own?.ops ?? []).length < 2;
       set(rank.input, state.rank === null ? "" : String(state.rank));
-      rank.label.hidden = run.ranks < 2;
       set(only.input, state.only === null ? "" : String(state.only));
       set(row.input, state.row);
       set(ranks.input, state.ranks);
       ranks.input.placeholder = run.rank_list ?? "";
-      only.label.hidden = run.ranks < 2;
       whole.hidden = state.from === null && state.to === null && !state.lines;
       list(names, own?.rows ?? []);
     },
 
     /**
      * Ranks with a colour of their own, as buttons.
-     * @param {number[]} shown
-     * @param {number | null} rank
+     * @type {(shown: number[], rank: number | null) => void}
      */
     chips(shown, rank) {
       chips.replaceChildren(...shown.map((own, n) => button(String(own), () => choose({ rank: own }), { className: `chip line-${n}`, aria: { pressed: own === rank, label: `${t("rank")} ${own}` } })));
@@ -78,18 +75,12 @@ function field(text, id, act) {
   return { input, label: element("label", {}, element("span", { textContent: text }), input) };
 }
 
-/**
- * @param {HTMLInputElement} input
- * @param {string} value
- */
+/** @type {(input: HTMLInputElement, value: string) => void} */
 function set(input, value) {
   if (document.activeElement !== input) input.value = value;
 }
 
-/**
- * @param {HTMLDataListElement} names
- * @param {string[]} rows
- */
+/** @type {(names: HTMLDataListElement, rows: string[]) => void} */
 function list(names, rows) {
   const key = `${rows.length} ${rows[0]} ${rows.at(-1)}`;
   if (names.dataset.key === key) return;

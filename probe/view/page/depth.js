@@ -1,7 +1,7 @@
 // A signal from the first layer to the last at one step, the step before, and all steps behind it.
 import { shownOf } from "./cells.js";
-import { Chart } from "./chart.js";
-import { element } from "./dom.js";
+import { Chart, line } from "./chart.js";
+import { columnOf, element } from "./dom.js";
 import { colour } from "./palette.js";
 import { t } from "./words.js";
 
@@ -25,21 +25,19 @@ export class Depth {
     this.answer = answer;
     const { header, arrays } = answer;
     const [names, steps] = [/** @type {string[]} */ (header.lines), /** @type {number[][]} */ (header.steps)];
-    const found = step === null ? -1 : steps.findIndex(([first, last]) => first <= step && step <= last);
+    const found = columnOf(steps, step);
     this.column = found < 0 ? steps.length - 1 : found;
     this.element.hidden = names.length < 2 || !steps.length;
     this.title.textContent = t("depth.of", { title, step: steps[this.column]?.[0] ?? "" });
     const size = (/** @type {number} */ line, /** @type {number} */ column) => Math.abs(shownOf(arrays, line * steps.length + column)) || NaN; // no logarithm of zero
     const all = names.map((_, line) => steps.map((_, column) => size(line, column)).filter(Number.isFinite));
-    const none = names.map(() => 0);
     const of = (/** @type {string} */ label, /** @type {number} */ column, /** @type {any} */ look) => {
-      const values = names.map((_, line) => size(line, column));
       const counts = (/** @type {string} */ kind) => names.map((_, line) => arrays[kind][line * steps.length + column]);
-      return { label, low: values, high: values, nan: counts("nan"), inf: counts("inf"), ...look };
+      return line(label, names.map((_, line) => size(line, column)), { nan: counts("nan"), inf: counts("inf"), ...look });
     };
     this.chart.names = names;
     this.chart.show(names.map((_, line) => [line, line]), [
-      { label: t("depth.all"), colour: colour("faint"), width: 0.5, nan: none, inf: none, low: all.map((own) => Math.min(...own)), high: all.map((own) => Math.max(...own)) },
+      { ...line(t("depth.all"), all.map((own) => Math.max(...own)), { colour: colour("faint"), width: 0.5, low: all.map((own) => Math.min(...own)) }), inf: names.map(() => 0) },
       ...(this.column ? [of(t("depth.before"), this.column - 1, { colour: colour("quiet"), width: 1, dash: [2, 3] })] : []),
       of(t("at.step", { step: steps[this.column]?.[0] ?? "" }), this.column, { colour: colour("accent"), width: 1.8 }),
     ], null);

@@ -1,7 +1,7 @@
 // What is known of a run beside its layers: performance, configuration, cost, ranks far from their replicas. Each part is
 // asked for when it is opened.
 import { Source, address, json } from "./api.js";
-import { Chart } from "./chart.js";
+import { Chart, line } from "./chart.js";
 import { button, element, factList } from "./dom.js";
 import { colour } from "./palette.js";
 import { own } from "./verdict.js";
@@ -11,8 +11,7 @@ import { t } from "./words.js";
 
 /**
  * A table of texts.
- * @param {string[]} header
- * @param {(string | number | Node)[][]} rows
+ * @type {(header: string[], rows: (string | number | Node)[][]) => HTMLElement}
  */
 export const table = (header, rows) => element("div", { className: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col", textContent: name })))),
   element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, n) => element("td", { data: { label: header[n] } }, typeof cell === "number" ? String(cell) : cell)))))));
@@ -49,16 +48,10 @@ export class Details {
     for (const part of this.parts) part.source.renew();
   }
 
-  close() {
-    for (const part of this.parts) part.source.clear();
-  }
-
   /** @param {any} answer */
   performance({ lines, tables, unit, steps, speeds, healthy, drops }) {
     const chart = new Chart(t("about.speed"), 170, {});
-    const none = steps.map(() => 0);
     const slow = speeds.map((/** @type {number} */ speed, /** @type {number} */ n) => (drops.some((/** @type {number[]} */ [first, last]) => first <= steps[n] && steps[n] <= last) ? speed : NaN));
-    const line = (/** @type {string} */ label, /** @type {any} */ values, /** @type {any} */ look) => ({ label, low: values, high: values, nan: none, inf: none, width: 1.4, ...look });
     const level = healthy === null ? [] : [line(t("about.healthy"), steps.map(() => healthy), { colour: colour("quiet"), dash: [4, 4] })];
     requestAnimationFrame(() => chart.show(steps.map((/** @type {number} */ step) => [step, step]), [...level, line(unit, speeds.map((/** @type {any} */ speed) => speed ?? NaN), { colour: colour("accent") }), line(t("about.drop"), slow, { colour: colour("bad"), width: 2.4 })], null));
     return [...lines.map((/** @type {string} */ text) => element("p", { textContent: text })), element("h3", { textContent: t("about.unit", { unit }) }), chart.element,

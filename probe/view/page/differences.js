@@ -1,7 +1,7 @@
 // Differences of two runs: over steps, by layer, the rows and modules in which they part.
-import { Chart } from "./chart.js";
+import { Chart, line } from "./chart.js";
 import { table } from "./details.js";
-import { choice, element, fill, parsed, text } from "./dom.js";
+import { choice, element, fill, parsed, preferred, text } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
 import { colour, lineColour } from "./palette.js";
 import { t } from "./words.js";
@@ -11,7 +11,7 @@ export class Differences {
   constructor(choose) {
     this.growth = new Chart(t("difference.growth"), 260, { pick: (_, point) => choose({ step: this.growth.spans[point][0] }) });
     this.signal = choice(t("signal"), "layers-signal", () => this.drawLayers());
-    this.layers = new Heatmap({ choose: ({ line, column }) => choose({ step: this.own.steps[column], signal: this.signal.select.value, row: this.own.names[line] }), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) });
+    this.layers = new Heatmap({ choose: ({ line, column }) => choose({ step: this.own.steps[column], signal: this.signal.select.value, row: this.own.names[line] }), read: (place) => this.read(place) });
     this.legend = element("div", { className: "chips" });
     this.tables = element("div");
     this.element = element("section", { className: "card", id: "differences", hidden: true }, element("h2", { textContent: t("difference.growth") }), this.legend, this.growth.element,
@@ -30,7 +30,7 @@ export class Differences {
     this.element.hidden = false;
     const { layers, first_difference: first, columns, rows, beyond, jumps, counts } = answer;
     const names = layers.map((/** @type {any} */ { signal }) => signal);
-    fill(this.signal.select, names.map((/** @type {string} */ name) => [name, name]), names.includes(first?.signal) ? first.signal : names[0] ?? "");
+    fill(this.signal.select, names.map((/** @type {string} */ name) => [name, name]), preferred(names, first?.signal));
     this.drawGrowth();
     this.drawLayers();
     this.tables.replaceChildren(
@@ -42,15 +42,13 @@ export class Differences {
   drawGrowth() {
     const { growth, tolerance } = this.answer;
     const steps = /** @type {number[]} */ ([...new Set(growth.flatMap((/** @type {any} */ one) => one.steps))].sort((a, b) => a - b));
-    const none = steps.map(() => 0);
     const lines = growth.map((/** @type {any} */ one, /** @type {number} */ n) => {
       const at = new Map(one.steps.map((/** @type {number} */ step, /** @type {number} */ k) => [step, parsed(one.differences[k])]));
-      const values = steps.map((step) => at.get(step) || NaN); // no logarithm of zero
-      return { label: one.signal, colour: lineColour(n), width: 1.4, low: values, high: values, nan: none, inf: values.map((value) => Number(value === Infinity)) };
+      return line(one.signal, steps.map((step) => at.get(step) || NaN), { colour: lineColour(n) }); // no logarithm of zero
     });
     this.legend.replaceChildren(...lines.map((/** @type {any} */ { label }, /** @type {number} */ n) => element("span", { className: `chip line-${n % 8}`, textContent: label })));
-    const bound = steps.map(() => tolerance);
-    this.growth.show(steps.map((step) => [step, step]), [...lines, { label: t("difference.tolerance"), colour: colour("bad"), width: 1, dash: [4, 4], low: bound, high: bound, nan: none, inf: none }], null);
+    const bound = line(t("difference.tolerance"), steps.map(() => tolerance), { colour: colour("bad"), width: 1, dash: [4, 4] });
+    this.growth.show(steps.map((step) => [step, step]), [...lines, bound], null);
   }
 
   drawLayers() {

@@ -20,9 +20,7 @@ export function element(tag, properties = {}, ...children) {
 
 /**
  * A button with a text.
- * @param {string} text
- * @param {() => void} act
- * @param {Record<string, any>} [properties]
+ * @type {(text: string, act: () => void, properties?: Record<string, any>) => HTMLButtonElement}
  */
 export const button = (text, act, properties = {}) =>
   element("button", { type: "button", textContent: text, on: { click: act }, ...properties });
@@ -40,9 +38,7 @@ export function choice(label, id, act) {
 
 /**
  * Options of a select, made again only if they differ.
- * @param {HTMLSelectElement} select
- * @param {[value: string, text: string][]} options
- * @param {string} value
+ * @type {(select: HTMLSelectElement, options: [value: string, text: string][], value: string) => void}
  */
 export function fill(select, options, value) {
   const key = JSON.stringify(options);
@@ -77,15 +73,13 @@ export const short = (name, most) => (name.length > most ? `…${name.slice(1 - 
 
 /**
  * A number of the interface: what is not finite comes as text.
- * @param {number | string | null | undefined} value
- * @returns {number | null}
+ * @type {(value: number | string | null | undefined) => number | null}
  */
 export const parsed = (value) => (value === null || value === undefined ? null : Number(String(value).replace(/^(-?)inf$/, "$1Infinity")));
 
 /**
  * A number as text; NaN and Inf by name.
- * @param {number | string | null | undefined} value
- * @param {number} [digits]
+ * @type {(value: number | string | null | undefined, digits?: number) => string}
  */
 export function text(value, digits = 4) {
   const number = parsed(value);
@@ -102,8 +96,7 @@ export function text(value, digits = 4) {
 
 /**
  * A number on an axis: with the digits that tell it from others at this distance.
- * @param {number} value
- * @param {number} distance
+ * @type {(value: number, distance: number) => string}
  */
 export function axisText(value, distance) {
   const digits = value && distance > 0 ? Math.floor(Math.log10(Math.abs(value))) - Math.floor(Math.log10(distance)) + 1 : 3;
@@ -123,6 +116,35 @@ export function exact(value) {
 export const spanText = ([first, last]) => (first === last ? String(first) : `${first}–${last}`);
 
 /**
+ * The column that has a step, -1 if there is none.
+ * @param {number[][]} steps first and last of each column
+ * @param {number | null} step
+ */
+export const columnOf = (steps, step) => steps.findIndex(([first, last]) => step !== null && first <= step && step <= last);
+
+/**
+ * The first of some names that is known, else the first known one; empty if there is none.
+ * @type {(known: string[], ...wanted: (string | undefined)[]) => string}
+ */
+export const preferred = (known, ...wanted) => wanted.find((name) => known.includes(name ?? "")) ?? known[0] ?? "";
+
+/**
+ * The nearest number from `low` to `high`.
+ * @type {(value: number, low: number, high: number) => number}
+ */
+export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+/**
+ * The next of 1, 2, 5, 10, 20, ... on one side of a positive number.
+ * @type {(value: number, up: boolean) => number}
+ */
+export function rounded(value, up) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  const steps = [1, 2, 5, 10].map((n) => n * power);
+  return (up ? steps.find((step) => step >= value * 0.999999) : steps.filter((step) => step <= value * 1.000001).at(-1)) ?? value;
+}
+
+/**
  * Seconds as a duration of one unit, by the browser's own words for the language.
  * @param {number} seconds before now
  * @param {string} language
@@ -135,9 +157,7 @@ export function ago(seconds, language) {
 
 /**
  * Ranks of spans such as `0-3,8`, at most `most` of them.
- * @param {string} spans
- * @param {number} [most]
- * @returns {number[]}
+ * @type {(spans: string, most?: number) => number[]}
  */
 export function ranksOf(spans, most = 4096) {
   const found = [];

@@ -1,6 +1,6 @@
 // Findings of a run as a list: one click or Enter leads to the cell and its row.
 import { Source, address, json } from "./api.js";
-import { button, element, fill, choice, parsed, text } from "./dom.js";
+import { button, choice, clamp, element, fill, parsed, text } from "./dom.js";
 import { go } from "./state.js";
 import { t } from "./words.js";
 
@@ -26,7 +26,7 @@ export class Findings {
     this.element = element("section", { className: "card findings", id: "findings" },
       element("div", { className: "heading" }, element("h2", {}, t("findings"), " ", this.total), this.rule.label),
       this.scroll, this.state);
-    this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => this.fail(problem));
+    this.source = new Source(json, (answer) => this.draw(answer.findings, answer.total), (problem) => (this.state.textContent = problem.message));
   }
 
   enlarge() {
@@ -54,29 +54,13 @@ export class Findings {
       this.draw(run.finding_list.slice(0, PAGE), run.finding_total);
       return;
     }
-    const url = address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit });
-    if (url === this.source.url) this.draw(this.findings, this.all);
-    this.source.want(url);
+    this.source.show(address(`runs/${run.number}/findings`, { rule: state.rule, limit: this.limit }));
   }
 
-  renew() {
-    this.source.renew();
-  }
-
-  /** @param {Error} problem */
-  fail(problem) {
-    this.state.textContent = problem.message;
-  }
-
-  all = 0;
-
-  /**
-   * @param {Finding[]} findings
-   * @param {number} total
-   */
+  /** @type {(findings: Finding[], total: number) => void} */
   draw(findings, total) {
     const focused = this.rows.contains(document.activeElement);
-    Object.assign(this, { findings, all: total });
+    this.findings = findings;
     this.total.textContent = String(total);
     this.more.hidden = findings.length >= total || this.limit >= MOST;
     this.element.hidden = !findings.length && !this.shown?.rule; // the verdict has the reason
@@ -135,7 +119,7 @@ export class Findings {
     const n = Number(row.dataset.finding);
     const last = this.findings.length - 1;
     const to = /** @type {Record<string, number>} */ ({ ArrowDown: n + 1, ArrowUp: n - 1, PageDown: n + 10, PageUp: n - 10, Home: 0, End: last })[event.key];
-    if (to !== undefined) this.focus(Math.min(last, Math.max(0, to)));
+    if (to !== undefined) this.focus(clamp(to, 0, last));
     else if (event.key === "Enter" || event.key === " ") this.choose(this.findings[n]);
     else return;
     event.preventDefault();

@@ -1,7 +1,7 @@
 // A heatmap on a canvas: lines over steps, a cell under the pointer or the keys, a part of it by dragging.
 import { BAND, fitted, segmentsOf } from "./bands.js";
 import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
-import { axisText, element, short, spanText, text } from "./dom.js";
+import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
 import { legendOf } from "./legend.js";
 import { paint } from "./paint.js";
 import { colour, whenColoured } from "./palette.js";
@@ -21,10 +21,10 @@ const BOLD = `600 ${FONT}`;
 /**
  * @typedef {object} Actions
  * @property {(place: Place) => void} choose
- * @property {(part: { columns: [number, number], lines: [number, number] }) => void} zoom first and last of each
- * @property {() => void} reset show everything
- * @property {() => void} leave Escape
  * @property {(place: Place) => string} read a cell in words
+ * @property {(part: { columns: [number, number], lines: [number, number] }) => void} [zoom] first and last of each
+ * @property {() => void} [reset] show everything
+ * @property {() => void} [leave] Escape
  */
 
 export class Heatmap {
@@ -68,17 +68,14 @@ export class Heatmap {
     over.addEventListener("pointerup", (event) => this.release(event));
     over.addEventListener("pointercancel", () => this.point(null));
     over.addEventListener("pointerleave", () => this.drag || document.activeElement === plot || this.point(null));
-    over.addEventListener("dblclick", () => this.actions.reset());
+    over.addEventListener("dblclick", () => this.actions.reset?.());
     plot.addEventListener("keydown", (event) => this.key(event));
     plot.addEventListener("blur", () => this.point(null));
     new ResizeObserver(() => this.draw()).observe(plot);
     whenColoured(() => this.draw());
   }
 
-  /**
-   * @param {import("./api.js").Binary} data
-   * @param {Look} look
-   */
+  /** @type {(data: import("./api.js").Binary, look: Look) => void} */
   show(data, look) {
     this.data = data;
     this.look = look;
@@ -93,10 +90,31 @@ export class Heatmap {
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
-  /** @param {Place | null} place */
-  choose(place) {
-    this.chosen = place;
+  /**
+   * Put the frame around the cell of a line and a step.
+   * @type {(label: string | number | null, step: number | null) => void}
+   */
+  choose(label, step) {
+    this.chosen = this.placeOf(label, step);
     this.drawOver();
+  }
+
+  /** @type {(label: string | number | null, step: number | null) => Place | null} */
+  placeOf(label, step) {
+    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
+    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
+    return line >= 0 && column >= 0 ? { line, column } : null;
+  }
+
+  /**
+   * What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
+   * @param {Place} place
+   */
+  about({ line, column }) {
+    const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
+    const i = line * header.steps.length + column;
+    const rank = arrays.rank?.[i] >= 0 ? arrays.rank[i] : null;
+    return { label: header.lines[line], rank, step: (rank !== null && arrays.step?.[i]) || header.steps[column][0], micro: arrays.micro?.[i] ?? null };
   }
 
   /** @param {number} n */
@@ -132,8 +150,7 @@ export class Heatmap {
 
   /**
    * Where cells lie, in CSS pixels.
-   * @param {number} line
-   * @param {number} column
+   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }}
    */
   rectangle(line, column) {
     const own = this.segments.find(({ first, end }) => first <= line && line < end) ?? this.segments[0];
@@ -144,8 +161,7 @@ export class Heatmap {
 
   /**
    * The cell at a position: the worst one of those that share its pixel; null outside.
-   * @param {{ offsetX: number, offsetY: number }} event
-   * @returns {Place | null}
+   * @type {(event: { offsetX: number, offsetY: number }) => Place | null}
    */
   placeAt({ offsetX, offsetY }) {
     const { cells, axis } = this;
@@ -174,10 +190,7 @@ export class Heatmap {
     this.drawOver();
   }
 
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {import("./bands.js").Segment} segment
-   */
+  /** @type {(context: CanvasRenderingContext2D, segment: import("./bands.js").Segment) => void} */
   drawLines(context, { first, end, y, height, title }) {
     const { x, width } = this.box;
     Object.assign(context, { font: FONT, fillStyle: colour("quiet"), textBaseline: "middle", textAlign: "right", strokeStyle: colour("line") });
@@ -213,18 +226,13 @@ export class Heatmap {
     const steps = this.data?.header.steps ?? [];
     if (!steps.length) return [];
     const [first, last] = [steps[0][0], steps[steps.length - 1][1]];
-    const rough = Math.max(1, (last - first + 1) / Math.max(2, this.box.width / 60));
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const every = Math.max(1, power * ([1, 2, 5, 10].find((n) => n * power >= rough) ?? 10));
+    const every = rounded(Math.max(1, (last - first + 1) / Math.max(2, this.box.width / 60)), true);
     const found = [];
     for (let step = Math.ceil(first / every) * every; step <= last; step += every) found.push(step);
     return found.length ? found : [first];
   }
 
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {Curve} curve
-   */
+  /** @type {(context: CanvasRenderingContext2D, curve: Curve) => void} */
   drawCurve(context, { label, points }) {
     const { x } = this.box;
     const [low, high] = drawCurve(context, points, (step) => x + this.axis.at(step + this.axis.step / 2), CURVE);
@@ -277,9 +285,7 @@ export class Heatmap {
 
   /**
    * An arrow from a text at the right edge to a cell.
-   * @param {CanvasRenderingContext2D} context
-   * @param {Place} place
-   * @param {string} label
+   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void}
    */
   drawArrow(context, { line, column }, label) {
     const place = this.rectangle(line, column);
@@ -296,10 +302,7 @@ export class Heatmap {
 
   /**
    * A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
-   * @param {CanvasRenderingContext2D} context
-   * @param {Place} place
-   * @param {number} width
-   * @param {string} name
+   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void}
    */
   frame(context, { line, column }, width, name) {
     if (line < this.lines[0] || line >= this.lines[1]) return;
@@ -346,9 +349,8 @@ export class Heatmap {
   selection() {
     const { x, y, width, height } = this.box;
     const drag = this.drag ?? { x, y, x1: x, y1: y };
-    const inside = (/** @type {number} */ value, /** @type {number} */ low, /** @type {number} */ length) => Math.min(low + length, Math.max(low, value));
-    const [left, right] = [drag.x, drag.x1].map((value) => inside(value, x, width)).sort((a, b) => a - b);
-    const [top, bottom] = [drag.y, drag.y1].map((value) => inside(value, y, height)).sort((a, b) => a - b);
+    const [left, right] = [drag.x, drag.x1].map((value) => clamp(value, x, x + width)).sort((a, b) => a - b);
+    const [top, bottom] = [drag.y, drag.y1].map((value) => clamp(value, y, y + height)).sort((a, b) => a - b);
     const line = this.rectangle(this.lines[0], 0).height;
     const flat = bottom - top < Math.max(24, 1.5 * line);
     const narrow = !flat && right - left < 12;
@@ -364,7 +366,7 @@ export class Heatmap {
     };
     const columns = Array.from({ length: count }, (_, n) => n).filter(inside);
     if (!columns.length) return;
-    this.actions.zoom({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
+    this.actions.zoom?.({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
   }
 
   /**
@@ -374,7 +376,7 @@ export class Heatmap {
   lineAt(y) {
     const own = this.segments.find((segment) => y < segment.y + segment.height) ?? this.segments[this.segments.length - 1];
     const line = own.first + Math.floor(((y - own.y) / own.height) * (own.end - own.first));
-    return Math.min(own.end - 1, Math.max(own.first, line));
+    return clamp(line, own.first, own.end - 1);
   }
 
   /** @param {Place | null} place */
@@ -396,9 +398,9 @@ export class Heatmap {
     });
     if (event.key in moves) this.step(...moves[event.key]);
     else if (event.key === "Enter" || event.key === " ") this.actions.choose(this.cursor ?? this.start());
-    else if (event.key === "Escape") this.actions.leave();
+    else if (event.key === "Escape") this.actions.leave?.();
     else if (event.key === "+" || event.key === "=") this.closer();
-    else if (event.key === "0") this.actions.reset();
+    else if (event.key === "0") this.actions.reset?.();
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -411,12 +413,8 @@ export class Heatmap {
     return visible ? { ...chosen } : { line: this.lines[0], column: 0 };
   }
 
-  /**
-   * @param {number} lines
-   * @param {number} columns
-   */
+  /** @type {(lines: number, columns: number) => void} */
   step(lines, columns) {
-    const clamp = (/** @type {number} */ value, /** @type {number} */ low, /** @type {number} */ high) => Math.min(high, Math.max(low, value));
     const from = this.cursor ?? this.start();
     const moved = this.cursor || this.chosen ? { line: from.line + lines, column: from.column + columns } : from;
     this.point({
@@ -430,7 +428,7 @@ export class Heatmap {
     const { column } = this.cursor ?? this.start();
     const columns = this.cells?.columns ?? 1;
     const quarter = Math.max(1, Math.floor(columns / 4));
-    this.actions.zoom({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
+    this.actions.zoom?.({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
   }
 
   /**

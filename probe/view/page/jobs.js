@@ -1,5 +1,5 @@
 // Jobs of a server of heartbeats: each with its ranks, the worst of them, findings. It is asked again and again.
-import { Chart } from "./chart.js";
+import { Chart, line } from "./chart.js";
 import { table } from "./details.js";
 import { json } from "./api.js";
 import { button, element, parsed, text } from "./dom.js";
@@ -11,8 +11,7 @@ const LONGEST = 10_000;
 
 /**
  * A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
- * @param {number | string | null | undefined} value
- * @param {string} [unit]
+ * @type {(value: number | string | null | undefined, unit?: string) => HTMLElement}
  */
 const number = (value, unit = "") => element("span", { className: Number.isFinite(parsed(value) ?? 0) ? "" : "bad", textContent: text(value) ? `${text(value)}${unit}` : "–" });
 
@@ -22,7 +21,6 @@ export class Jobs {
     this.token = sessionStorage.getItem("token") ?? "";
     this.chosen = "";
     this.rounds = 0;
-    this.timer = 0;
     const field = element("input", { id: "token", type: "password", autocomplete: "off", aria: { label: t("jobs.token") } });
     this.entry = element("div", { id: "entry", hidden: true }, element("span", { textContent: `${t("jobs.token")} ` }), field, button(t("cause.show"), () => this.enter(field), { id: "enter" }));
     this.status = element("p", { id: "status", className: "quiet", aria: { role: "status" } });
@@ -42,10 +40,6 @@ export class Jobs {
   changed() {}
   leave() {}
 
-  close() {
-    clearTimeout(this.timer);
-  }
-
   update() {}
 
   /** @param {HTMLInputElement} field */
@@ -58,7 +52,7 @@ export class Jobs {
 
   async follow() {
     if (!document.hidden) await this.renew();
-    this.timer = setTimeout(() => this.follow(), EVERY);
+    setTimeout(() => this.follow(), EVERY);
   }
 
   async renew() {
@@ -111,15 +105,12 @@ export class Jobs {
     return element("span", {}, ...parts, t("jobs.of", { world: job.world }));
   }
 
-  /**
-   * @param {any} job
-   * @param {any} detail
-   */
+  /** @type {(job: any, detail: any) => void} */
   drawRanks(job, detail) {
     this.ranksTitle.textContent = t("jobs.worst", { job: job.job });
     const losses = job.curve.map((/** @type {any[]} */ [, loss]) => parsed(loss) ?? NaN);
-    const kind = (/** @type {(value: number) => boolean} */ is) => losses.map((/** @type {number} */ value, /** @type {number} */ n) => Number(job.curve[n][1] !== null && is(value)));
-    this.loss.show(job.curve.map((/** @type {number[]} */ [step]) => [step, step]), [{ label: t("job.loss"), colour: colour("accent"), width: 1.4, low: losses, high: losses, nan: kind(Number.isNaN), inf: kind((value) => Math.abs(value) === Infinity) }], null);
+    const nan = losses.map((/** @type {number} */ value, /** @type {number} */ n) => Number(job.curve[n][1] !== null && Number.isNaN(value)));
+    this.loss.show(job.curve.map((/** @type {number[]} */ [step]) => [step, step]), [line(t("job.loss"), losses, { colour: colour("accent"), nan })], null);
     const heads = ["rank", "state", "phase", "step", "loss", "norm", "seconds", "age", "promise"].map((name) => t(`job.${name}`));
     this.ranks.replaceChildren(table(heads, detail.worst.map((/** @type {any} */ rank) => [rank.rank, element("span", { className: rank.state, textContent: t(`state.${rank.state}`) }), rank.phase ?? "", text(rank.step, 12) || "–", number(rank.loss), number(rank.grad_norm),
       number(rank.step_seconds, " s"), t("jobs.ago", { seconds: text(rank.age) }), rank.promise === "Infinity" ? t("jobs.unpromised") : number(rank.promise, " s")])));

@@ -1,4 +1,5 @@
 // Beginning of the page: which of its pages the address asks for, language, changes of runs.
+import { Source } from "./api.js";
 import { element } from "./dom.js";
 import { Jobs } from "./jobs.js";
 import { Live } from "./live.js";
@@ -18,7 +19,7 @@ import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
  * @property {(changes: import("./live.js").Changes) => void} changed
  * @property {() => number[]} watched numbers of the runs on the screen
  * @property {() => void} leave Escape
- * @property {() => void} close end what is under way
+ * @property {() => void} [close] end what is under way beside requests
  */
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -37,10 +38,7 @@ let key = "";
  */
 const keyOf = (state) => [state.run === null ? "runs" : state.against === null ? "one" : "two", state.run, state.run === null ? null : state.against, spoken()].join(" ");
 
-/**
- * @param {State} state
- * @returns {Shown}
- */
+/** @type {(state: State) => Shown} */
 function made(state) {
   if (JOBS) return new Jobs();
   if (state.run === null) return new Runs(state);
@@ -57,7 +55,8 @@ async function show(state) {
 
 /** @param {State} state */
 function open(state) {
-  page?.close();
+  page?.close?.();
+  Source.forget();
   forgetDrawings();
   key = keyOf(state);
   drawTop(state);

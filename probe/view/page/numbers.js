@@ -1,5 +1,5 @@
 // Numbers of the run (loss, gradient norm, ...): a small chart each, of one run or of two laid over each other.
-import { Source, address, binary } from "./api.js";
+import { Group, address } from "./api.js";
 import { Chart } from "./chart.js";
 import { button, element } from "./dom.js";
 import { go } from "./state.js";
@@ -22,10 +22,7 @@ export class Numbers {
     this.element = element("section", { className: "card", id: "numbers" }, element("div", { className: "heading" }, element("h2", { textContent: t("numbers") }), this.names), this.charts);
     /** @type {Map<string, Chart>} */
     this.open = new Map();
-    /** @type {Source<Binary>[]} */
-    this.sources = [];
-    /** @type {(Binary | null)[]} */
-    this.answers = [];
+    this.group = new Group(() => this.draw());
     /** @type {Curve[]} */
     this.curves = [];
     this.visible = false;
@@ -54,7 +51,6 @@ export class Numbers {
       this.open.delete(name);
     }
     for (const name of names) if (!this.open.has(name)) this.add(name);
-    while (this.sources.length < curves.length) this.addSource(this.sources.length);
     if (this.visible) this.load();
   }
 
@@ -63,10 +59,7 @@ export class Numbers {
   /** @type {import("./state.js").State | null} */
   state = null;
 
-  /**
-   * @param {string} name
-   * @param {string[]} shown
-   */
+  /** @type {(name: string, shown: string[]) => HTMLElement} */
   chip(name, shown) {
     const on = shown.includes(name);
     const changed = on ? shown.filter((other) => other !== name) : [...shown, name];
@@ -81,44 +74,22 @@ export class Numbers {
     this.charts.append(element("figure", {}, element("figcaption", { textContent: name }), chart.element));
   }
 
-  /** @param {number} n */
-  addSource(n) {
-    this.answers.push(null);
-    this.sources.push(new Source(binary, (answer) => this.receive(n, answer), () => this.receive(n, null)));
-  }
-
   load() {
     if (!this.wanted.length || !this.state) return;
     const { from, to } = this.state;
-    this.curves.forEach(({ number }, n) =>
-      this.sources[n].want(address(`runs/${number}/numbers`, { names: this.wanted.join(","), from, to, points: POINTS })));
-    this.draw();
+    this.group.want(this.curves.map(({ number }) => address(`runs/${number}/numbers`, { names: this.wanted.join(","), from, to, points: POINTS })));
   }
 
   renew() {
-    if (this.visible) for (const source of this.sources) source.renew();
-    else for (const source of this.sources) source.clear();
-  }
-
-  close() {
-    this.visible = false;
-    for (const source of this.sources) source.clear();
-  }
-
-  /**
-   * @param {number} n
-   * @param {Binary | null} answer
-   */
-  receive(n, answer) {
-    this.answers[n] = answer;
-    this.draw();
+    for (const source of this.group.sources) this.visible ? source.renew() : source.clear();
   }
 
   draw() {
-    const { spans, place } = together(this.answers.slice(0, this.curves.length));
+    const { answers } = this.group;
+    const { spans, place } = together(answers);
     for (const [name, chart] of this.open) {
       const lines = this.curves.flatMap((curve, n) => {
-        const answer = this.answers[n];
+        const answer = answers[n];
         const at = answer ? answer.header.names.indexOf(name) : -1;
         return answer && at >= 0 ? [{ label: curve.label || name, colour: curve.colour, width: 1.4, dash: curve.dash, ...place(n, at) }] : [];
       });

@@ -5,14 +5,14 @@ import { weightsAndBiases } from "./bands.js";
 import { controls } from "./controls.js";
 import { Depth } from "./depth.js";
 import { Details } from "./details.js";
-import { element, ranksOf } from "./dom.js";
+import { element, preferred, ranksOf } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
-import { Numbers } from "./numbers.js";
+import { Numbers, together } from "./numbers.js";
 import { LINE_COLOURS, colour, lineColour } from "./palette.js";
 import { Picture, lossOf, pointsOf } from "./picture.js";
 import { RowCard } from "./row.js";
-import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
+import { NO_ZOOM, ZOOMED, current, go, leave } from "./state.js";
 import { head, notices } from "./summary.js";
 import { placeOf, verdictCard } from "./verdict.js";
 import { t } from "./words.js";
@@ -29,18 +29,17 @@ export class One {
     this.number = /** @type {number} */ (state.run);
     /** @type {any} */
     this.run = null;
-    this.actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
     this.top = element("div", { className: "run-head" }, element("p", { className: "quiet", textContent: t("reading") }), element("progress"));
     this.picture = new Picture(this.number, (place) => this.chooseFinding(place));
     this.findings = new Findings((finding) => this.chooseFinding(finding));
-    this.heatmap = new Heatmap({ choose: (place) => this.chooseCell(place), zoom: (part) => this.zoom(part), reset: this.actions.reset, leave: this.actions.leave, read: (place) => this.read(place) });
+    this.heatmap = new Heatmap({ choose: (place) => this.chooseCell(place), zoom: (part) => this.zoom(part), reset: ZOOMED.reset, leave, read: (place) => this.read(place) });
     this.controls = controls((changes) => this.choose(changes));
     this.problem = element("p", { className: "failed", id: "heatmap-problem" });
-    this.curve = new Chart(t("curve"), 230, { ...this.actions, pick: (line, point) => this.pick(line, point) });
+    this.curve = new Chart(t("curve"), 230, { ...ZOOMED, pick: (line, point) => this.pick(line, point) });
     this.curveTitle = element("h2", { id: "curve-title" });
     this.rank = this.controls.ranks;
     this.card = new RowCard("row", t("row.title"), (changes) => this.choose(changes));
-    this.numbers = new Numbers({ ...this.actions, pick: (_, point) => this.pickStep(point) });
+    this.numbers = new Numbers({ ...ZOOMED, pick: (_, point) => this.pickStep(point) });
     this.depth = new Depth((row, step) => go({ row, step, micro: null }));
     this.details = new Details(this.number, (far) => this.chooseFar(far));
     this.overRanks = element("section", { className: "card", id: "over-ranks" });
@@ -49,7 +48,7 @@ export class One {
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
     this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
     this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
-    this.losses = new Source(binary, (answer) => this.drawLoss(answer), () => {});
+    this.losses = new Source(binary, () => this.cells.show(this.cells.url), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
@@ -63,6 +62,7 @@ export class One {
   }
 
   watched = () => [this.number];
+  leave = leave;
 
   /** @param {State} state */
   update(state) {
@@ -111,7 +111,7 @@ export class One {
    * @param {any} before
    */
   renew(before) {
-    this.findings.renew();
+    this.findings.source.renew();
     this.details.renew();
     const { to } = this.state;
     if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;
@@ -131,13 +131,12 @@ export class One {
 
   signal() {
     const { signals, cause } = this.run;
-    const named = (/** @type {string | undefined} */ name) => signals.find((/** @type {any} */ one) => one.name === name);
-    return named(this.state.signal) ?? named(cause?.signal) ?? named("grad_reduced") ?? signals[0] ?? null;
+    const name = preferred(signals.map((/** @type {any} */ one) => one.name), this.state.signal, cause?.signal, "grad_reduced");
+    return signals.find((/** @type {any} */ one) => one.name === name) ?? null;
   }
 
   op() {
-    const ops = this.signal()?.ops ?? [];
-    return ops.includes(this.state.op) ? this.state.op : ops.includes("norm") ? "norm" : ops[0] ?? "";
+    return preferred(this.signal()?.ops ?? [], this.state.op, "norm");
   }
 
   ranks() {
@@ -169,20 +168,19 @@ export class One {
     this.card.element.hidden = !state.row;
     this.askCurve(signal?.name ?? "");
     this.numbers.show([{ number: this.number, label: "", colour: lineColour(0) }], run.numbers ?? [], state);
-    this.frame();
+    this.heatmap.choose(this.byRank() ? state.rank : state.row, state.step);
   }
 
   /** @param {string} signal */
   askCells(signal) {
-    const { from, to, axis, order, only, row } = this.state;
+    const { from, to, order, only, row } = this.state;
     const width = this.heatmap.plot.clientWidth || MOST_COLUMNS;
     const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
-    const byRank = axis === "ranks" && row;
+    const byRank = this.byRank();
     const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
-    if (url === this.cells.url && this.source && !this.cells.flight) this.redraw(this.source);
-    this.cells.want(url);
-    this.heatmap.element.classList.toggle("waiting", !this.source);
-    if (!this.source) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
+    this.cells.show(url);
+    this.heatmap.element.classList.toggle("waiting", !this.heatmap.data);
+    if (!this.heatmap.data) this.heatmap.readout.textContent = t("reading.files", { count: this.run.files ?? "" });
   }
 
   /** @param {string} signal */
@@ -195,39 +193,21 @@ export class One {
       return this.curve.show([], [], null);
     }
     const url = address(`runs/${this.number}/curve`, { signal, op: this.op(), row, from, to, ranks: this.ranks(), points: POINTS });
-    if (url === this.curves.url && this.answer) this.drawCurve(this.answer);
-    this.curves.want(url);
+    this.curves.show(url);
   }
 
   /** @param {Binary} answer */
   drawCells(answer) {
     this.problem.textContent = "";
-    this.redraw(answer);
-  }
-
-  /** @param {Binary} answer */
-  redraw(answer) {
     const lines = /^(\d+)-(\d+)$/.exec(this.state.lines);
-    const { axis, row, step, scale } = this.state;
-    const byRank = axis === "ranks" && row;
+    const { row, rank, step, scale } = this.state;
+    const byRank = this.byRank();
     const { answer: shown, bands } = byRank ? { answer, bands: [] } : weightsAndBiases(answer, [t("band.weights"), t("band.biases")]);
-    if (!this.source) this.heatmap.readout.textContent = "";
-    this.source = answer;
+    if (!this.heatmap.data) this.heatmap.readout.textContent = "";
     this.heatmap.element.classList.remove("waiting");
-    this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.loss.length ? { label: t("loss"), points: this.loss } : null });
-    this.frame();
+    this.heatmap.show(shown, { scale, bands, lines: lines ? [Number(lines[1]), Number(lines[2]) + 1] : null, curve: this.losses.answer ? { label: t("loss"), points: pointsOf(this.losses.answer) } : null });
+    this.heatmap.choose(byRank ? rank : row, step);
     if (!byRank) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
-  }
-
-  /** @type {Binary | null} the cells as they came */
-  source = null;
-  /** @type {[number, number][]} */
-  loss = [];
-
-  /** @param {Binary} answer */
-  drawLoss(answer) {
-    this.loss = pointsOf(answer);
-    if (this.source) this.redraw(this.source);
   }
 
   /** @param {Error} problem */
@@ -236,15 +216,10 @@ export class One {
     this.heatmap.element.classList.remove("waiting");
   }
 
-  /** @type {Binary | null} */
-  answer = null;
-
   /** @param {Binary} answer */
   drawCurve(answer) {
-    this.answer = answer;
-    const { header, arrays } = answer;
-    const count = header.steps.length;
-    const part = (/** @type {string} */ name, /** @type {number} */ n) => arrays[name].subarray(n * count, (n + 1) * count);
+    const { header } = answer;
+    const { spans, place } = together([answer]);
     const few = header.ranks.length <= LINE_COLOURS;
     const some = header.ranks.includes(this.state.rank); // the others step back
     const places = /** @type {number[]} */ (header.ranks.map((/** @type {number} */ _, /** @type {number} */ n) => n));
@@ -252,10 +227,9 @@ export class One {
     const lines = this.order.map((n) => {
       const rank = header.ranks[n];
       const own = rank === this.state.rank;
-      return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1,
-        low: part("minimum", n), high: part("maximum", n), nan: part("nan", n), inf: part("inf", n) };
+      return { label: `${t("rank")} ${rank}`, colour: few ? `${lineColour(n)}${own || !some ? "" : "59"}` : own ? colour("accent") : colour("faint"), width: own ? 2 : 1.1, ...place(0, n) };
     });
-    this.curve.show(header.spans, lines, this.state.step);
+    this.curve.show(spans, lines, this.state.step);
     this.controls.chips(few ? header.ranks : [], this.state.rank);
   }
 
@@ -264,43 +238,26 @@ export class One {
 
   /** @param {Error} problem */
   failCurve(problem) {
-    this.answer = null;
     this.curve.show([], [], null);
     this.curve.readout.textContent = problem.message;
   }
 
-  /** Put the frame around the chosen cell. */
-  frame() {
-    const { row, rank, step, axis } = this.state;
-    const header = this.heatmap.data?.header;
-    const line = header ? header.lines.indexOf(axis === "ranks" && row ? rank : row) : -1;
-    const column = header && step !== null ? header.steps.findIndex((/** @type {number[]} */ [first, last]) => first <= step && step <= last) : -1;
-    this.heatmap.choose(line >= 0 && column >= 0 ? { line, column } : null);
-  }
-
   // Actions
 
-  /** @param {{ line: number, column: number }} place */
-  read({ line, column }) {
-    const { data } = this.heatmap;
-    if (!data) return "";
-    const rank = data.arrays.rank[line * data.header.steps.length + column];
-    const label = this.state.axis === "ranks" && this.state.row ? `${t("rank")} ${data.header.lines[line]}` : this.heatmap.label(line);
-    return [`${label}, ${this.heatmap.stepsText(column)}`, this.heatmap.valueText({ line, column }), ...(rank >= 0 ? [`${t("rank")} ${rank}`] : [])].join(" · ");
+  /** @param {import("./heatmap.js").Place} place */
+  read(place) {
+    const { label, rank } = this.heatmap.about(place);
+    return [`${this.byRank() ? `${t("rank")} ` : ""}${label}, ${this.heatmap.stepsText(place.column)}`, this.heatmap.valueText(place), ...(rank === null ? [] : [`${t("rank")} ${rank}`])].join(" · ");
   }
 
-  /** @param {{ line: number, column: number }} place */
-  chooseCell({ line, column }) {
-    const { data } = this.heatmap;
-    if (!data) return;
-    const { header, arrays } = data;
-    const byRank = this.state.axis === "ranks" && this.state.row;
-    const i = line * header.steps.length + column;
-    const rank = byRank ? header.lines[line] : arrays.rank[i] >= 0 ? arrays.rank[i] : this.state.rank;
-    const row = byRank ? this.state.row : String(header.lines[line]);
-    const step = arrays.step[i] || header.steps[column][0]; // 0 in a cell without numbers
-    go({ signal: this.signal()?.name ?? "", op: this.op(), row, rank, step, micro: this.signal()?.micro_stepped ? arrays.micro?.[i] : null });
+  /** @param {import("./heatmap.js").Place} place */
+  chooseCell(place) {
+    const { label, rank, step, micro } = this.heatmap.about(place);
+    const cell = this.byRank() ? { row: this.state.row, rank: label } : { row: label, rank: rank ?? this.state.rank };
+    go({ signal: this.signal()?.name ?? "", op: this.op(), ...cell, step, micro: this.signal()?.micro_stepped ? micro : null });
   }
+
+  byRank = () => Boolean(this.state.axis === "ranks" && this.state.row);
 
   /** @param {{ signal: string, row: string, op?: string, rank: number, step: number, micro_step?: number | null }} finding */
   chooseFinding({ signal, row, op = "", rank, step, micro_step: micro = null }) {
@@ -322,12 +279,9 @@ export class One {
     go({ from: steps[columns[0]][0], to: steps[columns[1]][1], lines: all ? "" : lines.join("-") });
   }
 
-  /**
-   * @param {number} line
-   * @param {number} point
-   */
+  /** @type {(line: number, point: number) => void} */
   pick(line, point) {
-    const { header } = /** @type {Binary} */ (this.answer);
+    const { header } = /** @type {Binary} */ (this.curves.answer);
     this.choose({ rank: header.ranks[this.order[line]], step: header.steps[point], micro: null });
   }
 
@@ -336,20 +290,4 @@ export class One {
     const chart = [...this.numbers.open.values()][0];
     if (chart) this.choose({ step: chart.spans[point][0], micro: null });
   }
-
-  close() {
-    for (const source of [this.summary, this.cells, this.losses, this.curves, this.card.source, this.findings.source]) source.clear();
-    this.picture.close();
-    this.numbers.close();
-    this.details.close();
-  }
-
-  /** Undo one level: the cell, the zoom, the run. */
-  leave() {
-    const { row, step, from, to, lines } = current();
-    if (row || step !== null) go(NO_CELL);
-    else if (from !== null || to !== null || lines) go(NO_ZOOM);
-    else visit(addressOf({}));
-  }
-
 }

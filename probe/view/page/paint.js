@@ -1,24 +1,24 @@
 // Pixels of a heatmap. NaN and Inf are striped and dotted in colours of their own, and are never smaller than MARK.
-import { INFINITE, MISSING, NEGATIVE, NOT_A_NUMBER, POSITIVE, SHADES, ZERO, share, worstOf } from "./cells.js";
+import { INFINITE, NEGATIVE, NOT_A_NUMBER, POSITIVE, SHADES, ZERO, share, worstOf } from "./cells.js";
+import { element } from "./dom.js";
 import { between, packed, scale } from "./palette.js";
 
 const MARK = 4;
+/** Pixels of the second colour: stripes in a tile of 5 pixels for NaN, dots in one of 4 for Inf. */
+const [STRIPES, DOTS] = [[[0, 0], [1, 4], [2, 3], [3, 2], [4, 1]], [[1, 1]]];
 
 /** @typedef {import("./cells.js").Cells} Cells */
 
-/** Colours of all levels, as an ImageData has them. */
-export function levelColours() {
+/** Colours of all levels but the patterned ones, as an ImageData has them. */
+function levelColours() {
   const own = scale();
   const colours = new Uint32Array(256);
-  colours[MISSING] = 0;
   colours[ZERO] = packed(own.zero);
-  colours[NOT_A_NUMBER] = packed(own.nan);
-  colours[INFINITE] = packed(own.inf);
   for (let n = 0; n < SHADES; n++) {
     colours[POSITIVE + n] = packed(between(own.positive, n / (SHADES - 1)));
     colours[NEGATIVE + n] = packed(between(own.negative, n / (SHADES - 1)));
   }
-  return { colours, marks: { [NOT_A_NUMBER]: packed(own.nanMark), [INFINITE]: packed(own.infMark) } };
+  return colours;
 }
 
 /**
@@ -54,78 +54,63 @@ export function paint(context, cells, lines, axis, box) {
   if (width < 1 || height < 1 || !cells.columns || lines[1] <= lines[0]) return;
   const [across, down] = [axis.first.length, Math.max(1, Math.min(lines[1] - lines[0], Math.floor(box.height)))];
   const grid = gridOf(cells, lines, axis, down);
-  const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  const pen = new Pen(pixels, width, height, box.ratio);
-  const columns = Int32Array.from({ length: width }, (_, x) => Math.min(across - 1, Math.floor((x * across) / width)));
-  for (let y = 0; y < height; y++) {
-    const start = Math.floor((y * down) / height) * across;
-    for (let x = 0; x < width; x++) pixels[y * width + x] = pen.colour(grid[start + columns[x]], x, y);
-  }
-  enlarge(pen, grid, across, down, MARK * box.ratio);
-  context.putImageData(image, Math.round(box.x * box.ratio), Math.round(box.y * box.ratio));
+  const colours = levelColours();
+  const image = new ImageData(across, down);
+  new Uint32Array(image.data.buffer).set(Uint32Array.from(grid, (level) => colours[level]));
+  const small = element("canvas", { width: across, height: down });
+  small.getContext("2d")?.putImageData(image, 0, 0);
+  const [x, y] = [Math.round(box.x * box.ratio), Math.round(box.y * box.ratio)];
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, x, y, width, height);
+  context.save();
+  context.translate(x, y);
+  context.beginPath();
+  context.rect(0, 0, width, height);
+  context.clip();
+  const { nan, nanMark, inf, infMark } = scale();
+  const unit = Math.max(1, Math.round(box.ratio));
+  context.fillStyle = pattern(context, [inf, infMark], DOTS, 4, unit);
+  fill(context, grid, INFINITE, [across, down], [width, height], MARK * box.ratio);
+  context.fillStyle = pattern(context, [nan, nanMark], STRIPES, 5, unit);
+  fill(context, grid, NOT_A_NUMBER, [across, down], [width, height], MARK * box.ratio);
+  context.restore();
 }
 
 /**
- * Draw NaN and Inf that lie in few pixels once more, as squares; NaN after Inf.
- * @param {Pen} pen
- * @param {Uint8Array} grid
- * @param {number} across
- * @param {number} down
+ * @param {CanvasRenderingContext2D} context
+ * @param {[string, string]} colours of the ground and of the marks
+ * @param {number[][]} marks
  * @param {number} size
+ * @param {number} unit pixels of the screen for each
  */
-function enlarge(pen, grid, across, down, size) {
-  const [w, h] = [pen.width / across, pen.height / down];
-  for (const wanted of [INFINITE, NOT_A_NUMBER]) {
-    for (let at = grid.indexOf(wanted); at >= 0; at = grid.indexOf(wanted, at + 1)) {
-      const alone = grid[at - 1] !== wanted && grid[at + 1] !== wanted;
-      if (h < size || (alone && w < size)) pen.square(wanted, ((at % across) + 0.5) * w, (Math.floor(at / across) + 0.5) * h, Math.max(alone ? size : 0, w), Math.max(size, h));
-    }
-  }
+function pattern(context, [ground, mark], marks, size, unit) {
+  const tile = element("canvas", { width: size * unit, height: size * unit });
+  const pen = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  pen.scale(unit, unit);
+  pen.fillStyle = ground;
+  pen.fillRect(0, 0, size, size);
+  pen.fillStyle = mark;
+  for (const [x, y] of marks) pen.fillRect(x, y, 1, 1);
+  return /** @type {CanvasPattern} */ (context.createPattern(tile, "repeat"));
 }
 
-class Pen {
-  /**
-   * @param {Uint32Array} pixels
-   * @param {number} width
-   * @param {number} height
-   * @param {number} ratio
-   */
-  constructor(pixels, width, height, ratio) {
-    const { colours, marks } = levelColours();
-    this.pixels = pixels;
-    this.width = width;
-    this.height = height;
-    this.colours = colours;
-    this.nanMark = marks[NOT_A_NUMBER];
-    this.infMark = marks[INFINITE];
-    this.unit = Math.max(1, Math.round(ratio));
-  }
-
-  /**
-   * Colour of a pixel: stripes for NaN, dots for Inf.
-   * @param {number} level
-   * @param {number} x
-   * @param {number} y
-   */
-  colour(level, x, y) {
-    if (level === NOT_A_NUMBER && Math.floor((x + y) / this.unit) % 5 === 0) return this.nanMark;
-    if (level === INFINITE && Math.floor(x / this.unit) % 4 === 1 && Math.floor(y / this.unit) % 4 === 1) return this.infMark;
-    return this.colours[level];
-  }
-
-  /**
-   * @param {number} level
-   * @param {number} x middle
-   * @param {number} y middle
-   * @param {number} width
-   * @param {number} height
-   */
-  square(level, x, y, width, height) {
-    const [left, top] = [Math.max(0, Math.round(x - width / 2)), Math.max(0, Math.round(y - height / 2))];
-    const [right, bottom] = [Math.min(this.width, Math.round(x + width / 2)), Math.min(this.height, Math.round(y + height / 2))];
-    for (let py = top; py < bottom; py++) {
-      for (let px = left; px < right; px++) this.pixels[py * this.width + px] = this.colour(level, px, py);
-    }
+/**
+ * Fill the places of a level, those that stand alone in no less than a square of `least` pixels.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Uint8Array} grid
+ * @param {number} wanted
+ * @param {[number, number]} places across and down
+ * @param {[number, number]} size
+ * @param {number} least
+ */
+function fill(context, grid, wanted, [across, down], [width, height], least) {
+  const [w, h] = [width / across, height / down];
+  for (let at = grid.indexOf(wanted), end = at; at >= 0; at = grid.indexOf(wanted, end)) {
+    const stop = at - (at % across) + across;
+    for (end = at; end < stop && grid[end] === wanted; ) end += 1;
+    const [long, high] = [Math.max(end === at + 1 ? least : 0, (end - at) * w), Math.max(least, h)];
+    const [left, top] = [((at % across) + (end - at) / 2) * w - long / 2, (Math.floor(at / across) + 0.5) * h - high / 2];
+    const [from, to] = [Math.round(left), Math.round(top)];
+    context.fillRect(from, to, Math.round(left + long) - from, Math.round(top + high) - to);
   }
 }

@@ -1,13 +1,11 @@
-// Colours of the page, for canvases. Blue and orange differ to every kind of colour vision; NaN and Inf have colours and
+// Colours of page.css, for canvases. Blue and orange differ to every kind of colour vision; NaN and Inf have colours and
 // patterns that no number has.
 
 /** @typedef {{ positive: string[], negative: string[], zero: string, inf: string, infMark: string, nan: string, nanMark: string }} Scale */
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
 /** @type {Set<() => void>} */
 const drawings = new Set();
-dark.addEventListener("change", () => drawings.forEach((draw) => draw()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawings.forEach((draw) => draw()));
 
 /**
  * Draw again when the colours change.
@@ -26,21 +24,15 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 
 /** @returns {Scale} */
 export function scale() {
-  const special = { inf: "#f7d038", infMark: "#3a2f00", nan: "#e6007e", nanMark: "#ffffff" };
-  return dark.matches
-    ? { positive: ["#15233a", "#27548c", "#5fa3de", "#e3f2ff"], negative: ["#33220f", "#8f5415", "#e79b3f", "#ffedcf"], zero: "#5d6673", ...special }
-    : { positive: ["#e9f1f9", "#a3c8e8", "#4285c4", "#0b2c60"], negative: ["#fbeedd", "#edb774", "#bf6a17", "#5a2a00"], zero: "#b5bbc4", ...special };
+  const ramp = (/** @type {string} */ name) => colour(name).split(", ");
+  return { positive: ramp("positive"), negative: ramp("negative"), zero: colour("zero"), inf: colour("inf"), infMark: colour("inf-mark"), nan: colour("nan"), nanMark: colour("nan-mark") };
 }
 
 /**
- * Colours of curves by their number, distinct to every kind of colour vision (M. Okabe and K. Ito, 2008).
+ * Colours of curves by their number.
  * @param {number} n
  */
-export function lineColour(n) {
-  const light = ["#0068a8", "#d55e00", "#007a5a", "#b0508a", "#3c9ad6", "#b57f00", "#5b5b5b", "#7a3fb0"];
-  const night = ["#56b4e9", "#ff8f4a", "#2fc79a", "#e79bc6", "#9ad2f5", "#e6b422", "#b8b8b8", "#b892e6"];
-  return (dark.matches ? night : light)[n % 8];
-}
+export const lineColour = (n) => colour(`curve-${n % LINE_COLOURS}`);
 
 export const LINE_COLOURS = 8;
 

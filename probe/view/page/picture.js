@@ -1,8 +1,8 @@
 // The rows around the place that a verdict names, ten steps around the first bad one: activations and gradients in the
 // order of execution, the loss above them on the same axis.
-import { Source, address, binary } from "./api.js";
+import { Group, address } from "./api.js";
 import { around, chosen, stacked } from "./bands.js";
-import { element } from "./dom.js";
+import { columnOf, element, preferred } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
 import { t } from "./words.js";
 
@@ -23,8 +23,7 @@ export const lossOf = (names) => names.find((name) => name === "loss") ?? names.
 
 /**
  * Steps and values of a number; what is not finite before what is.
- * @param {Binary | null} answer
- * @returns {[number, number][]}
+ * @type {(answer: Binary | null) => [number, number][]}
  */
 export function pointsOf(answer) {
   if (!answer) return [];
@@ -40,38 +39,30 @@ export class Picture {
   constructor(number, choose) {
     this.number = number;
     this.choose = choose;
-    this.map = new Heatmap({ choose: (place) => this.pick(place), zoom: () => {}, reset: () => {}, leave: () => {}, read: (place) => this.read(place) }, "picture");
+    this.map = new Heatmap({ choose: (place) => this.pick(place), read: (place) => this.read(place) }, "picture");
     this.title = element("h2");
     this.element = element("section", { className: "card", id: "around", hidden: true }, this.title, this.map.element);
     /** @type {{ signal: string, op: string }[]} of each line */
     this.owners = [];
-    /** @type {(Binary | null)[]} */
-    this.answers = [];
-    /** @type {Source<Binary>[]} */
-    this.sources = [];
+    this.group = new Group(() => this.draw());
   }
 
-  /**
-   * @param {any} run
-   * @param {{ scale: string }} state
-   */
+  /** @type {(run: any, state: { scale: string }) => void} */
   show(run, { scale }) {
     const focus = /** @type {Focus | null} */ (run.focus);
     this.element.hidden = !focus;
     if (!focus) return;
     const names = run.signals.map((/** @type {any} */ one) => one.name);
-    const first = (/** @type {string[]} */ preferred) => (preferred.includes(focus.signal) ? focus.signal : preferred.find((name) => names.includes(name)));
+    const first = (/** @type {string[]} */ wanted) => (wanted.includes(focus.signal) ? focus.signal : wanted.find((name) => names.includes(name)));
     const shown = [...new Set([FORWARD.includes(focus.signal) || BACKWARD.includes(focus.signal) ? undefined : focus.signal, first(FORWARD), first(BACKWARD)])].filter((name) => name !== undefined);
-    this.parts = shown.map((name) => ({ signal: name, op: opOf(run, name, focus.op) }));
+    this.parts = shown.map((signal) => ({ signal, op: preferred(run.signals.find((/** @type {any} */ { name }) => name === signal)?.ops ?? [], focus.op, "norm") }));
     Object.assign(this, { focus, scale, certain: run.verdict?.certainty !== "place unknown" });
     this.title.textContent = t("around.title", { step: focus.step });
     const { from, to } = focus;
     const loss = lossOf(run.numbers ?? []);
     const urls = this.parts.map(({ signal, op }) => address(`runs/${this.number}/heatmap`, { signal, op, from, to, columns: COLUMNS }));
     if (loss) urls.push(address(`runs/${this.number}/numbers`, { names: loss, from, to, points: COLUMNS }));
-    while (this.sources.length < urls.length) this.addSource(this.sources.length);
-    urls.forEach((url, n) => this.sources[n].want(url));
-    this.draw();
+    this.group.want(urls);
   }
 
   /** @type {{ signal: string, op: string }[]} */
@@ -81,20 +72,12 @@ export class Picture {
   scale = "";
   certain = true;
 
-  /** @param {number} n */
-  addSource(n) {
-    const receive = (/** @type {Binary | null} */ answer) => {
-      this.answers[n] = answer;
-      this.draw();
-    };
-    this.sources.push(new Source(binary, receive, () => receive(null)));
-  }
-
   draw() {
     const { focus } = this;
-    if (!focus || this.parts.some((_, n) => this.answers[n] === undefined)) return;
+    const { answers } = this.group;
+    if (!focus || this.parts.some((_, n) => answers[n] === undefined)) return;
     const bands = this.parts.flatMap(({ signal, op }, n) => {
-      const answer = this.answers[n];
+      const answer = answers[n];
       if (!answer?.header.lines.length) return [];
       const order = around(answer.header.lines, focus.row, MOST);
       if (BACKWARD.includes(signal)) order.reverse();
@@ -104,42 +87,20 @@ export class Picture {
     const { answer, bands: places } = stacked(bands);
     this.owners = bands.flatMap(({ answer: { header }, signal, op }) => header.lines.map(() => ({ signal, op })));
     const line = this.owners.findIndex(({ signal }, n) => signal === focus.signal && answer.header.lines[n] === focus.row);
-    const column = answer.header.steps.findIndex((/** @type {number[]} */ [first, last]) => first <= focus.step && focus.step <= last);
+    const column = columnOf(answer.header.steps, focus.step);
     this.map.chosen = line >= 0 && column >= 0 ? { line, column } : null;
-    const loss = this.answers[this.parts.length];
+    const loss = answers[this.parts.length];
     this.map.show(answer, { scale: this.scale, bands: places, curve: loss ? { label: t("loss"), points: pointsOf(loss) } : null, arrow: this.map.chosen ? t(this.certain ? "around.begins" : "around.seen") : "" });
   }
 
-  /** @param {{ line: number, column: number }} place */
-  at({ line, column }) {
-    const { header, arrays } = /** @type {Binary} */ (this.map.data);
-    const n = line * header.steps.length + column;
-    return { ...this.owners[line], row: header.lines[line], step: header.steps[column][0], rank: arrays.rank[n] >= 0 ? arrays.rank[n] : this.focus?.rank ?? 0, arrays, n };
-  }
-
-  /** @param {{ line: number, column: number }} place */
+  /** @param {import("./heatmap.js").Place} place */
   pick(place) {
-    const { signal, op, row, rank, step } = this.at(place);
-    this.choose({ signal, op, row, rank, step });
+    const { label: row, rank, step } = this.map.about(place);
+    this.choose({ ...this.owners[place.line], row, rank: rank ?? this.focus?.rank ?? 0, step });
   }
 
-  /** @param {{ line: number, column: number }} place */
+  /** @param {import("./heatmap.js").Place} place */
   read(place) {
-    const { signal, row } = this.at(place);
-    return `${signal} ${row}, ${this.map.stepsText(place.column)} · ${this.map.valueText(place)}`;
+    return `${this.owners[place.line].signal} ${this.map.label(place.line)}, ${this.map.stepsText(place.column)} · ${this.map.valueText(place)}`;
   }
-
-  close() {
-    for (const source of this.sources) source.clear();
-  }
-}
-
-/**
- * @param {any} run
- * @param {string} signal
- * @param {string} preferred
- */
-function opOf(run, signal, preferred) {
-  const ops = run.signals.find((/** @type {any} */ one) => one.name === signal)?.ops ?? [];
-  return [preferred, "norm"].find((op) => ops.includes(op)) ?? ops[0] ?? "";
 }

@@ -20,7 +20,7 @@ export class RowCard {
     this.element = element("section", { className: "card row-card" }, this.heading, this.body);
     /** @type {Wanted | null} */
     this.wanted = null;
-    this.source = new Source(json, (answer) => this.draw(answer), (problem) => this.fail(problem));
+    this.source = new Source(json, (answer) => this.draw(answer), (problem) => this.body.replaceChildren(element("p", { className: "failed", textContent: problem.message })));
   }
 
   /** @param {Wanted} wanted */
@@ -33,22 +33,11 @@ export class RowCard {
     }
     const { run, signal, row, rank, step, micro } = wanted;
     const url = address(`runs/${run}/row`, { signal, row, rank, step, micro_step: micro, op: STATIC ? wanted.op : null });
-    if (url === this.source.url && this.answer) this.draw(this.answer);
-    this.source.want(url);
-  }
-
-  /** @type {any} */
-  answer = null;
-
-  /** @param {Error} problem */
-  fail(problem) {
-    this.answer = null;
-    this.body.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
+    this.source.show(url);
   }
 
   /** @param {any} answer */
   draw(answer) {
-    this.answer = answer;
     const op = this.wanted?.op ?? "";
     const where = answer.line === null || answer.line === undefined ? answer.file : `${answer.file}:${answer.line}`;
     const file = element("span", {}, element("code", { id: `${this.id}-file`, textContent: where }), " ", this.copying(where));

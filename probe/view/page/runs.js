@@ -41,10 +41,7 @@ export class Runs {
 
   watched = () => [];
 
-  close() {
-    clearTimeout(this.timer);
-    this.source.clear();
-  }
+  close = () => clearTimeout(this.timer);
 
   /** @param {State} state */
   update(state) {
@@ -60,9 +57,7 @@ export class Runs {
   /** Whether the largest is first. */
   falls = () => !this.state.sort || Boolean(this.state.descending);
 
-  changed() {
-    this.source.renew();
-  }
+  changed = () => this.source.renew();
 
   enlarge() {
     this.limit += PAGE;
@@ -76,11 +71,7 @@ export class Runs {
     this.timer = setTimeout(() => go({ filter: this.filter.value.trim() }, { replace: true }), PAUSE);
   }
 
-  /**
-   * @param {string} name
-   * @param {string} sort
-   * @param {boolean} number
-   */
+  /** @type {(name: string, sort: string, number: boolean) => HTMLElement} */
   head(name, sort, number) {
     const label = t(`runs.${name}`);
     if (!sort) return element("th", { scope: "col", textContent: label });
@@ -124,19 +115,13 @@ export class Runs {
       run.problems?.length ? element("small", { className: "warn", textContent: problemsOf(run.problems) }) : null];
   }
 
-  /**
-   * @param {MouseEvent} event
-   * @param {number} number
-   */
+  /** @type {(event: MouseEvent, number: number) => void} */
   click(event, number) {
     if (/** @type {HTMLElement} */ (event.target).closest("a, input, button") || getSelection()?.toString()) return;
     visit(addressOf({ run: number }));
   }
 
-  /**
-   * @param {number} number
-   * @param {boolean} on
-   */
+  /** @type {(number: number, on: boolean) => void} */
   pick(number, on) {
     if (on) this.picked.add(number);
     else this.picked.delete(number);

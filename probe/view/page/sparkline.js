@@ -18,9 +18,10 @@ export function drawCurve(context, points, across, height) {
   Object.assign(context, { strokeStyle: colour("accent"), lineWidth: 1.5 });
   context.beginPath();
   let pen = false;
+  const { nan, inf } = scale();
   for (const [step, value] of points) {
     const x = across(step);
-    context.fillStyle = Number.isNaN(value) ? scale().nan : scale().inf;
+    context.fillStyle = Number.isNaN(value) ? nan : inf;
     if (!Number.isFinite(value)) context.fillRect(x - MARK / 2, 1, MARK, TOP - 3);
     else context[pen ? "lineTo" : "moveTo"](x, TOP + (height - TOP - 1) * (high > low ? (high - value) / (high - low) : 0.5));
     pen = Number.isFinite(value);

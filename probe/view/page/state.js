@@ -37,8 +37,7 @@ export const NO_ZOOM = { from: null, to: null, lines: "" };
 
 /**
  * Parse the query of an address; what is no number where one is expected counts as absent.
- * @param {string} search
- * @returns {State}
+ * @type {(search: string) => State}
  */
 export function parse(search) {
   const query = new URLSearchParams(search);
@@ -78,8 +77,7 @@ export const current = () => parse(here().slice(1));
 
 /**
  * Change the state: a new entry of the browser's history, or the same one for what follows the pointer.
- * @param {Partial<State>} changes
- * @param {{ replace?: boolean }} [how]
+ * @type {(changes: Partial<State>, how?: { replace?: boolean }) => void}
  */
 export function go(changes, { replace = false } = {}) {
   const address = format({ ...current(), ...changes });
@@ -100,6 +98,17 @@ export function visit(address) {
   if (address !== here()) history.pushState(null, "", address);
   announce();
 }
+
+/** Undo one level of a page about runs: the cell, the zoom, the page. */
+export function leave() {
+  const { row, step, from, to, lines } = current();
+  if (row || step !== null) go(NO_CELL);
+  else if (from !== null || to !== null || lines) go(NO_ZOOM);
+  else visit(addressOf({}));
+}
+
+/** Actions of everything that is drawn over steps. */
+export const ZOOMED = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave };
 
 function announce() {
   const before = shown;

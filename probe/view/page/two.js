@@ -1,19 +1,18 @@
 // Page of two runs: their first difference, and curves of both laid over each other.
-import { Source, address, binary, json } from "./api.js";
+import { Group, Source, address, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
-import { button, choice, element, fill, ranksOf, stepsOf, text } from "./dom.js";
+import { button, choice, element, fill, preferred, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
-import { NO_CELL, NO_ZOOM, addressOf, current, go, visit } from "./state.js";
+import { NO_ZOOM, ZOOMED, addressOf, go, leave } from "./state.js";
 import { aliveness } from "./summary.js";
-import { fact, headline, own } from "./verdict.js";
+import { own, placed } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
-/** @typedef {import("./api.js").Binary} Binary */
 
 const AGAIN = 1000; // milliseconds until a comparison under way is asked for again
 const POINTS = 1000;
@@ -28,43 +27,33 @@ export class Two {
     this.runs = [null, null];
     /** @type {any} */
     this.difference = null;
-    /** @type {(Binary | null)[]} */
-    this.answers = [null, null];
-    const actions = { zoom: (/** @type {number} */ from, /** @type {number} */ to) => go({ from, to }), reset: () => go(NO_ZOOM), leave: () => this.leave() };
     this.top = element("div", { className: "run-head" });
     this.verdict = element("div", { id: "verdict", className: "cause", aria: { live: "polite" } });
     this.title = element("h2", { id: "curve-title" });
-    this.curve = new Chart(t("curve"), 260, { ...actions, pick: (_, point) => go({ step: this.spans[point][0] }) });
+    this.curve = new Chart(t("curve"), 260, { ...ZOOMED, pick: (_, point) => go({ step: this.curve.spans[point][0] }) });
     this.signal = choice(t("signal"), "signal", (signal) => go({ signal, row: "" }));
     this.op = choice(t("op"), "op", (op) => go({ op }));
     this.row = choice(t("row.row"), "row-choice", (row) => go({ row }));
     this.rank = choice(t("rank"), "rank-choice", (rank) => go({ rank: Number(rank) }));
     this.whole = button(t("whole"), () => go(NO_ZOOM), { id: "whole" });
     this.cards = ["left", "right"].map((side, n) => new RowCard(side, "AB"[n], (changes) => go(changes)));
-    this.numbers = new Numbers({ ...actions });
+    this.numbers = new Numbers(ZOOMED);
     this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
-    this.runParts = element("div");
-    this.element = this.arranged();
+    this.over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
+      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
+    this.runParts = element("div", { className: "two" }, this.over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+    this.element = element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
     const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
-    this.curves = [0, 1].map((n) => new Source(binary, (answer) => this.drawCurve(n, answer), () => this.drawCurve(n, null)));
+    this.curves = new Group(() => this.draw());
     this.comparison = new Source(json, (answer) => this.judge(answer), fail);
     this.summaries.forEach((source, n) => source.want(address(`runs/${this.numbersOf[n]}`)));
     this.comparison.want(address("compare", { run: this.numbersOf[0], against: this.numbersOf[1] }));
   }
 
-  arranged() {
-    const over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
-      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
-    this.runParts = element("div", { className: "two" }, over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
-    return element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
-  }
-
-  /** @type {number[][]} */
-  spans = [];
-
   watched = () => this.numbersOf;
+  leave = leave;
 
   /** @param {State} state */
   update(state) {
@@ -76,22 +65,11 @@ export class Two {
   changed(changes) {
     const grown = this.numbersOf.map((number) => changes.runs.some((run) => run.number === number));
     grown.forEach((own, n) => own && this.summaries[n].renew());
-    grown.forEach((own, n) => own && this.curves[n].renew());
+    grown.forEach((own, n) => own && this.curves.sources[n]?.renew());
     if (grown.some(Boolean)) this.numbers.renew();
   }
 
-  close() {
-    clearTimeout(this.timer);
-    for (const source of [this.comparison, ...this.summaries, ...this.curves, ...this.cards.map((card) => card.source)]) source.clear();
-    this.numbers.close();
-  }
-
-  timer = 0;
-
-  /**
-   * @param {number} n
-   * @param {any} run
-   */
+  /** @type {(n: number, run: any) => void} */
   receive(n, run) {
     this.runs[n] = run;
     if (!this.runs.every(Boolean)) return;
@@ -104,7 +82,7 @@ export class Two {
     const answer = own(found);
     if (answer.state === "running") {
       this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
-      this.timer = setTimeout(() => this.comparison.renew(), AGAIN);
+      setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
     if (answer.state === "failed") return this.fail(answer.error);
@@ -125,8 +103,7 @@ export class Two {
   sentences(answer) {
     const { first_difference: first, jumps, agrees, same, verdict, about = [], problems = [] } = answer;
     const word = agrees ? t(same ? "compare.same" : "compare.within") : first ? t("compare.differ") : "";
-    const place = first ? [element("code", { className: "place", textContent: first.row }), fact(t("at.step", { step: first.step })), fact(`${t("rank")} ${first.rank}`)] : [];
-    const parts = [headline(word, ...place)];
+    const parts = [placed(word, first && { where: first.row, step: first.step, ranks: String(first.rank) })];
     if (jumps.length) {
       const [rank, step, signal, module, before, after] = jumps[0];
       parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));
@@ -152,11 +129,11 @@ export class Two {
     const { state, difference } = this;
     const [a] = this.runs;
     const names = a.signals.map((/** @type {any} */ one) => one.name);
-    const name = [state.signal, difference?.signal, "grad_reduced"].find((one) => names.includes(one)) ?? names[0] ?? "";
+    const name = preferred(names, state.signal, difference?.signal, "grad_reduced");
     const own = a.signals.find((/** @type {any} */ one) => one.name === name);
     const same = difference?.signal === name ? difference : null;
-    const op = [state.op, same?.op, "norm"].find((one) => own?.ops.includes(one)) ?? own?.ops[0] ?? "";
-    const row = [state.row, same?.row].find((one) => own?.rows.includes(one)) ?? own?.rows[0] ?? "";
+    const op = preferred(own?.ops ?? [], state.op, same?.op, "norm");
+    const row = preferred(own?.rows ?? [], state.row, same?.row);
     const first = Number(/^\d+/.exec(a.rank_list ?? "")?.[0] ?? 0);
     const rank = state.rank ?? (same?.row === row ? same.rank : null) ?? first;
     const step = state.step ?? (same?.row === row ? same.step : null);
@@ -177,11 +154,9 @@ export class Two {
     this.title.textContent = t("curve.of.two", { op, signal: name, row, rank });
     this.step = step;
     const { from, to } = this.state;
-    [row, other].forEach((label, n) => {
-      this.curves[n].want(address(`runs/${this.numbersOf[n]}/curve`, { signal: name, op, row: label, from, to, ranks: rank, points: POINTS }));
-      this.cards[n].show({ run: this.numbersOf[n], signal: name, op, row: label, rank, step, micro });
-    });
-    this.draw();
+    const labels = [row, other];
+    labels.forEach((label, n) => this.cards[n].show({ run: this.numbersOf[n], signal: name, op, row: label, rank, step, micro }));
+    this.curves.want(labels.map((label, n) => address(`runs/${this.numbersOf[n]}/curve`, { signal: name, op, row: label, from, to, ranks: rank, points: POINTS })));
     const known = a.numbers.filter((/** @type {string} */ each) => b.numbers.includes(each));
     this.numbers.show(this.looks(), known, this.state);
   }
@@ -191,37 +166,18 @@ export class Two {
 
   looks = () => this.numbersOf.map((number, n) => ({ number, label: "AB"[n], colour: lineColour(n), dash: n ? DASH : undefined }));
 
-  /**
-   * @param {any} run
-   * @param {number} n
-   */
+  /** @type {(run: any, n: number) => HTMLElement} */
   head(run, n) {
     return element("div", { className: "title" }, element("span", { className: `chip line-${n}`, textContent: "AB"[n] }),
       element("a", { href: addressOf({ run: run.number }), textContent: run.name }), aliveness(run), element("span", { className: "quiet", textContent: stepsOf(run) && `${t("runs.steps")} ${stepsOf(run)}` }),
       element("code", { className: "quiet", textContent: run.location }));
   }
 
-  /**
-   * @param {number} n
-   * @param {Binary | null} answer
-   */
-  drawCurve(n, answer) {
-    this.answers[n] = answer;
-    this.draw();
-  }
-
   draw() {
-    const { spans, place } = together(this.answers);
-    this.spans = spans;
-    const lines = this.looks().flatMap((look, n) => (this.answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
+    const { answers } = this.curves;
+    const { spans, place } = together(answers);
+    const lines = this.looks().flatMap((look, n) => (answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
     this.curve.show(spans, lines, this.step);
-  }
-
-  leave() {
-    const { row, step, from, to } = current();
-    if (row || step !== null) go(NO_CELL);
-    else if (from !== null || to !== null) go(NO_ZOOM);
-    else visit(addressOf({}));
   }
 }
 

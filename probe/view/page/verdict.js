@@ -9,8 +9,7 @@ export const own = (/** @type {any} */ answer) => ({ ...answer, ...(spoken() ===
 
 /**
  * State of a run in a word or two, with its colour.
- * @param {any} run
- * @returns {[look: string, text: string]}
+ * @type {(run: any) => [look: string, text: string]}
  */
 export function badgeOf(run) {
   if (!run.known) return ["", t("run.unknown")];
@@ -29,10 +28,7 @@ export function badge(run) {
   return element("span", { className: `badge ${look}`, textContent: word });
 }
 
-/**
- * @param {any} run
- * @param {(place: Place) => void} show
- */
+/** @type {(run: any, show: (place: Place) => void) => HTMLElement} */
 export function verdictCard(run, show) {
   const failure = run.health === "failed" ? failed(run) : null;
   const place = placeOf(run);
@@ -44,8 +40,7 @@ export function verdictCard(run, show) {
 
 /**
  * Place that the page selects; null if none is named.
- * @param {any} run
- * @returns {Place | null}
+ * @type {(run: any) => Place | null}
  */
 export function placeOf(run) {
   const { cause, focus } = run;
@@ -54,22 +49,25 @@ export function placeOf(run) {
 
 const card = (/** @type {string} */ look, /** @type {string} */ id, /** @type {(Node | null)[]} */ ...parts) => element("section", { className: `cause ${look}`, id }, ...parts);
 const line = (/** @type {string} */ content, look = "quiet") => element("p", { className: look, textContent: content });
-export const headline = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
-export const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
+const headline = (/** @type {string} */ word, /** @type {(Node | null)[]} */ ...facts) => element("div", { className: "headline" }, element("strong", { className: "kind", textContent: word }), ...facts);
+const fact = (/** @type {string} */ content) => element("span", { className: "fact", textContent: content });
+/**
+ * A headline with the place that it is about.
+ * @param {string} word
+ * @param {{ where: string, step: number, ranks: string } | null} place
+ * @param {...(Node | null)} more
+ */
+export const placed = (word, place, ...more) => headline(word, place?.where ? element("code", { className: "place", textContent: place.where }) : null,
+  place && fact(t("at.step", { step: place.step })), place?.ranks ? fact(`${t("rank")} ${place.ranks}`) : null, ...more);
 const showing = (/** @type {Place | null} */ place, /** @type {(place: Place) => void} */ show) => (place ? button(t("cause.show"), () => show(place), { id: "show-cause" }) : null);
 
-/**
- * @param {any} run
- * @param {any} verdict
- * @param {Place | null} place
- * @param {(place: Place) => void} show
- */
+/** @type {(run: any, verdict: any, place: Place | null, show: (place: Place) => void) => (Node | null)[]} */
 function found(run, verdict, place, show) {
   const { kind, where, since, ranks, certainty, after, next_steps: next, more, before, text: why, onset, looked, paragraph = run.cause?.text ?? run.cause?.sentence } = verdict;
   const limits = [certainty === "place unknown" ? t("verdict.unplaced") : "", after === null ? "" : t("verdict.after", { step: after })].filter(Boolean);
   const named = where.slice(0, 3).join(", ") + (where.length > 3 ? ", …" : "");
   return [
-    headline(kind, named ? element("code", { className: "place", textContent: named }) : null, fact(t("at.step", { step: since })), ranks.length ? fact(`${t("rank")} ${ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ")}`) : null, showing(place, show)),
+    placed(kind, { where: named, step: since, ranks: ranks.length > 4 ? `${ranks.slice(0, 3).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ") }, showing(place, show)),
     strip(run),
     ...limits.map((limit) => line(limit, "limit")),
     next.length ? line(t("verdict.next"), "") : null,
@@ -98,13 +96,11 @@ function strip({ focus, loss = [], verdict }) {
 
 /**
  * Findings that the run itself has dumped, before an analysis.
- * @param {any} run
- * @param {Place | null} place
- * @param {(place: Place) => void} show
+ * @type {(run: any, place: Place | null, show: (place: Place) => void) => (Node | null)[]}
  */
 function preliminary({ cause, analysis }, place, show) {
   const { kind, row, step, rank } = cause;
-  return [headline(kind, row ? element("code", { className: "place", textContent: row }) : null, place ? fact(t("at.step", { step })) : null, place ? fact(`${t("rank")} ${rank}`) : null, showing(place, show)),
+  return [placed(kind, place && { where: row, step, ranks: String(rank) }, showing(place, show)),
     analysis === "running" ? line(t("analysis.running")) : null,
     element("details", {}, element("summary", { textContent: t("verdict.why") }), line(cause.text ?? cause.sentence, "lines"))];
 }

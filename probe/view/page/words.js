@@ -30,8 +30,7 @@ export const spoken = () => language;
 
 /**
  * A text with its places filled; a name without a text stands for itself.
- * @param {string} name
- * @param {Record<string, string | number>} [values]
+ * @type {(name: string, values?: Record<string, string | number>) => string}
  */
 export function t(name, values = {}) {
   return (table[name] ?? name).replace(/\{(\w+)\}/g, (whole, place) => String(values[place] ?? whole));

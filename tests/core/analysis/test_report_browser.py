@@ -15,7 +15,9 @@ import pytest
 import probe
 from probe.core.analysis.compare.compare import compare
 from probe.core.analysis.compare.explain import page as comparison_page
+from probe.core.analysis.diagnosis.analyse import analyse
 from probe.core.analysis.pictures import layout
+from probe.core.analysis.report.findings import card
 from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS
 from tests.core.analysis import compare_data
@@ -248,6 +250,18 @@ def test_a_finding_leads_to_its_cell(driver: Any, page: Path) -> None:
     assert driver.find_element("css selector", "#row td[data-op='norm']").text == "NaN"
     driver.find_element("id", "show-cause").click()
     settle(driver, "document.querySelector('#row-row')?.textContent === 'fc1.output'")
+
+
+def test_a_judged_report_opens_on_the_place_of_its_verdict(driver: Any, directories: list[Path]) -> None:
+    """Activations, which have micro steps, stand above gradients, which have none; the named cell is chosen."""
+    root = directories[0].parent
+    write_report(root, root / "judged_report.html", card(analyse(root)))
+    open_page(driver, root / "judged_report.html")
+    assert driver.find_element("css selector", "#around h2").is_displayed()
+    texts = driver.execute_script(SCAN.replace("#heatmap", "#picture").replace('"readout"', '"picture-readout"'))
+    assert {text.split()[0] for text in texts} == {"actv", "grad_reduced"}
+    assert (shown(driver, "row"), shown(driver, "rank")) == ("fc1.output", "1")
+    assert errors(driver) == []
 
 
 def test_both_languages_and_the_history_work_without_a_server(driver: Any, page: Path) -> None:

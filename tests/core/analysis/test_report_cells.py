@@ -14,7 +14,6 @@ from probe.core.analysis.pictures.cells import CellArrays, Places
 from probe.core.analysis.pictures.layout import ReportPlan, plan
 from probe.core.analysis.pictures.rank_table import rank_table
 from probe.core.analysis.pictures.run_cells import CellWork, RowCells, RunSource
-from probe.core.analysis.pictures.survey import survey
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
@@ -42,10 +41,10 @@ def all_cells(root: Path) -> tuple[ReportPlan, dict[str, RowCells], dict[str, An
     problems = Problems()
     run = last_run(root, problems)
     with Rows(run.directories, problems) as rows:
-        stages = {n: int(directory.manifest["pp_stage"]) for n, directory in enumerate(run.directories)}
-        chosen = plan(survey(rows, stages), len(run.ranks))
         table = rank_table(run)
-        of_signals = dict(RunSource(rows, table).cells(CellWork(chosen, table)))
+        source = RunSource(rows, table)
+        chosen = plan(source.survey()[0], len(run.ranks))
+        of_signals = dict(source.cells(CellWork(chosen, table)))
         maps = {signal.signal: cells.heat for signal, cells in of_signals.items()}
         side_by_side = {signal.signal: cells.ranks for signal, cells in of_signals.items()}
     assert problems.lines() == []

@@ -162,31 +162,28 @@ def _severity(cells: Mapping[str, Array]) -> Whole:
     return np.where(np.isnan(size) & (cells["nan"] == 0), -1, size.view("<i8"))
 
 
-def aggregates(x: str, place: str, kinds: Sequence[str] = tuple(KINDS), prefix: str = "") -> str:
-    """SQL of the cells of a number, a column for each kind.
-
-    Args:
-        x: SQL of the number.
-        place: SQL of its place.
-        prefix: beginning of the columns' names.
-    """
-    return ", ".join(f"{KINDS[kind].sql.format(x=x, place=place)} AS {prefix}{kind}" for kind in kinds)
-
-
-def cell_query(keys: Mapping[str, str], number: str, source: str, where: str) -> str:
-    """SQL of the cells of a number of rows of ranks, with their places by step and rank.
+def cell_query(
+    keys: Mapping[str, str],
+    numbers: Mapping[str, str],
+    source: str,
+    where: str = "true",
+    place: str = RANKS.sql("v.rank"),
+    kinds: Sequence[str] = tuple(KINDS),
+) -> str:
+    """SQL of the cells of some numbers, with a column for each kind of each.
 
     Args:
         keys: SQL of the columns that distinguish cells, by name.
-        number: SQL of the number.
+        numbers: SQL of the numbers by the beginning of the names of their columns.
         source: SQL after FROM, of which ``v`` has the columns ``step`` and ``rank``.
         where: SQL condition.
+        place: SQL of the place of a number.
     """
-    named = ", ".join(f"{sql} AS {name}" for name, sql in keys.items())
-    return (
-        f"SELECT {named}, {aggregates(number, RANKS.sql('v.rank'))} FROM {source} "  # noqa: S608 - our own words
-        f"WHERE {where} GROUP BY ALL HAVING count({number}) > 0"
-    )
+    columns = [f"{sql} AS {name}" for name, sql in keys.items()]
+    for name, x in numbers.items():
+        columns += [f"{KINDS[kind].sql.format(x=x, place=place)} AS {name}{kind}" for kind in kinds]
+    having = " + ".join(f"count({x})" for x in numbers.values()) or "1"
+    return f"SELECT {', '.join(columns)} FROM {source} WHERE {where} GROUP BY ALL HAVING {having} > 0"  # noqa: S608 - our own words
 
 
 def fetched(connection: Connection, query: str) -> dict[str, Array]:

@@ -45,6 +45,11 @@ class Columns:
         """SQL of the first step of the column that ``v.step`` belongs to."""
         return f"v.step - (v.step - {self.starts[0]}) % {self.width}" if self.width else "v.step"
 
+    def spans(self, last: int) -> list[tuple[int, int]]:
+        """First and last step of each column of a run that ends with the step ``last``."""
+        ends = np.maximum(np.minimum(self.starts + max(self.width, 1) - 1, last), self.starts)
+        return list(zip(self.starts.tolist(), ends.tolist(), strict=True))
+
     def of(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Index of each column, by its first step."""
         return np.searchsorted(self.starts, starts)

@@ -32,8 +32,9 @@ def payload(
     numbers: Picture | None,
     look: Callable[[SignalPlan, SignalCells], object],
 ) -> dict[str, object]:
-    """Data of the page: ``about``, its names, and ``cells``, packed, by ``map/{signal}/{op}``,
-    ``ranks/{signal}/{op}/{row}``, ``ranks`` (numbers, orders, places and attributes of the ranks) and ``numbers``.
+    """Data of the page: ``about``, its names, and ``cells``, packed, by ``rows/{signal}/{op}``,
+    ``ranks/{signal}/{op}/{row}``, ``ranks`` (ranks, also in each order and those of lines, and attributes) and
+    ``numbers``.
 
     Args:
         numbers: curves of the numbers of the run; None if it has none.
@@ -44,7 +45,7 @@ def payload(
     for n, (signal, found) in enumerate(cells):
         look(signal, found)
         for m, of_op in enumerate(found.heat.cells.values()):
-            packed[f"map/{n}/{m}"] = _packed(of_op, found.heat.places, work.plan.columns)
+            packed[f"rows/{n}/{m}"] = _packed(of_op, found.heat.places, work.plan.columns)
         for row in range(found.ranks.rows if found.ranks else 0):
             assert found.ranks is not None
             for op, of_row in found.ranks.row_cells(row).items():
@@ -57,8 +58,8 @@ def payload(
         arrays = {kind: numbers.cells[kind] for kind in kinds}
         packed["numbers"] = embedded(arrays, dict.fromkeys(kinds[:2]))
     about = _about(run, known, work, files, digits)
-    curves = None if numbers is None else {"names": numbers.lines, "spans": numbers.steps}
-    return {"about": packed_text(json.dumps({**about, "numbers": curves})), "cells": packed}
+    steps = None if numbers is None else numbers.steps
+    return {"about": packed_text(json.dumps({**about, "numbers": steps})), "cells": packed}
 
 
 def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
@@ -73,7 +74,11 @@ def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
         "micro": places.micro_step,
         "member": places.member,
     }
-    small = {name: array.astype("<i4") if array.dtype == np.int64 else array for name, array in arrays.items()}
+    small = {
+        name: array.astype("<i4") if array.dtype == np.int64 else array
+        for name, array in arrays.items()
+        if array.any() or name in ("value", "least", "directory")  # the page takes 0 for other arrays that it lacks
+    }
     sizes = np.where(np.isfinite(arrays["value"]), np.abs(arrays["value"]), np.nan)
     if np.array_equal(arrays["least"], sizes, equal_nan=True):  # each cell has one number
         del small["least"]
@@ -83,12 +88,14 @@ def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
 
 
 def _rank_arrays(work: CellWork, plan: RankPlan) -> Iterator[tuple[str, Array]]:
-    yield "rank", work.table.ranks.astype("<i4")
+    ranks = work.table.ranks.astype("<i4")
+    first = ranks[:: plan.ranks_a_line]
+    yield "rank", ranks
     for n, order in enumerate(work.table.orders(plan.ranks_a_line)):
-        yield f"order/{n}", order.lines.astype("<i4")
+        yield f"order/{n}", first[order.lines]
     for n, stages in enumerate(_stage_sets(work)):
-        yield f"places/{n}", work.places(stages).astype("<i4")
-    for n, attribute in enumerate(work.table.attributes):
+        yield f"lines/{n}", first[work.places(stages) >= 0]
+    for n, attribute in enumerate(work.table.different()):
         yield f"attribute/{n}", attribute.of.astype("<i4")
 
 
@@ -97,11 +104,7 @@ def _about(run: RecordedRun, known: Survey, work: CellWork, files: RunFiles, dig
     lists: dict[FileNames, int] = {}
     signals = [
         {
-            "signal": signal.signal,
-            "ops": signal.ops,
-            "labels": signal.labels,
             "members": [[[member.vpp_stage, member.name] for member in members] for members in signal.members],
-            "microStepped": signal.micro_stepped,
             "line": line_beginning("{stage}", "{name}", "{step}", "{micro}" * signal.micro_stepped),
             "query": row_query(signal.signal, "{name}", "{step}"),
             "names": names_of(signal.signal),
@@ -114,12 +117,11 @@ def _about(run: RecordedRun, known: Survey, work: CellWork, files: RunFiles, dig
     ]
     few = sum(map(len, lists)) <= MOST_FILES
     return {
-        "columns": _columns(plan.columns),
-        "last": known.last,
+        "steps": plan.columns.spans(known.last),
         "directories": [[directory.path.name, directory.rank] for directory in run.directories],
         "signals": signals,
         "files": list(lists) if few else [],
-        "ranks": _about_ranks(work, plan.ranks, digits) if plan.ranks else None,
+        "ranks": _about_ranks(work, plan.ranks, known.last, digits) if plan.ranks else None,
     }
 
 
@@ -129,26 +131,12 @@ def _stage_sets(work: CellWork) -> list[tuple[int, ...]]:
     return sorted({stages for signal in ranks.signals for stages in signal.stages}) if ranks else []
 
 
-def _about_ranks(work: CellWork, plan: RankPlan, digits: int) -> dict[str, object]:
+def _about_ranks(work: CellWork, plan: RankPlan, last: int, digits: int) -> dict[str, object]:
     sets = {stages: n for n, stages in enumerate(_stage_sets(work))}
     return {
         "digits": digits,
         "ranksALine": plan.ranks_a_line,
-        "lines": plan.lines,
-        "columns": _columns(plan.columns),
-        "orders": [order.title for order in work.table.orders(plan.ranks_a_line)],
-        "attributes": [{"title": one.title, "names": one.names} for one in work.table.attributes],
-        "signals": [
-            {
-                "ops": [signal.ops.index(op) for op in own.ops],
-                "labels": own.labels,
-                "rowOf": own.row_of,
-                "places": [sets[stages] for stages in own.stages],
-            }
-            for signal, own in zip(work.plan.signals, plan.signals, strict=True)
-        ],
+        "steps": plan.columns.spans(last),
+        "attributes": [{"title": one.title, "names": one.names} for one in work.table.different()],
+        "signals": [{"rowOf": own.row_of, "lines": [sets[stages] for stages in own.stages]} for own in plan.signals],
     }
-
-
-def _columns(columns: Columns) -> dict[str, object]:
-    return {"starts": columns.starts.tolist(), "width": columns.width}

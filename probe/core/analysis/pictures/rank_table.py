@@ -79,18 +79,20 @@ class RankTable:
         """Orders by rank, and by each attribute in which ranks differ, unless the ranks of a line differ in it."""
         number = -(-len(self.ranks) // ranks_a_line)
         found = [RankOrder("rank", np.arange(number))]
-        for attribute in self.attributes:
+        for attribute in self.different():
             of = attribute.of[::ranks_a_line]
-            alike = np.array_equal(np.repeat(of, ranks_a_line)[: len(self.ranks)], attribute.of)
-            if len(attribute.names) > 1 and alike:
+            if np.array_equal(np.repeat(of, ranks_a_line)[: len(self.ranks)], attribute.of):
                 found.append(RankOrder(attribute.title, np.argsort(of, kind="stable")))
         return found
 
     def about(self, rank: int) -> dict[str, str]:
         """Values of the attributes of a rank in which ranks differ."""
         at = self.position(rank)
-        different = (attribute for attribute in self.attributes if len(attribute.names) > 1)
-        return {attribute.title: attribute.names[int(attribute.of[at])] for attribute in different}
+        return {attribute.title: attribute.names[int(attribute.of[at])] for attribute in self.different()}
+
+    def different(self) -> list[RankAttribute]:
+        """Attributes in which ranks differ."""
+        return [attribute for attribute in self.attributes if len(attribute.names) > 1]
 
 
 def rank_table(run: RecordedRun) -> RankTable:

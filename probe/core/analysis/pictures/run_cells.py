@@ -13,7 +13,7 @@ import numpy as np
 
 from probe.core.analysis.engines import PieceEngine, read_each
 from probe.core.analysis.performance.time_use import OTHER
-from probe.core.analysis.pictures.cells import KINDS, Array, CellArrays, Places, Whole, aggregates, fetched
+from probe.core.analysis.pictures.cells import KINDS, Array, CellArrays, Places, Whole, cell_query, fetched
 from probe.core.analysis.pictures.layout import FEW_RANKS, Columns, ReportPlan, SignalPlan
 from probe.core.analysis.pictures.rank_table import RankTable
 from probe.core.analysis.pictures.survey import Survey, SurveyPart, list_stages, merged, survey_parts
@@ -90,9 +90,10 @@ def signal_cells(work: CellWork, n: int) -> SignalCells:
     if plan.ranks is None:
         return SignalCells(heat)
     own = plan.ranks.signals[n]
-    known = {stages: work.places(stages) for stages in set(own.stages)}
-    places = [known[stages] for stages in own.stages]
-    return SignalCells(heat, RankCells(signal, own.ops, plan.ranks.columns, own.row_of, places))
+    sets = list(dict.fromkeys(own.stages))
+    places = np.stack([work.places(stages) for stages in sets])
+    set_of = np.array([sets.index(stages) for stages in own.stages])
+    return SignalCells(heat, RankCells(signal, own.ops, plan.ranks.columns, own.row_of, places, set_of))
 
 
 class RunSource:
@@ -266,16 +267,14 @@ class OpCells:
     def found(self, rows: Rows, line: str, place: str = "", join: str = "") -> Found:
         """Cells that ``rows`` have; a survey has made the table ``stages``, and :func:`list_members` ``members``."""
         names = rows.numbers(self.signal.signal)
-        ops = [
-            aggregates(f"v.{quoted(op)}", place, self._kinds, f"op{n}_") for n, op in enumerate(self.ops) if op in names
-        ]
-        query = (
-            f"SELECT {', '.join([f'{line} AS line', f'{self.columns.sql()} AS start', *ops])} "  # noqa: S608 - our own words
-            f"FROM {rows.view(self.signal.signal)} AS v JOIN stages AS s ON s.directory = v.directory "
+        source = (
+            f"{rows.view(self.signal.signal)} AS v JOIN stages AS s ON s.directory = v.directory "
             "JOIN members AS w ON w.pp_stage = s.pp_stage AND w.vpp_stage = coalesce(v.vpp_stage, 0) "
-            f"AND w.name = coalesce(v.name, '') {join} GROUP BY 1, 2"
+            f"AND w.name = coalesce(v.name, '') {join}"
         )
-        return fetched(rows.connection, query)
+        numbers = {f"op{n}_": f"v.{quoted(op)}" for n, op in enumerate(self.ops) if op in names}
+        keys = {"line": line, "start": self.columns.sql()}
+        return fetched(rows.connection, cell_query(keys, numbers, source, place=place, kinds=self._kinds))
 
     def merge(self, found: Found, lines: Whole) -> None:
         """Merge the cells of a part of the run, each with its line."""
@@ -312,34 +311,36 @@ class RankCells(OpCells):
     Args:
         ops: ops of the signal that are wanted.
         row_of: for each row of the page the row here.
-        places: for each row here the place of each line among those that may have it, -1 for the others.
+        places: for some sets of lines the place of each line in the set, -1 for the others.
+        set_of: for each row here the set of the lines that may have it.
     """
 
     def __init__(
-        self, signal: SignalPlan, ops: Sequence[str], columns: Columns, row_of: Sequence[int], places: Sequence[Whole]
+        self,
+        signal: SignalPlan,
+        ops: Sequence[str],
+        columns: Columns,
+        row_of: Sequence[int],
+        places: Whole,
+        set_of: Whole,
     ) -> None:
-        self.rows, self._row_of, self._places = len(places), row_of, places
-        lines = [int(place.max(initial=-1)) + 1 for place in places]
-        self._first = np.concatenate([[0], np.cumsum(lines, dtype=np.int64)])
+        self.rows, self._row_of, self._places, self._set_of = len(set_of), row_of, places, set_of
+        self._first = np.concatenate([[0], np.cumsum(1 + places.max(axis=1)[set_of])])
         super().__init__(signal, ops, columns, int(self._first[-1]), OF_RANK)
 
     def query(self, rows: Rows) -> Found:
         """Cells that ``rows`` have."""
         fill(rows.connection, "coarse", {"row": "INTEGER", "own": "INTEGER"}, enumerate(self._row_of))
         return self.found(
-            rows, f"r.own * {len(self._places[0])} + s.rank_line", join="JOIN coarse AS r ON r.row = w.row"
+            rows, f"r.own * {self._places.shape[1]} + s.rank_line", join="JOIN coarse AS r ON r.row = w.row"
         )
 
     def add(self, found: Found) -> None:
         """Merge the result of :meth:`query` on a part of the run."""
-        row, line = np.divmod(found["line"], len(self._places[0]))
-        lines = np.empty(len(row), dtype=np.int64)
-        for one in np.unique(row).tolist():
-            own = row == one
-            place = self._places[one][line[own]]
-            assert (place >= 0).all(), "a line has a row that its stage has not"
-            lines[own] = self._first[one] + place
-        self.merge(found, lines)
+        row, line = np.divmod(found["line"], self._places.shape[1])
+        place = self._places[self._set_of[row], line]
+        assert (place >= 0).all(), "a line has a row that its stage has not"
+        self.merge(found, self._first[row] + place)
 
     def row_cells(self, row: int) -> dict[str, CellArrays]:
         """For each op the cells of a row: a line for each of those that may have it."""

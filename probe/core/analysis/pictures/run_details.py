@@ -147,7 +147,7 @@ def number_curves(rows: Rows, names: Sequence[str], span: Span, points: int, ran
     listed = ", ".join(map(literal, names))
     keys = {"line": f"list_position([{listed}], v.name) - 1", "block": "v.step"}
     where = f"{_of_rank(rank)} AND v.name IN ({listed}) AND {span.sql()}"
-    query = cell_query(keys, "v.value", f"{rows.view(RUN)} AS v", where)
+    query = cell_query(keys, {"": "v.value"}, f"{rows.view(RUN)} AS v", where)
     return picture(names, fetched(rows.connection, query), points)
 
 

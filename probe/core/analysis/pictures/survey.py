@@ -89,15 +89,6 @@ class SurveyPart(NamedTuple):
     """True if any file distinguishes micro steps."""
 
 
-def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
-    """Read all ``rows`` once.
-
-    Args:
-        stages: pipeline stage of each directory of ``rows``.
-    """
-    return merged(survey_parts(rows, stages, range(len(rows.directories))))
-
-
 def survey_parts(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) -> list[SurveyPart]:
     """Survey each signal of ``rows``.
 

@@ -27,7 +27,7 @@ from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import STAGE, cell_name
+from probe.core.storage.layout import PP_STAGE, STAGE, cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
@@ -64,13 +64,14 @@ class Mark(NamedTuple):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The fields for a page."""
-        return {name: value for name, value in self._asdict().items() if name not in ("name", STAGE)}
+        """The fields for a page, with the kind of the anomaly."""
+        fields = {name: value for name, value in self._asdict().items() if name not in ("name", STAGE)}
+        return {**fields, "kind": kind(self)}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Content of the first card of a report."""
+    """Findings of a run with the first cause, as a page has them."""
 
     paragraph: str
     """Text about the first cause, its place and its consequences."""
@@ -87,10 +88,23 @@ class Diagnosis:
     page: Mapping[str, Any] = field(default_factory=dict)
     """Verdict, place and loss of :func:`probe.core.analysis.report.page_verdict.page_verdict`; empty if no analysis was
     made."""
+    cause: Mapping[str, Any] | None = None
+    """First cause: ``kind``, ``text``, ``row``, and with a place ``signal, op, rank, step``; of None a report makes one
+    of the first finding."""
 
     @property
     def total(self) -> int:
         return max(self.number, len(self.findings))
+
+    @property
+    def text(self) -> str:
+        """Paragraph and note."""
+        return "\n".join(filter(None, [self.paragraph, self.note]))
+
+    def fields(self, most: int) -> dict[str, Any]:
+        """Fields of a page's answer about the run, with ``most`` findings at most, which have labels."""
+        listed = [mark.shown for mark in self.findings[:most]]
+        return {"finding_list": listed, "finding_total": self.total, "cause": self.cause, **self.page}
 
 
 def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark], known: Survey | None) -> Diagnosis:
@@ -139,6 +153,13 @@ def labelled(marks: Iterable[Mark], label: Label, stages: Mapping[int, int]) -> 
     return [
         mark._replace(row=label(mark.signal, stages.get(mark.rank, 0), mark.vpp_stage, mark.name)) for mark in marks
     ]
+
+
+def placed(page: Mapping[str, Any], label: Label) -> dict[str, Any]:
+    """Fields of a page's verdict, with the label of the row that it names."""
+    focus = page.get("focus")
+    row = focus and label(focus["signal"], focus[PP_STAGE], 0, focus["name"])
+    return {**page, "focus": focus and {**focus, "row": row}}
 
 
 def stages_of_ranks(run: RecordedRun) -> dict[int, int]:

@@ -32,8 +32,8 @@ from probe.core.analysis.report.findings import (
     Label,
     Mark,
     dumped,
-    kind,
     labelled,
+    placed,
     preliminary,
     stages_of_ranks,
 )
@@ -41,12 +41,10 @@ from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
-from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
+from probe.core.storage.layout import STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
-SHOWN = ("rule", "signal", "op", "rank", "step", "value", "cause", "row", MICRO_STEP, "message")
-"""Fields of a finding that the page has."""
 MOST_PROBLEMS = 100
 BAD_OF_A_SIGNAL = 100
 """Most rows of a signal whose first numbers that are not finite are listed."""
@@ -122,12 +120,14 @@ def write_report(
         found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
     label, stages = _label_of(work.plan, table), stages_of_ranks(run)
+    ranks_a_line = work.plan.ranks.ranks_a_line if work.plan.ranks else 1
     observe("writing")
     answers = {
         RUN: {
             **_description(root, run, known, table, problems),
             **_judged(root, diagnosis, label, stages),
             "signals": list(_signals(work.plan)),
+            "orders": [order.title for order in table.orders(ranks_a_line)],
             "numbers": curves.lines if curves else [],
             "performance": speed.data is not None,
             "farthest": far is not None,
@@ -174,32 +174,19 @@ def _description(
 
 def _judged(root: Place, diagnosis: Diagnosis, label: Label, stages: Mapping[int, int]) -> dict[str, object]:
     """Fields of the run's description that follow from its diagnosis."""
-    findings = [
-        {**{name: getattr(mark, name) for name in SHOWN}, "kind": kind(mark)}
-        for mark in labelled(diagnosis.findings, label, stages)
-    ]
-    text = "\n".join(filter(None, [diagnosis.paragraph, diagnosis.note]))
-    first: dict[str, object] = {**findings[0], "text": text} if findings else {}
-    if first and not diagnosis.is_placed:
-        first = {"kind": diagnosis.paragraph.split("\n")[0], "row": "", "text": text}
+    findings, text, cause = labelled(diagnosis.findings, label, stages), diagnosis.text, diagnosis.cause
+    if cause is None and findings:
+        unplaced = {"kind": diagnosis.paragraph.split("\n")[0], "row": ""}
+        cause = {**(findings[0].shown if diagnosis.is_placed else unplaced), "text": text}
+    shown = replace(diagnosis, findings=findings, cause=cause, page=placed(diagnosis.page, label))
     return {
         "analysis": "done",
         "analysis_error": "",
         "analysis_command": f"probe anomalies {shlex.quote(str(root))}",
-        "finding_list": findings,
-        "finding_total": diagnosis.total,
-        "cause": first or None,
-        **diagnosis.page,
-        "focus": _placed(diagnosis, label),
+        **shown.fields(len(findings)),
         "health": "found" if findings else "healthy" if diagnosis.clear else "incomplete",
         "summary": "" if findings else text,
     }
-
-
-def _placed(diagnosis: Diagnosis, label: Label) -> dict[str, object] | None:
-    """Place that the verdict names, with the label of its row; None if it names none."""
-    focus = diagnosis.page.get("focus")
-    return focus and {**focus, "row": label(focus["signal"], focus[PP_STAGE], 0, focus["name"])}
 
 
 def _labelled(far: FarKind, label: Label, stages: Mapping[int, int]) -> dict[str, object]:
