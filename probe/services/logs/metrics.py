@@ -22,7 +22,7 @@ MOST = 128
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}\[?(?:(eval|evaluation)|val(?:id(?:ation|ate)?)?)\b"
+    rb"(?:^|[\]|>:\d-] )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -36,9 +36,10 @@ TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batche
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
+TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
-THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
@@ -47,7 +48,7 @@ FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -62,12 +63,18 @@ EPOCH = Expression(
     rb"\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
+BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
+SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
+"""Begin of the fields of other data: ``, [valid] loss=1.8``."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))"
-    rb"(?:$|[^\w/]|ec)"
+    rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
+    rb"(ms|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
-RATES = {b"it": "steps_per_second", b"st": "steps_per_second", b"to": "tokens_per_second"}
+CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
+"""Time without a name: ``| 8060.78ms |``."""
+RATES = {b"it": "steps_per_second", b"st": "steps_per_second"} | dict.fromkeys((b"to", b"wo"), "tokens_per_second")
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
@@ -124,13 +131,25 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-        _fields(line, metrics)
+            _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
+        _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(low, metrics)
-    if "loss" in metrics and b"val" in low and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
-        metrics.setdefault("eval_loss" if found.group(1) else "validation_loss", metrics.pop("loss"))
+    if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
+        metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
+
+
+def _of_training(line: bytes, metrics: Metrics) -> bytes:
+    """Add the losses of the sections of held-out data; return what stands before the first of them."""
+    begins = [found for found in SECTION.finditer(line) if found.group(1).decode() in HELD_OUT]
+    for found in begins:
+        inner: Metrics = {}
+        _fields(line[found.end() :].partition(b" [")[0], inner)
+        if "loss" in inner:
+            metrics[HELD_OUT[found.group(1).decode()]] = inner["loss"]
+    return line[: begins[0].start()] if begins else line
 
 
 def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -142,8 +161,10 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
             _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
-    if b"/s" in low:
+    if b"/s" in low or b"s/" in low:
         _rates(line, metrics)
+    if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
+        _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
 
 
 def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:
@@ -172,7 +193,7 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low or b"/sec" in low
+        or b"batch" in low or b"tok" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
     )  # fmt: skip
 
 
@@ -336,6 +357,8 @@ def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
         return known in COUNTS
+    if known == "loss" and unit in TIMES:
+        return True  # ``cost: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 
 
@@ -368,12 +391,12 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, _ in RATE.findall(line):
+    for text, thousands, name, unit in RATE.findall(line):
         known = RATES.get(name[:2], "throughput")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
-        elif not name:
-            _put(metrics, "step_time", text, UNITS["ms"])
+        elif not name and b"%|" not in line:
+            _put(metrics, "step_time", text, UNITS.get(unit.decode(), 1.0))
 
 
 def _memory(parts: tuple[Any, ...], metrics: Metrics) -> None:
@@ -409,4 +432,4 @@ def _settle(low: bytes, metrics: Metrics) -> None:
     if "step" in metrics or "batch" in metrics:
         metrics.setdefault("step_time", time)
     elif "epoch" in metrics:
-        metrics.setdefault("epoch_time" if b"complete" in low else "step_time", time)
+        metrics.setdefault("epoch_time" if b"complete" in low or "validation_loss" in metrics else "step_time", time)

@@ -12,11 +12,12 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total",
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
+    "cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, gradnorm, norm, gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, gradnorm, norm, gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
@@ -34,8 +35,8 @@ WORDS = {
     "tokens_per_second": "tps, wps, tokens/s, throughput/tokens/s",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
+    "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
+    "memory_used_gb": "memory, mem, gpu mem, memory usage, memory used, mem allocated, memory allocated",
     "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
@@ -63,6 +64,7 @@ SPELLINGS = tuple(
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
+        (r"^(grad norm) 0$", r"\1"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
 )
@@ -71,13 +73,13 @@ HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
-ALONE = frozenset({"scale", "norm"})
+ALONE = frozenset({"scale", "norm", "cost"})
 """Names that other words before them make another quantity: ``logit scale``."""
 OF_TRAINING = frozenset({"train", "training"})
 WHOLE = OF_TRAINING | {"total"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
-    "interval", "avg", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
+    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
     "batch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
@@ -86,7 +88,7 @@ SCOPES = OF_TRAINING | {
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
+    **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
     "test": "test_loss",
 }
@@ -112,7 +114,7 @@ def ours(name: str) -> str:
             if start and known == "time" and words[start - 1] in WHOLE:
                 return ""
             return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
-        held_out = HELD_OUT.get(word, held_out)
+        held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
     return last if last.endswith("loss") or last.startswith("loss/") else ""
 
