@@ -239,7 +239,7 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     lost = [name for name, value in metrics.items() if not isfinite(value) and _is_loss(name)]
     if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
-        lost = [name for name in lost if not name.startswith("loss/")]
+        lost = [name for name in lost if not name.startswith(("loss/", "loss_"))]
     if lost:
         found.append(("nan_loss", "critical"))
     elif metrics.get("nan_steps", 0) > 0:

@@ -11,7 +11,7 @@ from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, named, ours
+from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, SIGNED, named, ours
 from probe.services.logs.normal import NUMBER
 
 Number = int | float
@@ -59,10 +59,10 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/"
-    rb"\s{0,6}(\d{1,9})\b"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[ ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
-"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
+"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
@@ -135,7 +135,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
-    _settle(low, metrics)
+    _settle(metrics)
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
@@ -236,7 +236,7 @@ def _entries(line: bytes, metrics: Metrics) -> None:
     """Add the entries of a dictionary, those whose name is not ours under the program's."""
     for name, text, second in ENTRY.findall(line):
         put_entry(metrics, name.decode("ascii"), text, second, _plain(name))
-    if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
+    if "train_seconds" in metrics and "loss" in metrics and "learning_rate" not in metrics:  # the summary at the end
         metrics["loss_mean"] = metrics.pop("loss")
 
 
@@ -329,7 +329,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         pending = None
         if not sign and name.endswith((" is", " to")):
             name, sign = name[:-3], b"is"
-        known, unit = _with_unit(name, found.group(6) or found.group(2))
+        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")
         loss_before = known == "loss"
@@ -424,7 +424,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
             _put(metrics, TOTALS[name], total)
 
 
-def _settle(low: bytes, metrics: Metrics) -> None:
+def _settle(metrics: Metrics) -> None:
     """Name a time by the rest of its line; any line may have one."""
     time = metrics.pop("time", None)
     if time is None:
@@ -432,4 +432,4 @@ def _settle(low: bytes, metrics: Metrics) -> None:
     if "step" in metrics or "batch" in metrics:
         metrics.setdefault("step_time", time)
     elif "epoch" in metrics:
-        metrics.setdefault("epoch_time" if b"complete" in low or "validation_loss" in metrics else "step_time", time)
+        metrics.setdefault("epoch_time" if type(metrics["epoch"]) is int else "step_time", time)

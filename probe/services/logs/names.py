@@ -22,11 +22,11 @@ WORDS = {
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
-    "step i",
+    "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch",
     "batch": "batch",
-    "time": "time, seconds, dt",
+    "time": "time, seconds, dt, time cost, cost time",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
     "epoch_time": "epoch time",
@@ -36,7 +36,7 @@ WORDS = {
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, gpu mem, memory usage, memory used, mem allocated, memory allocated",
+    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
     "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
@@ -64,6 +64,7 @@ SPELLINGS = tuple(
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
+        (r"\b(?:gpu|npu|cuda) (?=mem)", ""),
         (r"^(grad norm) 0$", r"\1"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
@@ -75,12 +76,19 @@ COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
 ALONE = frozenset({"scale", "norm", "cost"})
 """Names that other words before them make another quantity: ``logit scale``."""
+SIGNED = frozenset({"it"})
+"""Names that are words: a sign must follow them."""
+PARTS = frozenset(
+    {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
+    | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
+)
+"""Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training"})
 WHOLE = OF_TRAINING | {"total"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
-    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
-    "batch",
+    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total",
+    "reduced", "batch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
@@ -113,10 +121,12 @@ def ours(name: str) -> str:
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
             if start and known == "time" and words[start - 1] in WHOLE:
                 return ""
+            if start and known == "loss" and words[start - 1] in PARTS:
+                return f"{words[start - 1]}_loss"
             return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
-    return last if last.endswith("loss") or last.startswith("loss/") else ""
+    return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""
 
 
 def named(name: str) -> str:

@@ -44,8 +44,8 @@ def row_of(text: str, columns: Columns) -> Metrics:
     for name, number in zip(columns, found, strict=True):
         if number is not None:
             text, second, unit = number.groups(default="")
-            name = OF_DETECTION.get(name, name) + (f"({unit})" if unit else "")
-            put_entry(metrics, name, text.encode(), second.encode(), "")
+            whole = OF_DETECTION.get(name, name) + (f"({unit})" if unit else "")
+            put_entry(metrics, whole, text.encode(), second.encode(), "")
     return metrics
 
 
