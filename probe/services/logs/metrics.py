@@ -7,6 +7,7 @@ seconds.
 
 from __future__ import annotations
 
+import re
 from math import isfinite, isinf
 from typing import Any
 
@@ -22,7 +23,7 @@ MOST = 128
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:\d-] )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|test)\b"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -39,7 +40,7 @@ UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
-THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
@@ -54,6 +55,8 @@ FIELD = Expression(
 the separator after it, which may be a line of a frame."""
 NESTED = Expression(rb"\b([A-Za-z_][\w/.-]{0,48})['\"]?\s{0,2}[:=]\s{0,2}\{([^{}]{1,512})\}")
 """Dictionary as a value: ``grad_norm={'0_default': 2.15}``."""
+CHANGED = re.compile(r" (?:adjust|chang|reduc|decreas|increas|lower|rais|reset|set|updat)[a-z]{0,4}$")
+"""Verb between a name and ``to``: ``loss scale adjust to 1024``."""
 ENTRY = Expression(
     rb"['\"]([\w /.()-]{1,64})['\"]:\s{0,4}['\"]?(" + NUMBER + rb")(?:\s{0,2}/\s{0,2}(" + NUMBER + rb"))?['\",}\s]"
 )
@@ -328,7 +331,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _put(metrics, *pending[1:])
         pending = None
         if not sign and name.endswith((" is", " to")):
-            name, sign = name[:-3], b"is"
+            name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")

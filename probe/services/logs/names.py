@@ -17,14 +17,14 @@ WORDS = {
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, gradnorm, norm, gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
     "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
-    "epoch": "epoch",
+    "epoch": "epoch, epch",
     "batch": "batch",
     "time": "time, seconds, dt, time cost, cost time",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
@@ -36,8 +36,8 @@ WORDS = {
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
-    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
+    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem",
+    "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
     "nan_steps": "number of nan iterations",
@@ -64,7 +64,7 @@ SPELLINGS = tuple(
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
-        (r"\b(?:gpu|npu|cuda) (?=mem)", ""),
+        (r"\b(?:(?:gpu|npu|cuda) )?mem(?:ory)?\b", "mem"),
         (r"^(grad norm) 0$", r"\1"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
@@ -87,8 +87,8 @@ OF_TRAINING = frozenset({"train", "training"})
 WHOLE = OF_TRAINING | {"total"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
-    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total",
-    "reduced", "batch",
+    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
+    "total", "reduced", "batch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
@@ -96,7 +96,7 @@ SCOPES = OF_TRAINING | {
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "validation_loss"),
+    **dict.fromkeys(("val", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
     "test": "test_loss",
 }
