@@ -24,7 +24,7 @@ OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch)"
+    rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -224,7 +224,8 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
     if value is None:
         return False
     if name in COUNTS:
-        whole = isfinite(value) and value == int(value) and b"." not in text[:-1]
+        value /= divisor
+        whole = isfinite(value) and value == int(value) and (divisor != 1 or b"." not in text[:-1])
         metrics[name] = int(value) if whole else value
     else:
         metrics[name] = value / divisor

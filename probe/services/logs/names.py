@@ -26,7 +26,7 @@ WORDS = {
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch",
-    "time": "time, seconds, dt, time cost, cost time",
+    "time": "time, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
     "epoch_time": "epoch time",
@@ -106,6 +106,9 @@ OTHERWISE = frozenset(
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
+EDGES = (["end", "of"], ["start", "of"])
+"""Words before a counter that leave it one: ``End of epoch 3``."""
+
 
 @lru_cache(2048)
 def ours(name: str) -> str:
@@ -115,7 +118,7 @@ def ours(name: str) -> str:
     if len(name) > LONGEST:
         return ""
     for start, word in enumerate(words):
-        if start and (words[start - 1] in OTHERWISE or word in ALONE):
+        if start and (words[start - 1] in OTHERWISE or word in ALONE) and words[start - 2 : start] not in EDGES:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):

@@ -36,6 +36,8 @@ CHANGED = Expression(
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
+NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
+"""Name, step and value: ``Validation loss 61000: 0.325``."""
 SHORT = ((b"Ep. ", b"epoch "), (b"Ep ", b"epoch "), (b"Up. ", b"updates "), (b"L.r. ", b"lr "))
 """Abbreviations of counters and rates."""
 
@@ -62,6 +64,8 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = CHANGED.replace(line, rb"to \1")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
+    if b"loss " in line:
+        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
     if b"Ep" in line or b"Up. " in line or b"r. " in line:
         for short, whole in SHORT:
             line = line.replace(short, whole)
