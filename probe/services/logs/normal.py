@@ -64,7 +64,7 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = CHANGED.replace(line, rb"to \1")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
-    if b"loss " in line:
+    if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
     if b"Ep" in line or b"Up. " in line or b"r. " in line:
         for short, whole in SHORT:
