@@ -87,6 +87,8 @@ BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
 """Step in the first column: ``1230 | loss 5.4``."""
+ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?(?:\t|\s{2})")
+"""Iteration in brackets before columns: ``[500]    train-logloss:0.16``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
 """Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
@@ -160,7 +162,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b".py:" in low:
         _counts(WRITER, ("step",), line, metrics)
     if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
-        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
             _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))

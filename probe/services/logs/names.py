@@ -60,7 +60,7 @@ SPELLINGS = tuple(
     for spelling, unit in (
         (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples|images|imgs?|sequences|records)/s", "samples/s"),
+        (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
@@ -148,7 +148,7 @@ def named(name: str) -> str:
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
     known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
     if first in HELD_OUT:
-        return HELD_OUT[first] if known == "loss" else ""
+        return HELD_OUT[first] if known in ("loss", HELD_OUT[first]) else ""
     return "" if known in COUNTERS or known == "time" else known
 
 
