@@ -39,6 +39,48 @@ LINES = {
     "Xid": ("NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", "gpu_xid"),
 }
 """Lines, and their numbers or their one anomaly."""
+TABLES: dict[str, tuple[str, dict[str, float | str | None], list[str]]] = {
+    "ultralytics": (
+        (
+            "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"
+            "     3/20    4.50G   1.2500     8.125     3.250     12    640: 100%|██| 20/20 [00:10<00:00,  1.36it/s]\n"
+        ),
+        {"epoch": 3, "total_epochs": 20, "memory_used_gb": 4.5, "box_loss": 1.25, "dfl_loss": 3.25},
+        [],
+    ),
+    "yolov5": (
+        (
+            "Epoch   gpu_mem       box       obj       cls    labels  img_size\n"
+            "  1/20     0.500G       nan       nan       nan       4       416: 100%|█| 7/7 [00:15<00:00,  2.27s/it]\n"
+        ),
+        {"epoch": 1, "memory_used_gb": 0.5, "box_loss": "NaN", "obj_loss": "NaN"},
+        ["nan_loss"],
+    ),
+    "fastai": (
+        "epoch     train_loss  valid_loss  accuracy  time    \n0         4.125000    4.250000    0.250000  02:05  \n",
+        {"epoch": 0, "loss": 4.125, "validation_loss": 4.25, "accuracy": 0.25, "time": None},
+        [],
+    ),
+    "skorch": (
+        (
+            "  epoch    train_loss    valid_acc    valid_loss     dur\n-------  ------  ------  --------  ----\n"
+            "      1        \x1b[36m0.6250\x1b[0m       \x1b[32m0.6150\x1b[0m        \x1b[35m0.6875\x1b[0m  0.0406\n"
+        ),
+        {"epoch": 1, "loss": 0.625, "validation_loss": 0.6875},
+        [],
+    ),
+    "CSV": (
+        "train/loss_step,global_step,epoch,created_at\n0.25,49.0,1,2025-11-07 06:02:10.484610\n",
+        {"loss": 0.25, "step": 49, "epoch": 1},
+        [],
+    ),
+    "frame": (
+        "│ step │ loss  │ lr     │\n│ 20   │ 7.125 │ 1.0e-4 │\n",
+        {"step": 20, "loss": 7.125, "learning_rate": 1e-4},
+        [],
+    ),
+}
+"""Tables of public tools under a row of names, numbers of their last row, and anomalies."""
 AROUND = [
     "INFO:root:{}", "2026-03-02 10:11:12,345 - train - INFO - {}", "[rank3]: {}", "[RANK:3] {}", "[default3]:{}",
     "[1,3]<stdout>:{}", " 3: {}", "node-3: {}", "trainer-1  | {}", "\x1b[36m(RayTrainWorker pid=812)\x1b[0m {}",
@@ -174,6 +216,28 @@ def test_numbers_within_a_block_have_the_step_at_its_head(tmp_path: Path) -> Non
     assert [record["metrics"] for record in PARSER.batch_parse_logs(content.splitlines())] == [
         record["metrics"] for record in records
     ]
+
+
+@pytest.mark.parametrize("tool", TABLES)
+def test_rows_of_a_table_have_the_names_of_its_columns(tool: str, tmp_path: Path) -> None:
+    """By a scan of a file, which hands over lines that are worth it, and line by line."""
+    content, expected, kinds = TABLES[tool]
+    scan, (*_, record) = scanned(tmp_path / "a.log", content)
+    assert {name: record["metrics"].get(name) for name in expected} == expected
+    assert [first.kind for first in scan.first] == kinds
+    *_, parsed = PARSER.batch_parse_logs(content.splitlines())
+    assert parsed["metrics"].keys() == record["metrics"].keys()
+    assert [anomaly["type"] for anomaly in parsed["anomalies"]] == kinds
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["20   7.125   1.0e-4\n", "epoch  train_loss  valid_loss\n0      4.5\n1  2  3  4\n", "a  b  c\n1  2  3\n"],
+)
+def test_rows_of_no_table_have_no_numbers(content: str, tmp_path: Path) -> None:
+    """Without names above, of another number of cells, or under names of something else."""
+    _, records = scanned(tmp_path / "a.log", content)
+    assert [record["metrics"] for record in records if record["metrics"]] == []
 
 
 def test_colours_do_not_hide_an_anomaly_in_a_log(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
 from probe.services.logs.signs import FACTS, LAST, OF_ERROR, SIGNS, Sign
+from probe.services.logs.tables import Columns, columns_of, row_of
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
@@ -195,15 +196,26 @@ class Judged:
     """Ranks of which a collective has not ended in time."""
     counters: dict[int | None, Metrics] = field(default_factory=dict)
     """Step, epoch and batch of the latest line of each rank that had any: the head of a block."""
+    columns: Columns = ()
+    """Names of the columns of the latest table."""
 
 
 def judge(record: dict[str, Any], judged: Judged, within: bool, language: str) -> None:
     """Judge a record in the light of the lines before it.
 
     NaN gradients that stay are no loss scaler's; after a watchdog's timeout the rest of its block is about that.
-    Numbers of a line ``within`` a block, which is set in or a table's row, get the step at the block's head.
+    Numbers of a line ``within`` a block, which is set in or a table's row, get the step at the block's head; those of a
+    row without names the names of the table's columns.
     """
     metrics, rank = record["metrics"], record["rank"]
+    if not metrics and (columns := columns_of(record["raw_message"])):
+        judged.columns = columns
+    elif judged.columns and "loss" not in metrics and (row := row_of(record["raw_message"], judged.columns)):
+        metrics |= row
+        record["component"] = "training"
+        record["anomalies"] += [
+            _anomaly(*each, language) for each in _of_numbers(row, all(map(isfinite, row.values())))
+        ]
     if counters := {name: value for name, value in metrics.items() if name in COUNTED}:
         judged.counters[rank] = counters
     elif within and record["component"] == "training":
@@ -227,7 +239,7 @@ def _of_numbers(metrics: Metrics, finite: bool) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     lost = [name for name, value in metrics.items() if not isfinite(value) and _is_loss(name)]
     if isfinite(metrics.get("loss", nan)):  # a share of the batch without a sample has no mean, as ``loss/cn``
-        lost = [name for name in lost if not name.startswith("loss/")]
+        lost = [name for name in lost if not name.startswith(("loss/", "loss_"))]
     if lost:
         found.append(("nan_loss", "critical"))
     elif metrics.get("nan_steps", 0) > 0:

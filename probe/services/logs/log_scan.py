@@ -149,8 +149,7 @@ class LogScan:
         quoted = bool(line.searched and line.content[:1].strip(b" \t[(") == b"" and origin.quotes(line))
         record = self._parser.record(line.content, searched=line.searched and not quoted, cut=line.cut)
         origin.last = line
-        if record["anomalies"] or record["metrics"]:
-            judge(record, origin.judged, line.content[:1] in b" \t|", self._parser.language)
+        judge(record, origin.judged, line.content[:1] in b" \t|", self._parser.language)
         time = record["timestamp"]
         if time is None:
             time = _time_before(line.before) if record["anomalies"] else None

@@ -7,11 +7,12 @@ seconds.
 
 from __future__ import annotations
 
+import re
 from math import isfinite, isinf
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, named, ours
+from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, SIGNED, named, ours
 from probe.services.logs.normal import NUMBER
 
 Number = int | float
@@ -22,8 +23,8 @@ MOST = 128
 OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:-] )\W{0,4}\[?(?:(eval|evaluation)|val(?:id(?:ation|ate)?)?)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch)"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
+    rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -36,9 +37,10 @@ TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batche
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
+TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
-THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9}
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
@@ -47,27 +49,35 @@ FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
 NESTED = Expression(rb"\b([A-Za-z_][\w/.-]{0,48})['\"]?\s{0,2}[:=]\s{0,2}\{([^{}]{1,512})\}")
 """Dictionary as a value: ``grad_norm={'0_default': 2.15}``."""
+CHANGED = re.compile(r" (?:adjust|chang|reduc|decreas|increas|lower|rais|reset|set|updat)[a-z]{0,4}$")
+"""Verb between a name and ``to``: ``loss scale adjust to 1024``."""
 ENTRY = Expression(
     rb"['\"]([\w /.()-]{1,64})['\"]:\s{0,4}['\"]?(" + NUMBER + rb")(?:\s{0,2}/\s{0,2}(" + NUMBER + rb"))?['\",}\s]"
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}\[\s{0,8}(\d{1,9})\s{0,2}/"
-    rb"\s{0,6}(\d{1,9})\b"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[ ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
-"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``: epoch, and batch of batches."""
+"""``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
+BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
+SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
+"""Begin of the fields of other data: ``, [valid] loss=1.8``."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([KMB]?) ?(?:(tok|tokens|samples|examples|images|imgs?|it|iters?|steps?)/s|ms/(step|it|iter))"
-    rb"(?:$|[^\w/]|ec)"
+    rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
+    rb"(ms|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
-RATES = {b"it": "steps_per_second", b"st": "steps_per_second", b"to": "tokens_per_second"}
+CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
+"""Time without a name: ``| 8060.78ms |``."""
+RATES = {b"it": "steps_per_second", b"st": "steps_per_second"} | dict.fromkeys((b"to", b"wo"), "tokens_per_second")
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
@@ -77,6 +87,8 @@ BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
 """Step in the first column: ``1230 | loss 5.4``."""
+ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?(?:\t|\s{2})")
+"""Iteration in brackets before columns: ``[500]    train-logloss:0.16``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
 """Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
@@ -124,13 +136,25 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-        _fields(line, metrics)
+            _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
+        _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
-    _settle(low, metrics)
-    if "loss" in metrics and b"val" in low and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
-        metrics.setdefault("eval_loss" if found.group(1) else "validation_loss", metrics.pop("loss"))
+    _settle(metrics)
+    if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
+        metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
+
+
+def _of_training(line: bytes, metrics: Metrics) -> bytes:
+    """Add the losses of the sections of held-out data; return what stands before the first of them."""
+    begins = [found for found in SECTION.finditer(line) if found.group(1).decode() in HELD_OUT]
+    for found in begins:
+        inner: Metrics = {}
+        _fields(line[found.end() :].partition(b" [")[0], inner)
+        if "loss" in inner:
+            metrics[HELD_OUT[found.group(1).decode()]] = inner["loss"]
+    return line[: begins[0].start()] if begins else line
 
 
 def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -138,12 +162,14 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b".py:" in low:
         _counts(WRITER, ("step",), line, metrics)
     if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
-        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
             _counts(expression, ("step", "total_steps"), line, metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
-    if b"/s" in low:
+    if b"/s" in low or b"s/" in low:
         _rates(line, metrics)
+    if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
+        _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
 
 
 def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:
@@ -172,7 +198,7 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low or b"/sec" in low
+        or b"batch" in low or b"tok" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
     )  # fmt: skip
 
 
@@ -200,7 +226,8 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
     if value is None:
         return False
     if name in COUNTS:
-        whole = isfinite(value) and value == int(value) and b"." not in text[:-1]
+        value /= divisor
+        whole = isfinite(value) and value == int(value) and (divisor != 1 or b"." not in text[:-1])
         metrics[name] = int(value) if whole else value
     else:
         metrics[name] = value / divisor
@@ -215,7 +242,7 @@ def _entries(line: bytes, metrics: Metrics) -> None:
     """Add the entries of a dictionary, those whose name is not ours under the program's."""
     for name, text, second in ENTRY.findall(line):
         put_entry(metrics, name.decode("ascii"), text, second, _plain(name))
-    if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
+    if "train_seconds" in metrics and "loss" in metrics and "learning_rate" not in metrics:  # the summary at the end
         metrics["loss_mean"] = metrics.pop("loss")
 
 
@@ -307,8 +334,8 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _put(metrics, *pending[1:])
         pending = None
         if not sign and name.endswith((" is", " to")):
-            name, sign = name[:-3], b"is"
-        known, unit = _with_unit(name, found.group(6) or found.group(2))
+            name, sign = CHANGED.sub("", name[:-3]), b"is"
+        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")
         loss_before = known == "loss"
@@ -336,6 +363,8 @@ def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
         return known in COUNTS
+    if known == "loss" and unit in TIMES:
+        return True  # ``cost: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 
 
@@ -368,12 +397,12 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, _ in RATE.findall(line):
+    for text, thousands, name, unit in RATE.findall(line):
         known = RATES.get(name[:2], "throughput")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
-        elif not name:
-            _put(metrics, "step_time", text, UNITS["ms"])
+        elif not name and b"%|" not in line:
+            _put(metrics, "step_time", text, UNITS.get(unit.decode(), 1.0))
 
 
 def _memory(parts: tuple[Any, ...], metrics: Metrics) -> None:
@@ -401,7 +430,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
             _put(metrics, TOTALS[name], total)
 
 
-def _settle(low: bytes, metrics: Metrics) -> None:
+def _settle(metrics: Metrics) -> None:
     """Name a time by the rest of its line; any line may have one."""
     time = metrics.pop("time", None)
     if time is None:
@@ -409,4 +438,4 @@ def _settle(low: bytes, metrics: Metrics) -> None:
     if "step" in metrics or "batch" in metrics:
         metrics.setdefault("step_time", time)
     elif "epoch" in metrics:
-        metrics.setdefault("epoch_time" if b"complete" in low else "step_time", time)
+        metrics.setdefault("epoch_time" if type(metrics["epoch"]) is int else "step_time", time)

@@ -12,20 +12,21 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total",
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
+    "cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, gradnorm, norm, gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
-    "step i",
+    "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
-    "epoch": "epoch",
+    "epoch": "epoch, epch",
     "batch": "batch",
-    "time": "time, seconds, dt",
+    "time": "time, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
     "epoch_time": "epoch time",
@@ -34,9 +35,9 @@ WORDS = {
     "tokens_per_second": "tps, wps, tokens/s, throughput/tokens/s",
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
-    "tflops_per_device": "tflops, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "memory, mem, memory usage, memory used, mem allocated, memory allocated",
-    "memory_peak_gb": "peak mem, peak memory, max mem, max memory, max mem allocated, memory peak",
+    "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
+    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem",
+    "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
     "nan_steps": "number of nan iterations",
@@ -59,10 +60,12 @@ SPELLINGS = tuple(
     for spelling, unit in (
         (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples|images|imgs?|sequences|records)/s", "samples/s"),
+        (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
+        (r"\b(?:(?:gpu|npu|cuda) )?mem(?:ory)?\b", "mem"),
+        (r"^(grad norm) 0$", r"\1"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
 )
@@ -71,14 +74,21 @@ HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
-ALONE = frozenset({"scale", "norm"})
+ALONE = frozenset({"scale", "norm", "cost"})
 """Names that other words before them make another quantity: ``logit scale``."""
+SIGNED = frozenset({"it"})
+"""Names that are words: a sign must follow them."""
+PARTS = frozenset(
+    {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
+    | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
+)
+"""Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training"})
 WHOLE = OF_TRAINING | {"total"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
-    "interval", "avg", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global", "total", "reduced",
-    "batch",
+    "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
+    "total", "reduced", "batch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
@@ -86,7 +96,7 @@ SCOPES = OF_TRAINING | {
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validation"), "validation_loss"),
+    **dict.fromkeys(("val", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
     "test": "test_loss",
 }
@@ -95,6 +105,9 @@ OTHERWISE = frozenset(
     | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
+
+EDGES = (["end", "of"], ["start", "of"])
+"""Words before a counter that leave it one: ``End of epoch 3``."""
 
 
 @lru_cache(2048)
@@ -105,16 +118,18 @@ def ours(name: str) -> str:
     if len(name) > LONGEST:
         return ""
     for start, word in enumerate(words):
-        if start and (words[start - 1] in OTHERWISE or word in ALONE):
+        if start and (words[start - 1] in OTHERWISE or word in ALONE) and words[start - 2 : start] not in EDGES:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
             if start and known == "time" and words[start - 1] in WHOLE:
                 return ""
+            if start and known == "loss" and words[start - 1] in PARTS:
+                return f"{words[start - 1]}_loss"
             return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
-        held_out = HELD_OUT.get(word, held_out)
+        held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
-    return last if last.endswith("loss") or last.startswith("loss/") else ""
+    return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""
 
 
 def named(name: str) -> str:
@@ -133,7 +148,7 @@ def named(name: str) -> str:
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
     known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
     if first in HELD_OUT:
-        return HELD_OUT[first] if known == "loss" else ""
+        return HELD_OUT[first] if known in ("loss", HELD_OUT[first]) else ""
     return "" if known in COUNTERS or known == "time" else known
 
 

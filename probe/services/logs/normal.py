@@ -30,6 +30,16 @@ BOXED = Expression(
 NOT_A_NUMBER = Expression(rb"(?i)\b(?:1\.#(?:[qs]nan|ind|nan)0{0,8}|[qs]?nan(?:\(\w{0,40}\)|q\b))")
 INFINITY = Expression(rb"(?i)(?:\b1\.#inf(?:inity)?0{0,8}|\xe2\x88\x9e)")
 """Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; and the sign."""
+CHANGED = Expression(
+    rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
+)
+"""Old and new value: ``lr from 1e-4 to 5e-5``."""
+SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
+"""Name before those of its values: ``loss: train 1.5, val 1.7``."""
+NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
+"""Name, step and value: ``Validation loss 61000: 0.325``."""
+SHORT = ((b"Ep. ", b"epoch "), (b"Ep ", b"epoch "), (b"Up. ", b"updates "), (b"L.r. ", b"lr "))
+"""Abbreviations of counters and rates."""
 
 
 def without_escapes(text: bytes) -> bytes:
@@ -50,4 +60,13 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
+    if b"from " in line:
+        line = CHANGED.replace(line, rb"to \1")
+    if b"loss" in line and b"train" in line:
+        line = SHARED.replace(line, rb"\2 \1: ")
+    if b"loss " in line and b" | " not in line:
+        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
+    if b"Ep" in line or b"Up. " in line or b"r. " in line:
+        for short, whole in SHORT:
+            line = line.replace(short, whole)
     return line

@@ -216,13 +216,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_lost critical gpu device",
         "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
-        "marked for reset",
+        "marked for reset, device inaccessible",
         rb"\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
         rb"\brm_?init_?adapter failed",
         rb"\bgpu marked for reset\b",
+        rb"\bpower state\b[^|]{0,40}\bdevice inaccessible\b",
         rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
     _sign(
@@ -241,7 +242,8 @@ SIGNS: tuple[Sign, ...] = (
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
         "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
         "fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, runtime result, err0, err99, "
-        "runtime acl, call acl, call rt, " + ASCEND,
+        "runtime acl, call acl, call rt, aclrt, happen error, halted unexpectedly, gpu reset begin, *error* ring, "
+        + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
         rb"unspecified launch failure",
@@ -258,7 +260,11 @@ SIGNS: tuple[Sign, ...] = (
         rb"\blaunch kernel failed\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
-        rb"\b(?:error code|runtime result)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
+        rb"\bkernel (?:task )?happen error\b",
+        rb"\bcore halted unexpectedly",
+        rb"\bgpu reset begin\b",
+        rb"\*error\* ring \S{1,24} timeout",
+        rb"\b(?:error code|runtime result|failed)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
