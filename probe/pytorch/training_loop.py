@@ -28,6 +28,7 @@ from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, host_place
+from probe.pytorch.loss_graphs import loss_graph  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
 Began = Callable[[torch.Tensor | None, Collection[int]], None]

@@ -14,6 +14,15 @@ from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.held_twice import HeldTwice
+from probe.core.checks.loss_form import (
+    CopiedLabels,
+    DoubleSoftmax,
+    LateLabels,
+    LogarithmMissing,
+    PaddingLearnt,
+    PairwiseLoss,
+    ReadsAhead,
+)
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.no_gradient import NoGradient
@@ -62,6 +71,13 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-apart": GradientApart,
     "gradient-fades": GradientFades,
     "checkpoint-cut": CheckpointCut,
+    "softmax-twice": DoubleSoftmax,
+    "not-log-probabilities": LogarithmMissing,
+    "broadcast-loss": PairwiseLoss,
+    "not-causal": ReadsAhead,
+    "unshifted-labels": CopiedLabels,
+    "labels-shifted-twice": LateLabels,
+    "padding-counted": PaddingLearnt,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "held-twice": HeldTwice,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.beginning import Beginning
+from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 from probe.core.records import Outcome
 
@@ -149,3 +150,6 @@ class UpdateFacts(NamedTuple):
     if anywhere, is its own decision."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""
+    loss_graph: Callable[[], LossGraph] | None = None
+    """Function that waits for what the latest graph of a loss that was surveyed shows; the same object until another
+    is. None if none was."""

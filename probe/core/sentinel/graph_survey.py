@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from probe.core.backend.protocols import Tensor, TrainingLoop
+from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 
 FIRST, GRAPHS, INTERVAL = 2, 4, 1024
@@ -28,6 +29,9 @@ class GraphSurvey:
         self.uses: Mapping[str, ParameterUse] = {}
         """Use of each parameter that was met; the same object as long as nothing has changed."""
 
+        self.graph: Callable[[], LossGraph] | None = None
+        """Function that waits for what the latest graph shows."""
+
     def look(self, root: Tensor) -> None:
         """Walk the graph of a loss whose backward has not begun, if it is time."""
         number = self._losses % INTERVAL - FIRST
@@ -40,4 +44,5 @@ class GraphSurvey:
         uses = self._loop.uses(root, self._names())
         if any(self.uses.get(name) != use for name, use in uses.items()):
             self.uses = {**self.uses, **uses}
+        self.graph = self._loop.loss_graph(root) or self.graph
         self._spent += time.perf_counter() - begun

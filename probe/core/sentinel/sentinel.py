@@ -287,6 +287,7 @@ class Sentinel:
             rewritten=rewritten,
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
+            loss_graph=self.roots.survey.graph,
         )
 
     def _steps(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:

@@ -18,7 +18,7 @@ from probe.core.faults import Faults
 from probe.core.language import packed
 from probe.core.monitor.trainer_mon import preflight_of, watcher_of
 from probe.core.prechecks.judgement import judged
-from probe.core.prechecks.trial import Accumulation, LossCall, OutputFacts, Trial
+from probe.core.prechecks.trial import Accumulation, OutputFacts, Trial
 from probe.launch.found_run import FoundRun
 from probe.launch.model_search import ModelSearch, named
 from probe.launch.trial import end_process, write_trial
