@@ -150,6 +150,15 @@ class UpdateFacts(NamedTuple):
     if anywhere, is its own decision."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""
+    clipped_nothing: bool = False
+    """True if a clip before the update has got no gradient."""
+    early_clips: int = 0
+    """Clips that have made gradients smaller to which a later backward has then added."""
+    still_scaled: bool | None = None
+    """True if a scaler has multiplied the loss, and has not unscaled the gradients that the update applies as they are;
+    None if none has multiplied it."""
+    hidden: tuple[str, ...] = ()
+    """Parameters in the latest graph of a loss that are in plain containers of modules and in no optimizer."""
     loss_graph: Callable[[], LossGraph] | None = None
     """Function that waits for what the latest graph of a loss that was surveyed shows; the same object until another
     is. None if none was."""
