@@ -10,6 +10,8 @@ from probe.core.checks.clip_each_backward import ClipEachBackward
 from probe.core.checks.clip_of_nothing import ClipOfNothing
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
+from probe.core.checks.expert_layers import RouterCollapse, RouterUntrained
+from probe.core.checks.first_numbers import AlikeUnits, BeginsWrong
 from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
@@ -79,6 +81,10 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-apart": GradientApart,
     "gradient-fades": GradientFades,
     "checkpoint-cut": CheckpointCut,
+    "initialisation": BeginsWrong,
+    "symmetric-units": AlikeUnits,
+    "router-untrained": RouterUntrained,
+    "router-collapse": RouterCollapse,
     "softmax-twice": DoubleSoftmax,
     "not-log-probabilities": LogarithmMissing,
     "broadcast-loss": PairwiseLoss,

@@ -65,6 +65,9 @@ class Values(NamedTuple):
     None if it is unknown for all."""
     restored: bool = False
     """True if parameters were written, and all have the numbers that they had after an earlier update."""
+    limits: Callable[[], Array] | None = None
+    """Function that returns the least and the greatest number of each of these before the update, ``parameters x 2``;
+    None if they are not known."""
     numbers: Callable[[], Array] | None = None
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
