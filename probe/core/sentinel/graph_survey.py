@@ -51,8 +51,8 @@ class GraphSurvey:
             return
         names, unregistered = self._names(), self._unregistered()
         uses = self._loop.uses(root, {**unregistered, **names})
-        hidden = {name for identity, name in unregistered.items() if identity not in names}
-        self.hidden = tuple(name for name in uses if name in hidden)
+        hidden = [name for identity, name in unregistered.items() if identity not in names and name in uses]
+        self.hidden = tuple(sorted(hidden, key=lambda name: uses[name].order))
         if any(self.uses.get(name) != use for name, use in uses.items()):
             self.uses = {**self.uses, **uses}
         self.graph = self._loop.loss_graph(root) or self.graph
