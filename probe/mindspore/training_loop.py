@@ -229,7 +229,7 @@ def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
     return {}
 
 
-def loss_graph(root: Any) -> None:  # noqa: ARG001
+def loss_graph(root: Any) -> None:
     """Return None: MindSpore's graph does not show what its nodes keep."""
 
 

@@ -37,9 +37,9 @@ KINDS = {
 """Losses, by the kind of their node."""
 BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
-KEEPS = frozenset("View UnsafeView Reshape Squeeze Unsqueeze ToCopy Alias Clone".split())
+KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
 """Kinds of nodes that change no number."""
-PRODUCTS = frozenset("Addmm Mm Bmm Baddbmm Linear Convolution".split())
+PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
 """Kinds of nodes whose results are scores of any size."""
 
 
@@ -73,7 +73,12 @@ class _Numbers:
         if not self._tensors:
             return list
         wait = tensors.to_host([tensors.moments(self._tensors, ("sum",), 0.0)])
-        return lambda: wait()[:, 0].tolist()
+
+        def numbers() -> list[float]:
+            rows: list[float] = wait()[:, 0].tolist()
+            return rows
+
+        return numbers
 
 
 def loss_graph(root: torch.Tensor) -> Callable[[], LossGraph] | None:
@@ -202,10 +207,10 @@ class _Survey:
             length = weights.shape[-1] if weights is not None else known[0] if known else 0
             if length not in lengths or length < 3:
                 continue
-            if weights is None:
+            if known is not None:
                 number += 1
                 yield -1, known[1]
-            elif weights.device == labelled.device:
+            elif weights is not None and weights.device == labelled.device:
                 number += 1
                 first = weights.flatten(0, -3)[0] if weights.dim() > 2 else weights
                 ahead = first.diagonal(1)
@@ -256,8 +261,9 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
     weight that is known for the next one."""
     if kind in ("Softmax", "SafeSoftmax"):
         result = _saved(node, "result")
-        square = result is not None and result.dim() > 2 and result.shape[-1] == result.shape[-2]
-        return (result if square and _signed(node._saved_dim) in (-1, result.dim() - 1) else None), None
+        if result is None or result.dim() < 3 or result.shape[-1] != result.shape[-2]:
+            return None, None
+        return (result if _signed(node._saved_dim) in (-1, result.dim() - 1) else None), None
     if not kind.startswith("ScaledDotProduct") or not hasattr(node, "_saved_is_causal"):
         return None, None
     query, key = _saved(node, "query"), _saved(node, "key")

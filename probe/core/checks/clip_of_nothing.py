@@ -24,7 +24,9 @@ class ClipOfNothing(FactCheck):
     why = "The limit protects nothing: the first large gradient is applied as it is."
     source = "https://github.com/pytorch/pytorch/issues/148259"
     sees = "the gradients that each call to clip gets"
-    remedy = "Clip between the backward and the step, and pass a list: an iterator such as filter() is spent after one use."
+    remedy = (
+        "Clip between the backward and the step, and pass a list: an iterator such as filter() is spent after one use."
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,9 @@ def unusual(convention: Convention, names: list[str], value: float) -> Message:
 
 def no_factors(names: list[str]) -> Message:
     """Return the sentence about pairs of low-rank factors that are both 0."""
-    return message("{names}: both low-rank factors begin at 0, so that no gradient reaches either", names=listing(names))
+    return message(
+        "{names}: both low-rank factors begin at 0, so that no gradient reaches either", names=listing(names)
+    )
 
 
 def alike(names: list[str]) -> Message:
@@ -105,7 +107,9 @@ class BeginsWrong(FirstNumbers):
         """Return the findings with the first numbers."""
         rows = [*zip(names, limits.tolist(), strict=True)]
         for convention in CONVENTIONS:
-            of = [(name, low) for name, (low, high) in rows if name.rpartition(".")[2] == convention.end and low == high]
+            of = [
+                (name, low) for name, (low, high) in rows if name.rpartition(".")[2] == convention.end and low == high
+            ]
             wrong = [name for name, low in of if low > convention.most]
             if wrong:
                 text = unusual(convention, wrong, of[0][1])

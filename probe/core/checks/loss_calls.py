@@ -9,8 +9,8 @@ Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
 """Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
 returned, or any numbers."""
 Relation = Literal["next", "same", "second", "other"]
-"""Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after the
-next, or none of these."""
+"""Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after
+the next, or none of these."""
 
 
 class LossCall(NamedTuple):

@@ -39,12 +39,12 @@ class LossForm(FactCheck):
     """Base of these checks. A loss whose labels are one number is left out."""
 
     sees = "the operations and labels in the graph of a loss now and then"
+    lacks = "no graph of a loss was seen"
     absent: ClassVar[str]
     """Reason for which a program has nothing of the kind, as a clause."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lacks = "no graph of a loss was seen"
         self._graph: object = None
         self._number, self._since = 0, -1
 
@@ -64,13 +64,16 @@ class LossForm(FactCheck):
         calls = [call for call in graph.losses if call.rows > 1 and cls.concerns(call)]
         return cls.found(calls) if calls else None
 
+    def missing(self) -> str | None:
+        """Return why nothing could be judged so far; None if something was judged."""
+        return super().missing() if self.judged or self._graph is None else NotApplicable(self.absent)
+
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         if facts.loss_graph is None or facts.loss_graph is self._graph:
             return
         self._graph, graph = facts.loss_graph, facts.loss_graph()
-        self.lacks = NotApplicable(self.absent)
         self.judged |= any(call.rows > 1 and self.concerns(call) for call in graph.losses)
         found = self.in_graph(graph)
         if found is not None:
@@ -229,7 +232,9 @@ class LateLabels(OfTokens):
     title = "Labels shifted twice"
     why = "The model learns to leave out every next token, and generates text with holes."
     source = "https://github.com/huggingface/transformers/issues/47394"
-    remedy = "Shift the labels in the data or in the loss: a model that computes its loss from labels shifts them itself."
+    remedy = (
+        "Shift the labels in the data or in the loss: a model that computes its loss from labels shifts them itself."
+    )
     relation = "second"
 
     @classmethod

@@ -14,8 +14,8 @@ UPDATES, MOST, SHARE = 3, 8, 0.03
 """Updates in a row: least, most, and their part of the updates so far. A schedule may end just before the run."""
 NOTHING, LONG = 1e-6, 0.1
 """Part of its highest so far below which a rate is next to nothing, and the part of all updates, at least, in which it
-must be so: a cosine that ends at 0 is below it in less than a thousandth of its updates, a polynomial of the fifth power
-in a sixteenth."""
+must be so: a cosine that ends at 0 is below it in less than a thousandth of its updates, a polynomial of the fifth
+power in a sixteenth."""
 NEVER = 20
 """Updates at rate zero from the beginning of a run."""
 

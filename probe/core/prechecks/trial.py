@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from probe.core.checks.loss_calls import LossCall
 
+
 class InputFacts(NamedTuple):
     """A tensor of floating-point numbers that a model got."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from probe.core.checks.loss_calls import LossCall
 from probe.core.door import Remove, attempt
 from probe.core.faults import Faults
 from probe.core.language import packed
