@@ -39,6 +39,8 @@ BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
 KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
 """Kinds of nodes that change no number."""
+HIDDEN = -1e4
+"""Number of a mask that is added to scores, from which downwards it hides a position."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
 """Kinds of nodes whose results are scores of any size."""
 
@@ -261,23 +263,24 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
     weight that is known for the next one."""
     if kind in ("Softmax", "SafeSoftmax"):
         result = _saved(node, "result")
-        if result is None or result.dim() < 3 or result.shape[-1] != result.shape[-2]:
-            return None, None
-        return (result if _signed(node._saved_dim) in (-1, result.dim() - 1) else None), None
+        over_last = result is not None and _signed(node._saved_dim) in (-1, result.dim() - 1)
+        return (result if over_last and _is_square(result, 3) else None), None
     if not kind.startswith("ScaledDotProduct") or not hasattr(node, "_saved_is_causal"):
         return None, None
     query, key = _saved(node, "query"), _saved(node, "key")
     if query is None or key is None or query.shape[-2] != key.shape[-2]:
         return None, None
-    if node._saved_is_causal:
-        return None, (int(query.shape[-2]), 0.0)
     names = [name for name in ("attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")]
-    masks = [mask for name in names if (mask := _saved(node, name)) is not None]
-    if not masks:
-        return None, (int(query.shape[-2]), 1.0)
-    mask = masks[0]
-    is_square = mask.dim() > 1 and mask.shape[-1] == mask.shape[-2]
-    return ((mask if mask.dtype is torch.bool else mask > -1e4).float() if is_square else None), None
+    mask = next((mask for name in names if (mask := _saved(node, name)) is not None), None)
+    if node._saved_is_causal or mask is None:
+        return None, (int(query.shape[-2]), 0.0 if node._saved_is_causal else 1.0)
+    visible = mask if mask.dtype is torch.bool else mask > HIDDEN
+    return (visible.float() if _is_square(mask, 2) else None), None
+
+
+def _is_square(tensor: torch.Tensor | None, axes: int) -> bool:
+    """Return whether a tensor has ``axes`` axes at least, the last two of one size."""
+    return tensor is not None and tensor.dim() >= axes and tensor.shape[-1] == tensor.shape[-2]
 
 
 def _form(node: Any) -> Form:
