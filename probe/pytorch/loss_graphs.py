@@ -241,13 +241,14 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)
         padded = numbers[pair.padded] / max(labels, 1.0)
-        if following <= MISSED * labels:
-            relations["next"] = max(padded, relations.get("next", 0.0))
-        elif labels and not same:
+        if following <= MISSED * labels:  # neighbours are mostly equal, unless labels differ from their own tokens
+            relation: Relation = "next" if same > max(MISSED * labels, 2 * following) else "other"
+            relations[relation] = max(padded, relations.get(relation, 0.0))
+        elif not same:
             relations["same"] = padded
-        elif labels and not second:
+        elif not second:
             relations["second"] = padded
-    order: tuple[Relation, ...] = ("next", "same", "second")
+    order: tuple[Relation, ...] = ("next", "other", "same", "second")
     for relation in order:
         if relation in relations:
             return loss.call._replace(relation=relation, padded=relations[relation])

@@ -335,7 +335,14 @@ def one_pad_ends_a_text(model: Any) -> Any:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-BIDIRECTIONAL = hidden_tokens, tokens_of_an_autoencoder, encoder_and_decoder
+def regions(model: Any) -> Any:
+    """Labels are regions that are mostly one class, of tokens that are mostly one, too, and close to the next."""
+    ids = torch.ones(4, LENGTH, dtype=torch.long)
+    ids[0, 4:] = 5
+    return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+
+BIDIRECTIONAL = hidden_tokens, tokens_of_an_autoencoder, encoder_and_decoder, regions
 
 
 @pytest.mark.parametrize(
