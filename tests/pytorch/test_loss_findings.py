@@ -362,7 +362,7 @@ def clip_of_an_unused_part(model: Any, optimizer: Any) -> None:
         optimizer.zero_grad()
         model[:2](torch.randn(6, 8)).pow(2).mean().backward()
         for part in (model[2], model[0]):
-            nn.utils.clip_grad_norm_(part.parameters(), 0.1)
+            nn.utils.clip_grad_norm_(part.parameters(), 1e3)
         optimizer.step()
 
 
