@@ -189,8 +189,8 @@ class _Survey:
                 missed = []
                 for places in (0, 1, 2):
                     end = min(size, length - places)
-                    other = of_rows[:, :end] != rows[:, places : places + end]
-                    missed.append(self._numbers.add((other & ~hidden[:, :end]).sum()))
+                    differs = of_rows[:, :end] != rows[:, places : places + end]
+                    missed.append(self._numbers.add((differs & ~hidden[:, :end]).sum()))
                 pads = (of_rows == padding) & ~hidden if padding >= 0 else torch.zeros_like(hidden)
                 both = self._numbers.add((pads[:, 1:] & pads[:, :-1]).sum())
                 yield _Pair(missed, self._numbers.add((~hidden).sum()), both)
@@ -205,13 +205,13 @@ class _Survey:
         for kind, node in kinds:
             if number == MOST_LAYERS or labelled is None:
                 return
-            weights, known = _weights(kind, node)
-            length = weights.shape[-1] if weights is not None else known[0] if known else 0
+            weights, visible = _weights(kind, node)
+            length = weights.shape[-1] if weights is not None else visible[0] if visible else 0
             if length not in lengths or length < 3:
                 continue
-            if known is not None:
+            if visible is not None:
                 number += 1
-                yield -1, known[1]
+                yield -1, visible[1]
             elif weights is not None and weights.device == labelled.device:
                 number += 1
                 first = weights.flatten(0, -3)[0] if weights.dim() > 2 else weights
@@ -305,12 +305,12 @@ def _behind(node: Any) -> Any:
     return node
 
 
-def _expanded(tensor: torch.Tensor, other: torch.Tensor) -> list[int]:
-    """Return the strides of ``tensor`` along axes of several numbers where that of ``other`` is not 0."""
-    if tensor.shape != other.shape:
+def _expanded(tensor: torch.Tensor, partner: torch.Tensor) -> list[int]:
+    """Return the strides of ``tensor`` along axes of several numbers where that of ``partner`` is not 0."""
+    if tensor.shape != partner.shape:
         return []
-    pairs = zip(tensor.shape, tensor.stride(), other.stride(), strict=True)
-    return [stride for size, stride, other_stride in pairs if size > 1 and other_stride]
+    pairs = zip(tensor.shape, tensor.stride(), partner.stride(), strict=True)
+    return [stride for size, stride, partner_stride in pairs if size > 1 and partner_stride]
 
 
 def _is_crossed(difference: Any) -> bool:

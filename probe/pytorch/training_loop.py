@@ -431,8 +431,8 @@ def unregistered(model: torch.nn.Module) -> dict[int, str]:
         seen.add(id(thing))
         if isinstance(thing, torch.nn.Module):
             inside = vars(thing)
-            held = (*inside.get("_parameters", {}).items(), *inside.get("_modules", {}).items())
-            waiting += ((f"{prefix}{name}.", value, registered) for name, value in held)
+            members = (*inside.get("_parameters", {}).items(), *inside.get("_modules", {}).items())
+            waiting += ((f"{prefix}{name}.", value, registered) for name, value in members)
             inner = ((name, value) for name, value in inside.items() if name not in REGISTERS)
             waiting += ((f"{prefix}{name}.", value, False) for name, value in inner if type(value) in CONTAINERS)
         elif type(thing) in CONTAINERS:

@@ -45,15 +45,17 @@ def expert_layers(names: Sequence[str]) -> list[ExpertLayer]:
     """Return the layers with experts, by the names of parameters."""
     experts: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for position, name in enumerate(names):
-        if found := EXPERT.match(name):
-            experts[found[1] or ""][found[2]].append(position)
+        if match := EXPERT.match(name):
+            experts[match[1] or ""][match[2]].append(position)
     layers = []
     for prefix, of in experts.items():
         begin = f"{prefix}." if prefix else ""
         rest = ((n, name[len(begin) :]) for n, name in enumerate(names) if name.startswith(begin))
         routers = [n for n, end in rest if end.count(".") < 3 and "experts" not in end and ROUTER.search(end)]
         layers.append(
-            ExpertLayer(prefix, np.array(routers, np.int64), [np.array(one, np.int64) for one in of.values()])
+            ExpertLayer(
+                prefix, np.array(routers, np.int64), [np.array(positions, np.int64) for positions in of.values()]
+            )
         )
     return layers
 
@@ -122,9 +124,9 @@ class RouterUntrained(OfExperts):
             return
         self.judged = True
         elements = np.asarray(facts.sizes or (1,) * len(facts.names), np.float64)
-        means = [squares[one].sum() / elements[one].sum() for one in layer.experts if squares[one].any()]
-        own = squares[routers].sum() / elements[routers].sum()
-        small = bool(means) and own < ROUNDING**2 * float(np.median(means))
+        means = [squares[expert].sum() / elements[expert].sum() for expert in layer.experts if squares[expert].any()]
+        mean = squares[routers].sum() / elements[routers].sum()
+        small = bool(means) and mean < ROUNDING**2 * float(np.median(means))
         if streak.completes(small, facts.step):
             where = tuple(facts.names[n] for n in routers)
             text = message(
@@ -133,7 +135,7 @@ class RouterUntrained(OfExperts):
                 places=listing(where),
                 updates=EARLY,
             )
-            ratio = float(np.sqrt(own / np.median(means)))
+            ratio = float(np.sqrt(mean / np.median(means)))
             yield self.finding(facts, streak.since, text, {"ratio": ratio, "updates": EARLY}, where)
 
 
@@ -162,11 +164,11 @@ class RouterCollapse(OfExperts):
     ) -> Iterator[CheckFinding]:
         """Return the findings with a layer."""
         routers = layer.routers[facts.trainable[layer.routers]]
-        trainable = all(facts.trainable[one].any() for one in layer.experts)
+        trainable = all(facts.trainable[expert].any() for expert in layer.experts)
         if self._updates <= FIRST or len(layer.experts) < FEWEST or not len(routers) or not trainable:
             return
         self.judged = True
-        sums = np.array([squares[one].sum() for one in layer.experts])
+        sums = np.array([squares[expert].sum() for expert in layer.experts])
         top, total = int(sums.argmax()), float(sums.sum())
         if self._last.get(layer.name) != top:
             self._last[layer.name] = top

@@ -75,13 +75,13 @@ class LossForm(FactCheck):
             return
         self._graph, graph = facts.loss_graph, facts.loss_graph()
         self.judged |= any(call.rows > 1 and self.concerns(call) for call in graph.losses)
-        found = self.in_graph(graph)
-        if found is not None:
+        fault = self.in_graph(graph)
+        if fault is not None:
             self._since = self._since if self._number else facts.step
             self._number += 1
             if self._number == GRAPHS:
-                known = {name: value for name, value in found.evidence.items() if isfinite(value)}
-                yield self.finding(facts, self._since, found.text, known)
+                evidence = {name: value for name, value in fault.evidence.items() if isfinite(value)}
+                yield self.finding(facts, self._since, fault.text, evidence)
 
 
 class DoubleSoftmax(LossForm):

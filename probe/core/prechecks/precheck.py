@@ -70,9 +70,9 @@ class LossPrecheck(Precheck):
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
-        found = self.loop.in_graph(LossGraph(tuple(trial.losses)))
-        if found is not None:
-            yield self.finding(found.text, found.evidence)
+        fault = self.loop.in_graph(LossGraph(tuple(trial.losses)))
+        if fault is not None:
+            yield self.finding(fault.text, fault.evidence)
 
     def missing(self, trial: Trial) -> str | None:
         """Return why nothing can be judged."""

@@ -94,8 +94,8 @@ class Sentinel:
         """Return the names of the parameters in plain containers of the models that no optimizer has, by identity."""
         owned = {identity for memory in self._optimizers.all() for identity in memory.identities}
         models = [model for _, model in self._watch.run.chunks]
-        found = {identity: name for model in models for identity, name in self._loop.unregistered(model).items()}
-        return {identity: name for identity, name in found.items() if identity not in owned}
+        names = {identity: name for model in models for identity, name in self._loop.unregistered(model).items()}
+        return {identity: name for identity, name in names.items() if identity not in owned}
 
     # Backwards.
 
@@ -311,10 +311,10 @@ class Sentinel:
         Args:
             scale: factor that the optimizer takes away itself.
         """
-        held = self._watch.run.framework.hooks.held_scale(optimizer)
-        if scale is not None or held is None or not self._loop.keeps(memory.parameters):
+        factor = self._watch.run.framework.hooks.held_scale(optimizer)
+        if scale is not None or factor is None or not self._loop.keeps(memory.parameters):
             return False
-        return self._watch.run.framework.tensors.number(held) != 1.0
+        return self._watch.run.framework.tensors.number(factor) != 1.0
 
     def _steps(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:
         """Return the steps that the optimizer's state has counted, or a function that waits for them."""
