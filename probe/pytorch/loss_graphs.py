@@ -275,6 +275,8 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
     mask = next((mask for name in names if (mask := _saved(node, name)) is not None), None)
     if node._saved_is_causal or mask is None:
         return None, (int(query.shape[-2]), 0.0 if node._saved_is_causal else 1.0)
+    if mask.dim() > 1 and mask.shape[-2] == 1:  # one mask for all positions
+        mask = mask.expand(*mask.shape[:-2], mask.shape[-1], mask.shape[-1])
     visible = mask if mask.dtype is torch.bool else mask > HIDDEN
     return (visible.float() if _is_square(mask, 2) else None), None
 

@@ -67,8 +67,12 @@ class Decoder(nn.Module):  # type: ignore[misc]
             scores = q @ k.transpose(-1, -2) / WIDTH**0.5
             mixed = (scores.masked_fill(hidden, float("-inf")) if self.mask else scores).softmax(-1) @ v
         else:
-            masks = {"is_causal": True} if self.way == "flag" else {"attn_mask": ~hidden}
-            mixed = F.scaled_dot_product_attention(q, k, v, **(masks if self.mask else {}))
+            masks = (
+                {"is_causal": self.mask}
+                if self.way == "flag"
+                else {"attn_mask": ~hidden if self.mask else ~hidden[-1:]}
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v, **masks)
         return self.head(x + mixed[:, 0])
 
 
