@@ -224,6 +224,15 @@ def uses(root: Any, names: Mapping[int, str]) -> Mapping[str, ParameterUse]:  # 
     return {}
 
 
+def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
+    """Return nothing: a cell has the cells of a list."""
+    return {}
+
+
+def loss_graph(root: Any) -> None:
+    """Return None: MindSpore's graph does not show what its nodes keep."""
+
+
 def on_total_norm(measured: Callable[[Sequence[Any]], None], clipped: Clipped, faults: FaultCounter) -> Remove:
     """Call ``measured`` with the gradients whose total norm ``ops.clip_by_global_norm`` is about to compute, and
     ``clipped`` with that norm, NaN if only a device knows it, and a function from it to the factor by which they are

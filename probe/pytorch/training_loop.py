@@ -28,6 +28,7 @@ from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, host_place
+from probe.pytorch.loss_graphs import loss_graph  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -41,6 +42,8 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 """The two halves of ``clip_grad_norm_`` in torch 2.6 to 2.13, as it calls them and as programs do."""
 
 
+CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
+"""Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -414,6 +417,30 @@ def counted(optimizer: Any, parameters: Sequence[Any]) -> int | torch.Tensor | N
         return int(steps)
     is_elsewhere = tensors.is_tensor(count) and count.numel() == 1 and count.device.type != "cpu"
     return count if is_elsewhere else None
+
+
+def unregistered(model: torch.nn.Module) -> dict[int, str]:
+    """Return the trainable parameters of modules that plain containers of ``model`` hold, by identity, with the names
+    that they would have if these were registered. No code of the user's runs."""
+    names: dict[int, str] = {}
+    seen, waiting = set[int](), list[tuple[str, Any, bool]]([("", model, True)])
+    while waiting:
+        prefix, thing, registered = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.nn.Module):
+            inside = vars(thing)
+            members = (*inside.get("_parameters", {}).items(), *inside.get("_modules", {}).items())
+            waiting += ((f"{prefix}{name}.", value, registered) for name, value in members)
+            inner = ((name, value) for name, value in inside.items() if name not in REGISTERS)
+            waiting += ((f"{prefix}{name}.", value, False) for name, value in inner if type(value) in CONTAINERS)
+        elif type(thing) in CONTAINERS:
+            rows = thing.items() if type(thing) is dict else enumerate(thing)
+            waiting += ((f"{prefix}{key}.", value, False) for key, value in rows)
+        elif not registered and isinstance(thing, torch.nn.Parameter) and thing.requires_grad:
+            names[id(thing)] = prefix.removesuffix(".")
+    return names
 
 
 def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

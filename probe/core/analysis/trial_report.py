@@ -48,7 +48,9 @@ def trial_findings(
             ranks.setdefault(key, (finding, []))[1].append(rank)
     results = [_of_check(finding, tuple(who)) for finding, who in ranks.values()]
     results += [_of_check(finding, finding.ranks) for finding in between]
-    results += [] if analysis is None else _of_analysis(analysis)
+    if analysis is not None:  # of a kind that both judge, prechecks have seen more
+        kinds = {finding.kind for finding in results}
+        results += [finding for finding in _of_analysis(analysis) if finding.kind not in kinds]
     return sorted(results, key=lambda finding: GRADES.index(finding.grade))
 
 

@@ -568,6 +568,14 @@ class TrainingLoop(Protocol):
             names: names of the parameters, by identity.
         """
 
+    def unregistered(self, model: Module) -> Mapping[int, str]:
+        """Return the trainable parameters of modules that plain containers of a model hold, by identity, with the names
+        that they would have if these were registered."""
+
+    def loss_graph(self, root: Tensor) -> Callable[[], Any] | None:
+        """Return a function that waits for the :class:`probe.core.checks.loss_calls.LossGraph` of a loss whose backward
+        has not begun; None if its graph cannot be seen. Takes some milliseconds."""
+
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
         which the update that runs was called, that the backward has returned that ends, or that is clipped now."""

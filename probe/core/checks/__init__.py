@@ -6,24 +6,39 @@ from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplic
 from probe.core.checks.checkpoint_cut import CheckpointCut
 from probe.core.checks.clip_after_update import ClipAfterUpdate
 from probe.core.checks.clip_before_unscale import ClipBeforeUnscale
+from probe.core.checks.clip_each_backward import ClipEachBackward
+from probe.core.checks.clip_of_nothing import ClipOfNothing
 from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
+from probe.core.checks.expert_layers import RouterCollapse, RouterUntrained
+from probe.core.checks.first_numbers import AlikeUnits, BeginsWrong
 from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.held_twice import HeldTwice
+from probe.core.checks.loss_form import (
+    CopiedLabels,
+    DoubleSoftmax,
+    LateLabels,
+    LogarithmMissing,
+    PaddingLearnt,
+    PairwiseLoss,
+    ReadsAhead,
+)
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.no_gradient import NoGradient
 from probe.core.checks.not_held import NotHeld
+from probe.core.checks.not_registered import NotRegistered
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
 from probe.core.checks.rate_zero import RateZero
 from probe.core.checks.root_not_trained import RootNotTrained
+from probe.core.checks.scaled_update import ScaledUpdate
 from probe.core.checks.scaling_fails import ScalingFails
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
@@ -47,6 +62,10 @@ CHECKS: dict[str, type[Check]] = {
     "update-without-backward": UpdateWithoutBackward,
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
+    "clip-of-nothing": ClipOfNothing,
+    "clip-each-backward": ClipEachBackward,
+    "scaled-update": ScaledUpdate,
+    "not-registered": NotRegistered,
     "unreduced-accumulation": UnreducedAccumulation,
     "parameter-stuck": ParameterStuck,
     "tie-broken": TieBroken,
@@ -62,6 +81,17 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-apart": GradientApart,
     "gradient-fades": GradientFades,
     "checkpoint-cut": CheckpointCut,
+    "initialisation": BeginsWrong,
+    "symmetric-units": AlikeUnits,
+    "router-untrained": RouterUntrained,
+    "router-collapse": RouterCollapse,
+    "softmax-twice": DoubleSoftmax,
+    "not-log-probabilities": LogarithmMissing,
+    "broadcast-loss": PairwiseLoss,
+    "not-causal": ReadsAhead,
+    "unshifted-labels": CopiedLabels,
+    "labels-shifted-twice": LateLabels,
+    "padding-counted": PaddingLearnt,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "held-twice": HeldTwice,

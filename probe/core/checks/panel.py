@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from probe.core.checks import CHECKS
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.loss_form import LossForm
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.nothing_moves import NothingMoves
@@ -30,6 +31,8 @@ OF_OBJECTS = frozenset(
     }
 )
 """Checks that judge what became of gradients and parameters that the program has."""
+OF_GRAPHS = frozenset(name for name, check in CHECKS.items() if issubclass(check, LossForm))
+"""Checks that judge graphs of losses, which are seen now and then."""
 COMPILED = "updates are compiled, and no hook runs in them"
 ELSEWHERE = "an engine keeps gradients and what it updates elsewhere"
 MOST_REPEATS = 3
@@ -51,6 +54,8 @@ class CheckPanel:
         self._places = {name: f"check {name}" for name in checks}
         """Places under which failures are counted."""
         self._checks: dict[int, dict[str, Check]] = {}
+        self._graphs: dict[int, object] = {}
+        """Graph of a loss that was judged last, by optimizer."""
         self._failed: set[str] = set()
         self._reporters: dict[tuple[str, tuple[str, ...]], int] = {}
         """Optimizer with which a check has first reported places: others report the same again."""
@@ -73,10 +78,12 @@ class CheckPanel:
         if len(self._checks) > 1:
             update = JudgedUpdate(update.facts._replace(alone=False), update.gradients)
         findings: list[CheckFinding] = []
+        fresh = update.facts.loss_graph is not self._graphs.get(number)
+        self._graphs[number] = update.facts.loss_graph
         self._compiled |= not update.facts.seen
         self._elsewhere |= not update.facts.shown
         for name, check in self._checks.get(number, {}).items():
-            if not update.facts.seen and name not in OF_LOSSES:
+            if (name in OF_GRAPHS and not fresh) or (not update.facts.seen and name not in OF_LOSSES):
                 continue
             if not update.facts.shown and name in OF_OBJECTS:
                 continue

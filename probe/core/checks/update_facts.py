@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.checks.beginning import Beginning
+from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 from probe.core.records import Outcome
 
@@ -64,6 +65,9 @@ class Values(NamedTuple):
     None if it is unknown for all."""
     restored: bool = False
     """True if parameters were written, and all have the numbers that they had after an earlier update."""
+    limits: Callable[[], Array] | None = None
+    """Function that returns the least and the greatest number of each of these before the update, ``parameters x 2``;
+    None if they are not known."""
     numbers: Callable[[], Array] | None = None
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
@@ -149,3 +153,15 @@ class UpdateFacts(NamedTuple):
     if anywhere, is its own decision."""
     clipped_late: bool = False
     """True if gradients that the last update had applied were clipped after it, before any backward."""
+    clipped_nothing: bool = False
+    """True if a clip before the update has got no gradient."""
+    early_clips: int = 0
+    """Clips that have made gradients smaller to which a later backward has then added."""
+    still_scaled: bool | None = None
+    """True if a scaler has multiplied the loss, and has not unscaled the gradients that the update applies as they are;
+    None if none has multiplied it."""
+    hidden: tuple[str, ...] = ()
+    """Parameters in the latest graph of a loss that are in plain containers of modules and in no optimizer."""
+    loss_graph: Callable[[], LossGraph] | None = None
+    """Function that waits for what the latest graph of a loss that was surveyed shows; the same object until another
+    is. None if none was."""

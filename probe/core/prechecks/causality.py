@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.loss_form import CopiedLabels, ReadsAhead
 from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import Trial
@@ -21,12 +22,9 @@ class NotCausal(Precheck):
     labels are not the next tokens, such as those of masked ones, may see both sides.
     """
 
-    name = "not-causal"
-    title = "Sees the next token"
-    why = "The loss falls to nothing, and the model cannot generate."
-    source = "https://github.com/huggingface/transformers/issues/48745"
+    name, title, why = ReadsAhead.name, ReadsAhead.title, ReadsAhead.why
+    source, remedy = ReadsAhead.source, ReadsAhead.remedy
     sees = "outputs of a repeated forward whose last tokens were replaced, and the labels of the loss"
-    remedy = "Apply a causal mask in every layer that mixes positions, and pass is_causal or the mask to the attention."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
@@ -56,12 +54,9 @@ class UnshiftedLabels(Precheck):
     A model that sees both sides may be an autoencoder: a note.
     """
 
-    name = "unshifted-labels"
-    title = "Labels equal inputs"
-    why = "The model learns to copy its input, with a very good loss."
-    source = "https://github.com/huggingface/transformers/issues/32944"
+    name, title, why = CopiedLabels.name, CopiedLabels.title, CopiedLabels.why
+    source, remedy = CopiedLabels.source, CopiedLabels.remedy
     sees = "the tokens that the model gets, the labels of the loss, and a repeated forward"
-    remedy = "Shift the labels by one: compare the output at each position with the next token."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""

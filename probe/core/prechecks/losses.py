@@ -6,107 +6,41 @@ import math
 from collections.abc import Iterator, Sequence
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.loss_calls import LossCall
+from probe.core.checks.loss_form import DoubleSoftmax, LogarithmMissing, PairwiseLoss
 from probe.core.language import message
-from probe.core.prechecks.precheck import NO_CLASSES, NO_LOSS, Precheck
-from probe.core.prechecks.trial import Accumulation, LossCall, Trial
+from probe.core.prechecks.precheck import NO_CLASSES, NO_LOSS, LossPrecheck, Precheck
+from probe.core.prechecks.trial import Accumulation, Trial
 
-APPLIES = (
-    ("cross_entropy", "probabilities", "softmax"),
-    ("binary_cross_entropy_with_logits", "sigmoid", "sigmoid"),
-    ("binary_cross_entropy_with_logits", "probabilities", "softmax"),
-)
-"""Loss functions, each with a form of scores that it must not get, and the function that makes scores of that form."""
-WRONG = {"nll_loss": ("probabilities", "numbers", "sigmoid"), "kl_div": ("probabilities",)}
-"""Loss functions, each with the forms of scores that it must not get."""
 MANY = 0.9
 ABOVE, FAR_ABOVE, BELOW = 3.0, 30.0, 0.02
 CLOSE = 1e-3
 """Relative difference between a loss and the root of its backward at most."""
 
 
-class SoftmaxTwice(Precheck):
+class SoftmaxTwice(LossPrecheck):
     """Report a cross entropy that gets probabilities, or a binary one with logits that gets what a sigmoid returned:
     both apply that function themselves, and the gradient nearly vanishes."""
 
-    name = "softmax-twice"
-    title = "Softmax applied twice"
-    why = "The model learns slowly, and its loss stays far above what it could be."
-    source = "https://karpathy.github.io/2019/04/25/recipe/"
     sees = "the scores that each loss function gets"
-    remedy = "Pass the scores before the softmax or sigmoid to the loss, or use the loss that takes probabilities."
-
-    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
-        for function, form, applied in APPLIES:
-            calls = [call for call in trial.losses if call.function == function and call.rows > 1]
-            if calls and all(call.form == form for call in calls):
-                text = message(
-                    "{function} gets what a {applied} has returned, and applies a function of the kind itself",
-                    function=function,
-                    applied=applied,
-                )
-                evidence = {"calls": len(calls), "loss": calls[0].value, "classes": calls[0].classes}
-                yield self.finding(text, evidence)
-                return
-
-    def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
-        functions = {function for function, _, _ in APPLIES}
-        seen = any(call.function in functions and call.rows > 1 for call in trial.losses)
-        return None if seen else NotApplicable("no loss that applies a softmax or sigmoid")
+    loop = DoubleSoftmax
 
 
-class NotLogProbabilities(Precheck):
+class NotLogProbabilities(LossPrecheck):
     """Report a negative log likelihood or a Kullback-Leibler divergence that gets probabilities in place of their
     logarithms, and a negative log likelihood of scores whose exponentials do not sum to 1 over the classes: it falls
     without a bound as the scores grow."""
 
-    name = "not-log-probabilities"
-    title = "No logarithms of probabilities"
-    why = "The loss has no minimum: it falls without learning."
-    source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html"
     sees = "the scores that each loss function gets"
-    remedy = "Use log_softmax over the classes, or cross_entropy on the scores before it."
-
-    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
-        for function, forms in WRONG.items():
-            calls = [call for call in trial.losses if call.function == function and call.rows > 1]
-            if calls and all(call.form in forms for call in calls):
-                form = message("the probabilities" if calls[0].form == "probabilities" else "scores that are none")
-                text = f"{function} expects logarithms of probabilities, and gets {form}"
-                yield self.finding(text, {"calls": len(calls), "loss": calls[0].value})
-
-    def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
-        seen = any(call.function in WRONG for call in trial.losses)
-        return None if seen else NotApplicable("no loss of logarithms of probabilities")
+    loop = LogarithmMissing
 
 
-class BroadcastLoss(Precheck):
+class BroadcastLoss(LossPrecheck):
     """Report a loss whose scores and labels have shapes such as (N, 1) and (N,): each score is compared with all
     labels, and the model learns their mean."""
 
-    name = "broadcast-loss"
-    title = "Labels are broadcast"
-    why = "The model predicts the mean of all labels, and a warning is the only sign."
-    source = "https://discuss.pytorch.org/t/38443"
     sees = "shapes of the scores and labels that each loss function gets"
-    remedy = "Give both the same shape, with squeeze(-1) or unsqueeze(-1)."
-
-    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
-        calls = [call for call in trial.losses if call.broadcast]
-        if calls:
-            text = message(
-                "{function} gets scores and labels of different shapes, and compares all with all",
-                function=calls[0].function,
-            )
-            yield self.finding(text, {"calls": len(calls), "labels": calls[0].rows})
-
-    def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
-        return None if trial.losses else NO_LOSS
+    loop = PairwiseLoss
 
 
 class IgnoredLabels(Precheck):

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.first_numbers import CONVENTIONS, AlikeUnits, BeginsWrong, Convention, alike, no_factors, unusual
 from probe.core.checks.gradient_fades import EXTREME, FEWEST, falls
 from probe.core.checks.places import ancestors, listing, module_of
 from probe.core.language import message
 from probe.core.prechecks.precheck import NO_UPDATE, Precheck, RankPrecheck
 from probe.core.prechecks.trial import ParameterFacts, Trial, finite
-
-
-class Convention(NamedTuple):
-    """Number below which parameters of a name begin."""
-
-    end: str
-    """Last part of the name."""
-    most: float
-    meaning: str
-
-
-CONVENTIONS = (
-    Convention(
-        "dt_bias", math.log(math.expm1(0.5)), "bias of a time step, whose softplus begins between 0.001 and 0.1"
-    ),
-)
-"""Names that public models share, with the number below which these parameters begin."""
 
 
 class Initialisation(Precheck):
@@ -38,12 +22,9 @@ class Initialisation(Precheck):
     A pair of low-rank factors that are both 0 is reported, too: no gradient reaches either.
     """
 
-    name = "initialisation"
-    title = "Beginning of a parameter"
-    why = "The model trains, and ends worse than its reference."
-    source = "https://github.com/fla-org/flash-linear-attention/issues/739"
+    name, title, why = BeginsWrong.name, BeginsWrong.title, BeginsWrong.why
+    source, remedy = BeginsWrong.source, BeginsWrong.remedy
     sees = "the numbers of each parameter before the first update"
-    remedy = "Initialise it as the reference does; look whether a generic initialisation comes after the model's own."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
@@ -51,14 +32,7 @@ class Initialisation(Precheck):
             rows = [row for row in _named(trial, convention) if convention.most < row.least == row.most]
             if rows:
                 names = [row.name for row in rows]
-                text = message(
-                    "{names}: all numbers begin at {most:.3g}, where they should differ and be below "
-                    "{most2:.3g}: {meaning}",
-                    names=listing(names),
-                    most=rows[0].most,
-                    most2=convention.most,
-                    meaning=message(convention.meaning),
-                )
+                text = unusual(convention, names, rows[0].most)
                 yield self.finding(text, {"value": rows[0].most, "most": convention.most}, names)
         yield from self._factors(trial)
 
@@ -67,10 +41,7 @@ class Initialisation(Precheck):
         zero = {row.name for row in trial.parameters if not row.least and not row.most}
         names = [name for name in zero if "lora_A" in name and name.replace("lora_A", "lora_B") in zero]
         if names:
-            text = message(
-                "{names}: both low-rank factors begin at 0, so that no gradient reaches either",
-                names=listing(sorted(names)),
-            )
+            text = no_factors(sorted(names))
             yield self.finding(text, {"pairs": len(names)}, sorted(names))
 
     def missing(self, trial: Trial) -> str | None:
@@ -95,22 +66,16 @@ class SymmetricUnits(Precheck):
     Weights that are all 0 are left out: branches may begin at 0.
     """
 
-    name = "symmetric-units"
-    title = "Units are alike"
-    why = "The layer has the power of a single unit."
-    source = "https://www.deeplearningbook.org/contents/optimization.html"
+    name, title, why = AlikeUnits.name, AlikeUnits.title, AlikeUnits.why
+    source, remedy = AlikeUnits.source, AlikeUnits.remedy
     sees = "the numbers of each parameter before the first update"
-    remedy = "Initialise the weights with random numbers."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""
         rows = [row for row in trial.parameters if row.kind in LAYERS and row.equal_rows and (row.least or row.most)]
         if rows:
             names = [row.name for row in rows]
-            text = message(
-                "{names}: every output begins with the same weights, so that its units stay alike", names=listing(names)
-            )
-            yield self.finding(text, {"parameters": len(rows), "weight": rows[0].most}, names)
+            yield self.finding(alike(names), {"parameters": len(rows), "weight": rows[0].most}, names)
 
     def missing(self, trial: Trial) -> str | None:
         """Return why nothing can be judged."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from probe.core.checks.check import CheckFinding, Grade, NotApplicable
+from probe.core.checks.loss_calls import LossGraph
+from probe.core.checks.loss_form import LossForm
 from probe.core.checks.places import MOST
 from probe.core.prechecks.trial import Trial
 
@@ -53,6 +55,29 @@ class Precheck:
         ranks = tuple(trial.rank for trial in between)
         places = tuple(where)[:MOST]
         return CheckFinding(self.name, grade or self.grade, places, step, step, text, dict(evidence), ranks)
+
+
+class LossPrecheck(Precheck):
+    """Base of the prechecks that judge calls of losses as a check of the loop judges the graph of a loss."""
+
+    loop: ClassVar[type[LossForm]]
+
+    def __init_subclass__(cls) -> None:
+        """Take over what the check says of its kind."""
+        super().__init_subclass__()
+        for name in ("name", "title", "why", "source", "remedy"):
+            setattr(cls, name, getattr(cls.loop, name))
+
+    def judge(self, trial: Trial) -> Iterator[CheckFinding]:
+        """Yield the findings in a trial."""
+        fault = self.loop.in_graph(LossGraph(tuple(trial.losses)))
+        if fault is not None:
+            yield self.finding(fault.text, fault.evidence)
+
+    def missing(self, trial: Trial) -> str | None:
+        """Return why nothing can be judged."""
+        seen = any(call.rows > 1 and self.loop.concerns(call) for call in trial.losses)
+        return None if seen else NotApplicable(self.loop.absent)
 
 
 class RankPrecheck(Precheck):

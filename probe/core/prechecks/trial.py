@@ -5,38 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
-"""Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
-returned, or any numbers."""
-Relation = Literal["next", "same", "other"]
-"""Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, or neither."""
-
-
-class LossCall(NamedTuple):
-    """Call of a loss function of the framework, whose result requires a gradient."""
-
-    update: int
-    """Updates before it."""
-    function: str
-    """Name of the function, such as ``cross_entropy``."""
-    reduction: str
-    """``mean``, ``sum`` or ``none``."""
-    form: Form
-    classes: int
-    """Number of classes; 0 if the labels are no classes."""
-    rows: int
-    """Number of labels, ignored ones among them."""
-    ignored: float
-    """Share of labels that are ignored."""
-    value: float
-    """The loss; NaN if it has several elements."""
-    relation: Relation
-    labels: int
-    """Digest of the labels."""
-    broadcast: bool = False
-    """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
+from probe.core.checks.loss_calls import LossCall
 
 
 class InputFacts(NamedTuple):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from probe.core.backend.protocols import Tensor, TrainingLoop
+from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 
 FIRST, GRAPHS, INTERVAL = 2, 4, 1024
@@ -20,13 +21,24 @@ class GraphSurvey:
 
     Args:
         names: returns the names of the parameters by identity.
+        unregistered: returns those of the parameters that no model registers and no optimizer has.
     """
 
-    def __init__(self, loop: TrainingLoop, names: Callable[[], Mapping[int, str]]) -> None:
-        self._loop, self._names = loop, names
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        names: Callable[[], Mapping[int, str]],
+        unregistered: Callable[[], Mapping[int, str]],
+    ) -> None:
+        self._loop, self._names, self._unregistered = loop, names, unregistered
         self._losses, self._spent, self._began = 0, 0.0, time.perf_counter()
         self.uses: Mapping[str, ParameterUse] = {}
         """Use of each parameter that was met; the same object as long as nothing has changed."""
+
+        self.hidden: tuple[str, ...] = ()
+        """Parameters of the latest graph that no model registers and no optimizer has."""
+        self.graph: Callable[[], LossGraph] | None = None
+        """Function that waits for what the latest graph shows."""
 
     def look(self, root: Tensor) -> None:
         """Walk the graph of a loss whose backward has not begun, if it is time."""
@@ -37,7 +49,11 @@ class GraphSurvey:
         begun = time.perf_counter()
         if self._losses > INTERVAL and self._spent > SHARE * (begun - self._began):
             return
-        uses = self._loop.uses(root, self._names())
+        names, unregistered = self._names(), self._unregistered()
+        uses = self._loop.uses(root, {**unregistered, **names})
+        hidden = [name for identity, name in unregistered.items() if identity not in names and name in uses]
+        self.hidden = tuple(sorted(hidden, key=lambda name: uses[name].order))
         if any(self.uses.get(name) != use for name, use in uses.items()):
             self.uses = {**self.uses, **uses}
+        self.graph = self._loop.loss_graph(root) or self.graph
         self._spent += time.perf_counter() - begun

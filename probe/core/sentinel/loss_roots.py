@@ -22,13 +22,20 @@ class LossRoots:
 
     Args:
         parameters: returns those of the models; a change of the plan makes others.
+        unregistered: returns names of parameters that no model registers, by identity.
     """
 
-    def __init__(self, loop: TrainingLoop, run: Run, parameters: Callable[[], Parameters]) -> None:
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        run: Run,
+        parameters: Callable[[], Parameters],
+        unregistered: Callable[[], dict[int, str]],
+    ) -> None:
         self._loop, self._tensors, self._faults, self._parameters = loop, run.framework.tensors, run.faults, parameters
         self.beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
-        self.survey = GraphSurvey(loop, self._names)
+        self.survey = GraphSurvey(loop, self._names, unregistered)
         self.suspect: Callable[[], object] = lambda: None
         """Function that is called where a loss on the host is not finite."""
         self._tracing = True

@@ -140,6 +140,8 @@ class OptimizerMemory:
         self.late_clips = list[Factor]()
         """Factors by which these gradients were then clipped."""
         self.leftover: Callable[[], bool] | None = None
+        self.early_clips = list[Factor]()
+        """Factors by which gradients were clipped to which a later backward has added."""
         self.forget_norms()
         self.own_sums: Callable[[], Array] | None = None
         """Function that waits for the sum of each gradient over what the backwards have returned, as of the update that
@@ -152,7 +154,7 @@ class OptimizerMemory:
     def forget_norms(self) -> None:
         """Forget the norms that were taken, since the gradients are others now."""
         self.measured: list[MeasuredGradients] = []
-        if not self.late_clips:  # else some of them are still waited for
+        if not (self.late_clips or self.early_clips):  # else some of them are still waited for
             self.numbers = DeviceNumbers(self._tensors)
             """Numbers that only a device knows."""
         self.clips: list[tuple[Sequence[int], Factor]] = []

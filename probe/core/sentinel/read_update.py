@@ -38,6 +38,8 @@ class ReadUpdate(NamedTuple):
     """Positions of gradients whose norms were taken before they were clipped."""
     late_clips: Sequence[Factor] = ()
     """Factors by which gradients that the last update had applied were clipped after it, before any backward."""
+    early_clips: Sequence[Factor] = ()
+    """Factors by which gradients were clipped to which a later backward has added."""
     steps: Callable[[], int] | int | None = None
     """Steps that the optimizer's state has counted before this update, or a function that waits for them."""
     own: TakenGradients | None = None
@@ -63,6 +65,7 @@ class ReadUpdate(NamedTuple):
             clip=clip,
             clips=clips,
             clipped_late=any(value_of(factor) < 1 for factor in self.late_clips),
+            early_clips=sum(value_of(factor) < 1 for factor in self.early_clips),
             state_steps=self.steps() if callable(self.steps) else self.steps,
         )
         return JudgedUpdate(facts, gradients)

@@ -107,7 +107,12 @@ class RotaReading(NamedTuple):
         if self.past is not None:
             restored = is_any(writes[0]) and self.past.knows(self.before.rows())
             self.past.add(self.after.rows())
-        return Values(looked, moved, *writes, restored, functools.partial(_norms_and_sums, self.before))
+        return Values(looked, moved, *writes, restored, self._limits, functools.partial(_norms_and_sums, self.before))
+
+    def _limits(self) -> npt.NDArray[np.float64]:
+        """Return the least and the greatest number of each parameter before the update."""
+        assert self.before is not None, "the caller has looked"
+        return self.before.rows()[:, :2]
 
     def _written(self, looked: Positions, last: _Read, again: _Read) -> tuple[Mask, Mask, Mask, Positions]:
         """Return for each parameter that was looked at whether its numbers have changed since the last update, whether

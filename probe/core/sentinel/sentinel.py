@@ -55,7 +55,7 @@ class Sentinel:
     def __init__(self, watch: TrainingSteps, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive, self._process = watch, loop, receive, os.getpid()
         self._optimizers, self._norms = WatchedOptimizers(watch, loop), GradientNorms(loop, watch.run)
-        self.roots = LossRoots(loop, watch.run, lambda: watch.parameters)
+        self.roots = LossRoots(loop, watch.run, lambda: watch.parameters, self._unregistered)
         """Reader of the losses."""
         self._running: dict[int, RunningBackward] = {}
         """The backward that runs on each thread; one that has raised stays until the next."""
@@ -63,6 +63,8 @@ class Sentinel:
         """Threads on which backwards have run."""
         self._clipping: list[tuple[OptimizerMemory, Sequence[int]]] = []
         """Positions of the gradients whose total norm was computed last."""
+        self._of_nothing = self._clipped_nothing = False
+        """True if the last total norm was that of no gradient, and if such a norm was clipped by since the update."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
         self._updating: dict[int, _Update] = {}
@@ -87,6 +89,13 @@ class Sentinel:
         """True in a forked child, whose updates nothing sees, and while a device records what it will repeat."""
         run = self._watch.run
         return os.getpid() != self._process or (run.capturing is not None and run.captured())
+
+    def _unregistered(self) -> dict[int, str]:
+        """Return the names of the parameters in plain containers of the models that no optimizer has, by identity."""
+        owned = {identity for memory in self._optimizers.all() for identity in memory.identities}
+        models = [model for _, model in self._watch.run.chunks]
+        names = {identity: name for model in models for identity, name in self._loop.unregistered(model).items()}
+        return {identity: name for identity, name in names.items() if identity not in owned}
 
     # Backwards.
 
@@ -168,6 +177,7 @@ class Sentinel:
         if len(memory.backwards) < MOST_BACKWARDS:
             memory.backwards.append(running)
         memory.accumulated |= reached
+        memory.early_clips += [factor for _, factor in memory.clips]
         memory.forget_norms()
         if not running.scaled and not self._loop.keeps(memory.some):
             self._norms.take_returned(memory)
@@ -182,7 +192,7 @@ class Sentinel:
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
         """Take the norms of gradients that are about to be clipped."""
-        self._clipping = []
+        self._clipping, self._of_nothing = [], not gradients
         if self._blind:
             return
         identities = {*map(id, gradients)}
@@ -205,6 +215,7 @@ class Sentinel:
             factor: returns the factor that belongs to a total norm.
         """
         clipping, self._clipping = self._clipping, []
+        self._clipped_nothing |= self._of_nothing
         for memory, positions in clipping:
             used: Factor = factor(total) if isinstance(total, float) else memory.numbers.factor(total, factor)
             if memory.late:
@@ -242,6 +253,8 @@ class Sentinel:
         memory.rota.before()
         rewritten = memory.was_rewritten(self._loop.held(memory.some))
         facts = self._facts(number, optimizer, memory, gradients, len(backwards), rewritten)
+        if any(backward.scaled for backward in backwards) and not elsewhere:
+            facts = facts._replace(still_scaled=self._is_scaled(memory, optimizer, scale))
         measured = [measurement.positions for measurement in memory.measured]
         visible = elsewhere or self._loop.shows_gradients(optimizer)
         self._updating[id(optimizer)] = _Update(facts, memory, _roots(backwards), measured, visible, steps)
@@ -287,7 +300,21 @@ class Sentinel:
             rewritten=rewritten,
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
+            clipped_nothing=self._clipped_nothing,
+            hidden=self.roots.survey.hidden,
+            loss_graph=self.roots.survey.graph,
         )
+
+    def _is_scaled(self, memory: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> bool:
+        """Return whether the gradients of an update that begins have the factor of a scaler, which nothing takes away.
+
+        Args:
+            scale: factor that the optimizer takes away itself.
+        """
+        factor = self._watch.run.framework.hooks.held_scale(optimizer)
+        if scale is not None or factor is None or not self._loop.keeps(memory.parameters):
+            return False
+        return self._watch.run.framework.tensors.number(factor) != 1.0
 
     def _steps(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], int] | int | None:
         """Return the steps that the optimizer's state has counted, or a function that waits for them."""
@@ -333,13 +360,14 @@ class Sentinel:
             memory.clips,
             update.measured,
             memory.late_clips,
+            memory.early_clips,
             update.steps,
         )
         self._end(memory, ended)
 
     def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
         memory.numbers.send()
-        self._cut, self.roots.beginning = False, None
+        self._cut, self._clipped_nothing, self.roots.beginning = False, False, None
         self._optimizers.forget_present()
         memory.clear()
         self._receive(ended)

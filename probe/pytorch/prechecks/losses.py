@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from probe.core.checks.loss_calls import Form, LossCall, Relation
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
-from probe.core.prechecks.trial import Form, LossCall, Relation
 from probe.pytorch.prechecks.digests import digest
 
 FUNCTIONS = (

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from probe.core.checks.loss_calls import LossCall
 from probe.core.door import Remove, attempt
 from probe.core.faults import Faults
 from probe.core.language import packed
 from probe.core.monitor.trainer_mon import preflight_of, watcher_of
 from probe.core.prechecks.judgement import judged
-from probe.core.prechecks.trial import Accumulation, LossCall, OutputFacts, Trial
+from probe.core.prechecks.trial import Accumulation, OutputFacts, Trial
 from probe.launch.found_run import FoundRun
 from probe.launch.model_search import ModelSearch, named
 from probe.launch.trial import end_process, write_trial

@@ -50,6 +50,24 @@ def test_a_schedule_that_ends_just_before_the_run_is_none() -> None:
     assert steps("rate-zero", later.updates(1000), later.updates(20, rates=(0.0,))) == [1007]
 
 
+def test_a_rate_that_is_next_to_nothing_is_found() -> None:
+    """A schedule of epochs that is stepped each batch: below a millionth in a tenth of all updates, at least twenty."""
+    training = Training()
+    (finding,) = findings("rate-zero", (training.update(rates=(1e-3 * 0.8**step,)) for step in range(200)))
+    assert (finding.step, finding.since) == (81, 62)
+    later = Training()
+    assert steps("rate-zero", later.updates(500), later.updates(90, rates=(1e-10,))) == [555]
+
+
+@pytest.mark.parametrize("length", [200, 2000])
+def test_schedules_that_end_near_zero_are_none(length: int) -> None:
+    """A cosine and a decay of the fifth power to 0; a rate that is a hundred-thousandth for half of the run."""
+    left = [1 - step / length for step in range(length)]
+    for rates in ([0.5 - 0.5 * np.cos(np.pi * x) for x in left], [x**5 for x in left], [1.0, *[1e-5] * length]):
+        training = Training()
+        assert not findings("rate-zero", (training.update(rates=(float(rate),)) for rate in rates if rate > 0))
+
+
 def test_a_rate_that_is_never_above_zero_is_found() -> None:
     """At the twentieth update, if no other optimizer trains; a warm-up may begin with ten."""
     training = Training(rates=(0.0,))

@@ -1,0 +1,290 @@
+"""Checks of the form of a loss, as its graph shows it: what stands between the outputs of the model and the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import ClassVar, NamedTuple
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.loss_calls import LossCall, LossGraph
+from probe.core.language import Message, message
+
+GRAPHS = 2
+"""Graphs that must show a fault: batches of one pattern may do so by chance."""
+APPLIES = (
+    ("cross_entropy", "probabilities", "softmax"),
+    ("binary_cross_entropy_with_logits", "sigmoid", "sigmoid"),
+    ("binary_cross_entropy_with_logits", "probabilities", "softmax"),
+    ("softmax", "probabilities", "softmax"),
+)
+"""Functions, each with a form of scores that it must not get, and the function that makes scores of that form."""
+WRONG = {"nll_loss": ("probabilities", "numbers", "sigmoid"), "kl_div": ("probabilities",)}
+"""Loss functions, each with the forms of scores that it must not get."""
+PADDED = 0.01
+"""Share of labels that are padding behind padding, above which padding is learnt: an end of a text is one token."""
+READ = 1e-6
+"""Least weight of attention that is no rounding."""
+
+
+class LossFault(NamedTuple):
+    """Fault of losses: a sentence and its numbers."""
+
+    text: Message
+    evidence: Mapping[str, float]
+
+
+class LossForm(FactCheck):
+    """Base of these checks. A loss whose labels are one number is left out."""
+
+    sees = "the operations and labels in the graph of a loss now and then"
+    lacks = "no graph of a loss was seen"
+    absent: ClassVar[str]
+    """Reason for which a program has nothing of the kind, as a clause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graph: object = None
+        self._number, self._since = 0, -1
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a loss is of the kind that is judged."""
+        raise NotImplementedError
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses of the kind; None if there is none."""
+        raise NotImplementedError
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of the losses in a graph; None if there is none."""
+        calls = [call for call in graph.losses if call.rows > 1 and cls.concerns(call)]
+        return cls.found(calls) if calls else None
+
+    def missing(self) -> str | None:
+        """Return why nothing could be judged so far; None if something was judged."""
+        return super().missing() if self.judged or self._graph is None else NotApplicable(self.absent)
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.loss_graph is None or facts.loss_graph is self._graph:
+            return
+        self._graph, graph = facts.loss_graph, facts.loss_graph()
+        self.judged |= any(call.rows > 1 and self.concerns(call) for call in graph.losses)
+        fault = self.in_graph(graph)
+        if fault is not None:
+            self._since = self._since if self._number else facts.step
+            self._number += 1
+            if self._number == GRAPHS:
+                evidence = {name: value for name, value in fault.evidence.items() if isfinite(value)}
+                yield self.finding(facts, self._since, fault.text, evidence)
+
+
+class DoubleSoftmax(LossForm):
+    """Report a cross entropy that gets probabilities, or a binary one with logits that gets what a sigmoid returned:
+    both apply that function themselves, and the gradient nearly vanishes. A softmax of probabilities is reported, too.
+    """
+
+    name = "softmax-twice"
+    title = "Softmax applied twice"
+    why = "The model learns slowly, and its loss stays far above what it could be."
+    source = "https://karpathy.github.io/2019/04/25/recipe/"
+    remedy = "Pass the scores before the softmax or sigmoid to the loss, or use the loss that takes probabilities."
+    absent = "no loss that applies a softmax or sigmoid"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a function applies a softmax or sigmoid."""
+        return any(call.function == function for function, _, _ in APPLIES)
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        for function, form, applied in APPLIES:
+            of_function = [call for call in calls if call.function == function]
+            if of_function and all(call.form == form for call in of_function):
+                text = message(
+                    "{function} gets what a {applied} has returned, and applies a function of the kind itself",
+                    function=function,
+                    applied=applied,
+                )
+                first = of_function[0]
+                return LossFault(text, {"calls": len(of_function), "loss": first.value, "classes": first.classes})
+        return None
+
+
+class LogarithmMissing(LossForm):
+    """Report a negative log likelihood or a Kullback-Leibler divergence that gets probabilities in place of their
+    logarithms, and a negative log likelihood of scores whose exponentials do not sum to 1 over the classes: it falls
+    without a bound as the scores grow."""
+
+    name = "not-log-probabilities"
+    title = "No logarithms of probabilities"
+    why = "The loss has no minimum: it falls without learning."
+    source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html"
+    remedy = "Use log_softmax over the classes, or cross_entropy on the scores before it."
+    absent = "no loss of logarithms of probabilities"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a loss expects logarithms of probabilities."""
+        return call.function in WRONG
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        for function, forms in WRONG.items():
+            of_function = [call for call in calls if call.function == function]
+            if of_function and all(call.form in forms for call in of_function):
+                first = of_function[0]
+                form = message("the probabilities" if first.form == "probabilities" else "scores that are none")
+                text = message(
+                    "{function} expects logarithms of probabilities, and gets {form}", function=function, form=form
+                )
+                return LossFault(text, {"calls": len(of_function), "loss": first.value})
+        return None
+
+
+class PairwiseLoss(LossForm):
+    """Report a loss whose scores and labels have shapes such as (N, 1) and (N,): each score is compared with all
+    labels, and the model learns their mean."""
+
+    name = "broadcast-loss"
+    title = "Labels are broadcast"
+    why = "The model predicts the mean of all labels, and a warning is the only sign."
+    source = "https://discuss.pytorch.org/t/38443"
+    remedy = "Give both the same shape, with squeeze(-1) or unsqueeze(-1)."
+    absent = "no loss that compares numbers"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether the labels of a loss are numbers."""
+        return not call.classes
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        several = [call for call in calls if call.broadcast]
+        if not several:
+            return None
+        text = message(
+            "{function} gets scores and labels of different shapes, and compares all with all",
+            function=several[0].function,
+        )
+        return LossFault(text, {"calls": len(several), "labels": several[0].rows})
+
+
+class OfTokens(LossForm):
+    """Base of the checks of losses over classes whose labels are tokens."""
+
+    absent = "no loss whose labels are tokens that the model gets"
+    relation: ClassVar[str]
+    """Relation of the labels to the tokens that is judged."""
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether the labels of a loss are tokens of the model."""
+        return bool(call.classes) and call.relation != "other"
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of the losses in a graph; None if there is none."""
+        related = [call for call in graph.losses if cls.concerns(call)]
+        if not related or any(call.relation != cls.relation for call in related):
+            return None
+        return cls.of_all(related, graph)
+
+    @classmethod
+    def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:
+        """Return the fault of losses whose labels are all of the judged relation; None if there is none."""
+        raise NotImplementedError
+
+
+class CopiedLabels(OfTokens):
+    """Report a model with causal attention whose labels are the tokens that it gets at the same positions: it learns to
+    copy them, and the loss falls to nothing. A model that sees both sides may be an autoencoder."""
+
+    name = "unshifted-labels"
+    title = "Labels equal inputs"
+    why = "The model learns to copy its input, with a very good loss."
+    source = "https://github.com/huggingface/transformers/issues/32944"
+    remedy = "Shift the labels by one: compare the output at each position with the next token."
+    relation = "same"
+
+    @classmethod
+    def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:
+        """Return the fault of causal attention; None of any other."""
+        if not graph.most_ahead <= READ:
+            return None
+        text = message("the labels of the loss are the tokens that the model gets at the same positions")
+        return LossFault(text, {"calls": len(calls)})
+
+
+class LateLabels(OfTokens):
+    """Report labels that are the token after the next one at each position, of a loss that has no others: the data
+    shifts them, and the model shifts them again."""
+
+    name = "labels-shifted-twice"
+    title = "Labels shifted twice"
+    why = "The model learns to leave out every next token, and generates text with holes."
+    source = "https://github.com/huggingface/transformers/issues/47394"
+    remedy = (
+        "Shift the labels in the data or in the loss: a model that computes its loss from labels shifts them itself."
+    )
+    relation = "second"
+
+    @classmethod
+    def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:  # noqa: ARG003 - as of the base
+        """Return the fault."""
+        text = message("the label at each position is not the next token, but the one after it")
+        return LossFault(text, {"calls": len(calls), "labels": calls[0].rows})
+
+
+class ReadsAhead(OfTokens):
+    """Report a model that learns the next token, and whose attention reads it: in every layer a position that has a
+    label has weight for the next position. A model that reads several sequences of tokens, such as one of an encoder
+    and a decoder, is not judged."""
+
+    name = "not-causal"
+    title = "Sees the next token"
+    why = "The loss falls to nothing, and the model cannot generate."
+    source = "https://github.com/huggingface/transformers/issues/48745"
+    remedy = "Apply a causal mask in every layer that mixes positions, and pass is_causal or the mask to the attention."
+    relation = "next"
+
+    @classmethod
+    def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:  # noqa: ARG003 - as of the base
+        """Return the fault if attention is seen to read ahead."""
+        if not graph.least_ahead > READ:
+            return None
+        text = message(
+            "the labels are the next tokens, and in every layer the attention of a position reads the next one, with "
+            "a weight of up to {weight:.3g}: the model sees what it is to predict",
+            weight=graph.least_ahead,
+        )
+        return LossFault(text, {"weight": graph.least_ahead})
+
+
+class PaddingLearnt(OfTokens):
+    """Report labels that are the padding of the embedding and count in the loss, one behind the other. A single one at
+    the end of a text may be meant, where padding also ends a text."""
+
+    name = "padding-counted"
+    title = "Padding is learnt"
+    why = "The mean is one over padding, which is learnt in place of the text, and short texts count less."
+    source = "https://github.com/huggingface/trl/pull/1625"
+    remedy = "Set the labels of padding to the index that the loss ignores, -100 unless it is told another one."
+    relation = "next"
+
+    @classmethod
+    def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:  # noqa: ARG003 - as of the base
+        """Return the fault if much of the labels is padding."""
+        share = max(call.padded for call in calls)
+        if share <= PADDED:
+            return None
+        text = message("{share:.0f} % of the labels are padding, and the loss counts them", share=100 * share)
+        return LossFault(text, {"share": share, "labels": calls[0].rows})

@@ -1,0 +1,351 @@
+"""Facts of the graph of a loss, before its backward: the losses with the form of their scores, the relation of their
+labels to the tokens that embeddings have got, and whether attention reads ahead.
+
+Labels and attention are compared where they lie, and one copy brings the counts to the host. Nothing of the user's
+runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from probe.core.checks.loss_calls import Form, LossCall, LossGraph, Relation
+from probe.pytorch import operation_kinds, tensors
+from probe.pytorch.dtensor import PLAIN
+from probe.pytorch.modes import unseen
+from probe.pytorch.saved_tensors import saved
+
+SECONDS = 0.05
+MOST_LOSSES, MOST_LOOKUPS, MOST_LAYERS = 8, 4, 8
+MISSED = 0.1
+"""Share of labels that may be others where they are the next tokens: at the ends of texts that are packed."""
+KINDS = {
+    "NllLoss": "nll_loss",
+    "NllLoss2D": "nll_loss",
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "MseLoss": "mse_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+}
+"""Losses, by the kind of their node."""
+BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
+"""Losses that a program writes itself, by the node that reads a difference and is averaged."""
+KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
+"""Kinds of nodes that change no number."""
+HIDDEN = -1e4
+"""Number of a mask that is added to scores, from which downwards it hides a position."""
+PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
+"""Kinds of nodes whose results are scores of any size."""
+
+
+class _Pair(NamedTuple):
+    """Labels of a loss beside the tokens of a lookup: numbers, as positions among those that are waited for."""
+
+    missed: Sequence[int]
+    """Labels that are not the token 0, 1 and 2 places later."""
+    labels: int
+    padded: int
+
+
+class _Loss(NamedTuple):
+    call: LossCall
+    pairs: Sequence[_Pair]
+
+
+class _Numbers:
+    """Single numbers that are read together."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Add a tensor of one element; return its position."""
+        self._tensors.append(tensor.float())
+        return len(self._tensors) - 1
+
+    def send(self) -> Callable[[], list[float]]:
+        """Start the copy to the host; return a function that waits for it."""
+        if not self._tensors:
+            return list
+        wait = tensors.to_host([tensors.moments(self._tensors, ("sum",), 0.0)])
+
+        def numbers() -> list[float]:
+            rows: list[float] = wait()[:, 0].tolist()
+            return rows
+
+        return numbers
+
+
+def loss_graph(root: torch.Tensor) -> Callable[[], LossGraph] | None:
+    """Return a function that waits for the facts of the graph of ``root``, a loss whose backward has not begun; None if
+    the time is over before the end of the graph."""
+    with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
+        nodes = _nodes(root)
+        return None if not nodes else functools.cache(_Survey(nodes).send())
+
+
+def _nodes(root: torch.Tensor) -> list[Any]:
+    """Return the nodes of the graph but those of custom functions; none if the time is over."""
+    deadline = time.perf_counter() + SECONDS
+    waiting = [root.grad_fn] if root.grad_fn is not None else []
+    seen, nodes = {*waiting}, list[Any]()
+    while waiting:
+        if time.perf_counter() > deadline:
+            return []
+        node = waiting.pop()
+        if not isinstance(node, FunctionCtx):
+            nodes.append(node)
+        for follower, _ in node.next_functions:
+            if follower is not None and follower not in seen:
+                seen.add(follower)
+                waiting.append(follower)
+    return nodes
+
+
+class _Survey:
+    """Facts of a graph, whose numbers may be on their way.
+
+    Args:
+        nodes: those of the graph.
+    """
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self._numbers = _Numbers()
+        kinds = [(_kind(node), node) for node in nodes]
+        lookups = [
+            (indices, _signed(node._saved_padding_idx))
+            for kind, node in kinds
+            if kind == "Embedding" and (indices := _saved(node, "indices")) is not None and indices.dim() == 2
+        ][:MOST_LOOKUPS]
+        self._lookups = [(tokens, padding, self._numbers.add(_jumps(tokens))) for tokens, padding in lookups]
+        self._losses = [loss for kind, node in kinds for loss in self._of_node(kind, node)][:MOST_LOSSES]
+        self._ahead = [*self._reading(kinds)]
+
+    def send(self) -> Callable[[], LossGraph]:
+        """Start the copy of the numbers; return a function that waits for the facts."""
+        wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
+
+        def read() -> LossGraph:
+            numbers = wait()
+            several = sum(numbers[jumps] > 0 for _, _, jumps in lookups) > 1
+            weights = [math.nan] if several or not ahead else [w if n < 0 else numbers[n] for n, w in ahead]
+            return LossGraph(tuple(_related(loss, numbers) for loss in losses), min(weights), max(weights))
+
+        return read
+
+    def _of_node(self, kind: str, node: Any) -> Iterator[_Loss]:
+        """Yield the loss that a node computes."""
+        if kind in KINDS:
+            labels, scores = _saved(node, "target"), _saved(node, "self")
+            if labels is None or scores is None or not labels.numel():
+                return
+            function, form = KINDS[kind], _form(node)
+            if function == "nll_loss":
+                if form == "log-probabilities" and _kind(before := _behind(node)) == "LogSoftmax":
+                    function, form = "cross_entropy", _form(before)
+                ignored = labels == _signed(node._saved_ignore_index)
+                pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
+                classes = int(scores.shape[1 if scores.dim() > 1 else 0])
+                yield _Loss(_call(function, form, labels.numel(), classes), pairs)
+            else:
+                crossed = 0 in _expanded(scores, labels) and 0 in _expanded(labels, scores)
+                yield _Loss(_call(function, form, labels.numel())._replace(broadcast=crossed), ())
+        elif kind == "Softmax" and _kind(_behind(node)) == "Softmax":
+            result = _saved(node, "result")
+            if result is not None and result.numel():
+                yield _Loss(_call("softmax", "probabilities", result.numel(), int(result.shape[-1])), ())
+        elif kind in ("Mean", "Sum") and _shape(node) == ():
+            before = _behind(node)
+            name = _kind(before)
+            alike = name != "Mul" or len({*before.next_functions}) == 1
+            if name in BY_HAND and alike and _kind(difference := _behind(before)) in ("Sub", "Rsub"):
+                shape = _shape(difference)
+                yield _Loss(
+                    _call(BY_HAND[name], "numbers", math.prod(shape))._replace(broadcast=_is_crossed(difference)), ()
+                )
+
+    def _pairs(
+        self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
+    ) -> Iterator[_Pair]:
+        """Yield the labels of a loss beside tokens, by rows or by columns, if their numbers fit."""
+        if labels.device != tokens.device:
+            return
+        for axis in (1, 0):
+            rows = tokens.movedim(axis, 1)
+            count, length = rows.shape
+            for cut in (0, 1, 2):
+                size = length - cut
+                if size < 3 or labels.numel() != count * size:
+                    continue
+                shape = (count, size) if axis else (size, count)
+                of_rows, hidden = (x.reshape(shape).movedim(axis, 1) for x in (labels, ignored))
+                missed = []
+                for places in (0, 1, 2):
+                    end = min(size, length - places)
+                    differs = of_rows[:, :end] != rows[:, places : places + end]
+                    missed.append(self._numbers.add((differs & ~hidden[:, :end]).sum()))
+                pads = (of_rows == padding) & ~hidden if padding >= 0 else torch.zeros_like(hidden)
+                both = self._numbers.add((pads[:, 1:] & pads[:, :-1]).sum())
+                yield _Pair(missed, self._numbers.add((~hidden).sum()), both)
+                break
+
+    def _reading(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[int, float]]:
+        """Yield for each layer of attention over as many positions as there are tokens the weight for the next
+        position: as the position of a number, or as one that is known, then behind -1."""
+        lengths = {size for tokens, _, _ in self._lookups for size in tokens.shape}
+        labelled = self._labelled(kinds)
+        number = 0
+        for kind, node in kinds:
+            if number == MOST_LAYERS or labelled is None:
+                return
+            weights, visible = _weights(kind, node)
+            length = weights.shape[-1] if weights is not None else visible[0] if visible else 0
+            if length not in lengths or length < 3:
+                continue
+            if visible is not None:
+                number += 1
+                yield -1, visible[1]
+            elif weights is not None and weights.device == labelled.device:
+                number += 1
+                first = weights.flatten(0, -3)[0] if weights.dim() > 2 else weights
+                ahead = first.diagonal(1)
+                rows = labelled[: len(ahead)]
+                yield self._numbers.add((ahead[: len(rows)] * rows).amax()), 0.0
+
+    def _labelled(self, kinds: Sequence[tuple[str, Any]]) -> torch.Tensor | None:
+        """Return which positions of the first sample have a label; None without labels that fit any tokens."""
+        for kind, node in kinds:
+            if not kind.startswith("NllLoss") or (labels := _saved(node, "target")) is None:
+                continue
+            ignored = labels == _signed(node._saved_ignore_index)
+            for tokens, _, _ in self._lookups:
+                count, length = tokens.shape
+                for cut in (0, 1, 2):
+                    if labels.numel() == count * (length - cut):
+                        return ~ignored.reshape(count, -1)[0]
+        return None
+
+
+def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
+    """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
+    meant."""
+    relations: dict[Relation, float] = {}
+    for pair in loss.pairs:
+        labels = numbers[pair.labels]
+        same, following, second = (numbers[missed] for missed in pair.missed)
+        padded = numbers[pair.padded] / max(labels, 1.0)
+        if following <= MISSED * labels:  # neighbours are mostly equal, unless labels differ from their own tokens
+            relation: Relation = "next" if same > max(MISSED * labels, 2 * following) else "other"
+            relations[relation] = max(padded, relations.get(relation, 0.0))
+        elif not same:
+            relations["same"] = padded
+        elif not second:
+            relations["second"] = padded
+    order: tuple[Relation, ...] = ("next", "other", "same", "second")
+    for relation in order:
+        if relation in relations:
+            return loss.call._replace(relation=relation, padded=relations[relation])
+    return loss.call
+
+
+def _call(function: str, form: Form, rows: int, classes: int = 0) -> LossCall:
+    return LossCall(0, function, "", form, classes, rows, 0.0, math.nan, "other", 0)
+
+
+def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, float] | None]:
+    """Return the weights of attention, or a mask of it as weights of 0 and 1; or the number of positions with the
+    weight that is known for the next one."""
+    if kind in ("Softmax", "SafeSoftmax"):
+        result = _saved(node, "result")
+        over_last = result is not None and _signed(node._saved_dim) in (-1, result.dim() - 1)
+        return (result if over_last and _is_square(result, 3) else None), None
+    if not kind.startswith("ScaledDotProduct") or not hasattr(node, "_saved_is_causal"):
+        return None, None
+    query, key = _saved(node, "query"), _saved(node, "key")
+    if query is None or key is None or query.shape[-2] != key.shape[-2]:
+        return None, None
+    names = [name for name in ("attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")]
+    mask = next((mask for name in names if (mask := _saved(node, name)) is not None), None)
+    if node._saved_is_causal or mask is None:
+        return None, (int(query.shape[-2]), 0.0 if node._saved_is_causal else 1.0)
+    if mask.dim() > 1 and mask.shape[-2] == 1:  # one mask for all positions
+        mask = mask.expand(*mask.shape[:-2], mask.shape[-1], mask.shape[-1])
+    visible = mask if mask.dtype is torch.bool else mask > HIDDEN
+    return (visible.float() if _is_square(mask, 2) else None), None
+
+
+def _is_square(tensor: torch.Tensor | None, axes: int) -> bool:
+    """Return whether a tensor has ``axes`` axes at least, the last two of one size."""
+    return tensor is not None and tensor.dim() >= axes and tensor.shape[-1] == tensor.shape[-2]
+
+
+def _form(node: Any) -> Form:
+    """Return the form of what a loss gets, by what has computed it."""
+    before = _behind(node)
+    kind = _kind(before)
+    if kind == "Softmax":
+        return "probabilities"
+    if kind == "Sigmoid":
+        return "sigmoid"
+    return "numbers" if kind in PRODUCTS else "log-probabilities"
+
+
+def _behind(node: Any) -> Any:
+    """Return the node that has computed what ``node`` reads first, past those that change no number; None if there is
+    none."""
+    for _ in range(8):
+        node = next((follower for follower, _ in node.next_functions if follower is not None), None)
+        if node is None or _kind(node) not in KEEPS:
+            break
+    return node
+
+
+def _expanded(tensor: torch.Tensor, partner: torch.Tensor) -> list[int]:
+    """Return the strides of ``tensor`` along axes of several numbers where that of ``partner`` is not 0."""
+    if tensor.shape != partner.shape:
+        return []
+    pairs = zip(tensor.shape, tensor.stride(), partner.stride(), strict=True)
+    return [stride for size, stride, partner_stride in pairs if size > 1 and partner_stride]
+
+
+def _is_crossed(difference: Any) -> bool:
+    """Return whether a difference compares N scores, of shape (N, 1) or (N,), with N numbers of the other shape."""
+    shape = _shape(difference)
+    operands = [(follower, output) for follower, output in difference.next_functions if follower is not None]
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(operands) != 1:
+        return False
+    return _shape(*operands[0]) in ((shape[0], 1), (shape[0],))
+
+
+def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
+    """Return the shape of a result of a node; that of a scalar's differs from it if it cannot be seen."""
+    results = getattr(node, "_input_metadata", ())  # not in torch 2.4
+    return tuple(map(int, results[output].shape)) if output < len(results) else (0,)
+
+
+def _jumps(tokens: torch.Tensor) -> torch.Tensor:
+    """Return how often neighbouring numbers differ by more than 1, as those of positions and of segments never do."""
+    return ((tokens[:, 1:] - tokens[:, :-1]).abs() > 1).sum()
+
+
+def _saved(node: Any, name: str) -> torch.Tensor | None:
+    """Return a tensor that a node has saved; None if there is none that can be read."""
+    tensor = next((tensor for of, tensor in saved(node) if of == name), None)
+    return tensor if tensor is not None and type(tensor) in PLAIN else None
+
+
+def _signed(number: int) -> int:
+    """Return a number that torch saves without its sign."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _kind(node: Any) -> str:
+    """Return the kind of a node; empty for None and for that of a custom function."""
+    return "" if node is None or isinstance(node, FunctionCtx) else operation_kinds.base(node.name())
