@@ -122,7 +122,7 @@ def test_nothing_is_compared_if_every_piece_fails(runs: Path) -> None:
 
 
 def test_the_command_works_in_pieces(runs: Path) -> None:
-    """The same output of two processes, of lines that cannot be read too; and the cost alone before anything is read."""
+    """The same output of two processes, also of broken lines; and the cost alone before anything is read."""
 
     def output(*args: str) -> tuple[str, int]:
         result = CliRunner().invoke(app, ["compare", str(runs / "a"), str(runs / "broken"), *args])
