@@ -1,4 +1,4 @@
-"""A planted fault among 100 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
+"""A planted fault among 72 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
 and named as by one process that reads the ranks' own files."""
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PackedRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
-    """An overflow among 100 ranks, of which some were resumed and some ended early."""
+    """An overflow among 72 ranks, of which some were resumed and some ended early."""
     folder = tmp_path_factory.mktemp("past one machine")
-    simulated = SimulatedRun(ParallelSizes(dp=5, tp=4, pp=5), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
+    simulated = SimulatedRun(ParallelSizes(dp=3, tp=4, pp=6), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
     simulated.write(folder / "run")
-    pack(folder / "run", folder / "packed", block_bytes=100_000)  # several files
+    pack(folder / "run", folder / "packed", block_bytes=70_000)  # several files
     return PackedRun(simulated, folder / "run", folder / "packed", analyse(folder / "run"))
 
 
