@@ -70,6 +70,8 @@ TOGETHER = {
 }
 """Files that one process runs, by the name of what is made once for them: imports of training libraries, trees of the
 package's sources, and the process that has imported what trainers need."""
+FOLDERS_TOGETHER = ("distributed", "mindspore")
+"""Folders of which one process runs all other files: processes that have imported what these need are made once."""
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,7 +116,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return TOGETHER.get(file, file)
+            return TOGETHER.get(file, next((each for each in FOLDERS_TOGETHER if f"tests/{each}/" in file), file))
 
         def remove_node(self, node: Any) -> str | None:
             files = {
