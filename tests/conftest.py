@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 from functools import cache
@@ -91,6 +92,15 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "monitor_output"
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(path))
     return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_workers() -> None:
+    """Processes of ``multiprocessing`` are forked from one that has imported what they need."""
+    from tests import user_scripts
+    from tests.quick_python import quick_python
+
+    multiprocessing.set_executable(quick_python(*user_scripts.WORKERS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
