@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 from functools import cache
@@ -70,6 +71,8 @@ TOGETHER = {
 }
 """Files that one process runs, by the name of what is made once for them: imports of training libraries, trees of the
 package's sources, and the process that has imported what trainers need."""
+FOLDERS_TOGETHER = ("distributed", "mindspore")
+"""Folders of which one process runs all other files: processes that have imported what these need are made once."""
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,6 +92,15 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "monitor_output"
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(path))
     return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_workers() -> None:
+    """Processes of ``multiprocessing`` are forked from one that has imported what they need."""
+    from tests import user_scripts
+    from tests.quick_python import quick_python
+
+    multiprocessing.set_executable(quick_python(*user_scripts.WORKERS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -114,7 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return TOGETHER.get(file, file)
+            return TOGETHER.get(file, next((each for each in FOLDERS_TOGETHER if f"tests/{each}/" in file), file))
 
         def remove_node(self, node: Any) -> str | None:
             files = {

@@ -20,16 +20,23 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests import user_scripts
-from tests.forks import LONGEST, ForkServer
+from tests.forks import LONGEST, WORKER
 
 EXECUTABLE = """#!{python} -IS
 import os, pickle, signal, socket, sys
 words = [word for word in sys.argv[1:2] if word != "-u"] + sys.argv[2:]
-if not words or "--multiprocessing-fork" in words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")) or "resource_tracker" in words[-1]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+files = [0, 1, 2]
+if {worker!r} in words:
+    for number in filter(lambda number: number > 2, map(int, os.listdir("/proc/self/fd"))):
+        try:
+            files += [number] if os.get_inheritable(number) else []
+        except OSError:
+            pass  # that of the listing
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
     control.connect({address!r})
-    socket.send_fds(control, [pickle.dumps((words, dict(os.environ), os.getcwd()))], [0, 1, 2])
+    socket.send_fds(control, [pickle.dumps((words, dict(os.environ), os.getcwd(), files))], files)
     pid = pickle.loads(control.recv(100))
     for number in (signal.SIGABRT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _: os.kill(pid, received))
@@ -39,7 +46,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-"""With options of the interpreter, or for ``multiprocessing``, it starts Python."""
+"""With options of the interpreter, or for the resource tracker of ``multiprocessing``, it starts Python. What is passed
+on to a process of ``multiprocessing`` stays open."""
 
 _paths: dict[tuple[str, ...], str] = {}
 """Executables made so far, by what they import: they go with this process."""
@@ -54,10 +62,9 @@ def quick_python(*modules: str) -> str:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(address)
         listener.listen(64)
-        path.write_text(EXECUTABLE.format(python=sys.executable, address=address), encoding="utf-8")
+        path.write_text(EXECUTABLE.format(python=sys.executable, address=address, worker=WORKER), encoding="utf-8")
         path.chmod(0o700)
-        server = user_scripts.forks(*modules)
-        threading.Thread(target=_serve, args=(listener, server, str(path)), daemon=True).start()
+        threading.Thread(target=_serve, args=(listener, modules, str(path)), daemon=True).start()
         _paths[modules] = str(path)
     return _paths[modules]
 
@@ -67,24 +74,31 @@ def probe_command(*words: object, modules: Sequence[str] = user_scripts.COMMANDS
     return [quick_python(*modules), "-m", "probe", *map(str, words)]
 
 
-def _serve(listener: socket.socket, server: ForkServer, path: str) -> None:
+def _serve(listener: socket.socket, modules: Sequence[str], path: str) -> None:
     while True:
         control, _ = listener.accept()
-        threading.Thread(target=_run, args=(control, server, path), daemon=True).start()
+        threading.Thread(target=_run, args=(control, modules, path), daemon=True).start()
 
 
-def _run(control: socket.socket, server: ForkServer, path: str) -> None:
+def _run(control: socket.socket, modules: Sequence[str], path: str) -> None:
     """Runs one program to its end, or to that of its executable."""
     with ExitStack() as closing:
         closing.enter_context(control)
-        request, streams, _, _ = socket.recv_fds(control, LONGEST, 3)
-        words, environment, folder = pickle.loads(request)
-        stdin, stdout, stderr = streams
-        process = server.start(
-            words, environment=environment, cwd=folder, stdin=stdin, stdout=stdout, stderr=stderr, executable=path
+        request, received, _, _ = socket.recv_fds(control, LONGEST, 64)
+        words, environment, folder, numbers = pickle.loads(request)
+        stdin, stdout, stderr, *_ = received
+        process = user_scripts.forks(*modules).start(
+            words,
+            environment=environment,
+            cwd=folder,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            files=dict(zip(numbers[3:], received[3:], strict=True)),
+            executable=path,
         )
-        for stream in streams:
-            os.close(stream)
+        for each in received:
+            os.close(each)
         control.send(pickle.dumps(process.pid))
         select.select([process.end, control], [], [])
         process.kill()  # unless it has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def test_the_run_goes_on_and_fails(tmp_path: Path) -> None:
     for number, text in enumerate(files):
         (tmp_path / f"test_{number}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", *OPTIONS, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=SECONDS)
+    own = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert done.returncode == 1, done.stdout
     assert "2 failed, 4 passed" in done.stdout, done.stdout

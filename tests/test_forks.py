@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
 import select
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -62,8 +65,13 @@ def test_it_runs_as_a_script_does(server: ForkServer, tmp_path: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
         ("raise ValueError('bad')", 1, "ValueError: bad"),
         ("import atexit; atexit.register(print, 'at the end')", 0, "at the end"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
+        ("raise SystemExit('no')", 1, "no"),
+        ("class Held:\n    def __del__(self): print('let go')\nheld = Held()", 0, "let go"),
+        ("import threading; threading.Thread(target=print, args=['thread']).start()", 0, "thread"),
+        ("import sys; sys.stdout = open('/dev/full', 'w'); print('lost')", 120, "No space left on device"),
     ],
-    ids=["exit", "at once", "signal", "exception", "handler"],
+    ids=["exit", "at once", "signal", "exception", "handler", "interrupt", "text", "held", "thread", "full"],
 )
 def test_it_ends_as_any_process(server: ForkServer, tmp_path: Path, script: str, code: int, printed: str) -> None:
     """By the interpreter's own exit, an exception or a signal; what handlers of the end print is kept."""
@@ -96,6 +104,19 @@ def test_an_executable_forks_what_it_is_started_with(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
     assert lines == ["typed", str(-signal.SIGTERM), "True", "0"]
+
+
+def test_processes_of_multiprocessing_are_forked() -> None:
+    """With what their server has imported; one that dies breaks its pool."""
+    executable = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(quick_python("tests.tables"))
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            assert pool.submit(eval, "'tests.tables' in __import__('sys').modules").result(60)
+            with pytest.raises(BrokenProcessPool):
+                pool.submit(os._exit, 3).result(60)
+    finally:
+        multiprocessing.set_executable(executable)
 
 
 def test_what_an_executable_runs_ends_with_it(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ SECONDS = 600.0
 
 COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe.cli.usage")
 """What verbs of ``probe`` import. Without what reads the language of the environment at its import."""
+WORKERS = (*COMMANDS, "duckdb", "concurrent.futures.process", "multiprocessing.spawn")
+"""What processes that read a run in pieces import."""
 TORCH = (
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run"),
     *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching", *COMMANDS),
@@ -36,6 +38,7 @@ QUEUED = {"MS_DEV_HOST_BLOCKING_RUN": "0"}
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""
+_turn = threading.Lock()
 
 
 def forks(*modules: str, number: int = 0) -> ForkServer:
@@ -46,12 +49,13 @@ def forks(*modules: str, number: int = 0) -> ForkServer:
         number: of one of several such processes. The names of a set have another order in each.
     """
     key = (number, *modules)
-    if key not in _servers:
-        own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
-        installed = [each for each in modules if find_spec(each.partition(".")[0])]
-        _servers[key] = ForkServer(installed, own)
-        atexit.register(_servers[key].close)
-    return _servers[key]
+    with _turn:
+        if key not in _servers:
+            own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
+            installed = [each for each in modules if find_spec(each.partition(".")[0])]
+            _servers[key] = ForkServer(installed, own)
+            atexit.register(_servers[key].close)
+        return _servers[key]
 
 
 class Ended(NamedTuple):

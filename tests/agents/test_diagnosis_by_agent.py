@@ -13,11 +13,9 @@ from tests import user_scripts
 from tests.agents.agent_client import asking
 from tests.forks import ROOT
 from tests.quick_python import probe_command, quick_python
-from tests.required import require
+from tests.required import require_installed
 
-require("torch")
-require("duckdb")
-require("mcp")
+require_installed("torch", "duckdb", "mcp")
 
 LAYER, STEP, RANK = "blocks.2.norm", 9, 1
 """Where the fault is planted."""

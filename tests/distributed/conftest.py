@@ -9,6 +9,9 @@ import pytest
 from tests.distributed.ranks import Ranks
 from tests.required import require
 
+NEWEST_DEEPSPEED, NEWEST_MEGATRON = "0.19.8", "0.16.1"
+"""Of older versions all ranks are forked from one process, since their import takes long."""
+
 
 def _ranks(size: int) -> Iterator[Ranks]:
     require("torch")
@@ -39,7 +42,10 @@ def deepspeed_ranks() -> Iterator[Callable[[str], Ranks]]:
     def ranks(version: str) -> Ranks:
         if version not in started:
             packages = [f"deepspeed-{version}"]
-            started[version] = Ranks(2, packages=packages, prepare=prepare, environment=offline)
+            if version == NEWEST_DEEPSPEED:  # the path of those of `test_run_parallel`, which are forked with them
+                packages += [f"megatron-core-{NEWEST_MEGATRON}"]
+            alike = version != NEWEST_DEEPSPEED
+            started[version] = Ranks(2, packages=packages, prepare=prepare, alike=alike, environment=offline)
         return started[version]
 
     yield ranks
@@ -64,7 +70,8 @@ def megatron_ranks() -> Iterator[Callable[..., Ranks]]:
             end()
         if size not in started:
             packages = [f"megatron-core-{version}"]
-            started[size] = version, Ranks(size, packages=packages, prepare="tests.distributed.megatron_cpu")
+            prepare, alike = "tests.distributed.megatron_cpu", version != NEWEST_MEGATRON
+            started[size] = version, Ranks(size, packages=packages, prepare=prepare, alike=alike)
         return started[size][1]
 
     yield ranks

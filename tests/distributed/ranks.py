@@ -53,6 +53,8 @@ class Ranks:
     Args:
         packages: folders of ``.venv/versions`` that come first on the path, such as ``deepspeed-0.16.9``.
         prepare: a module whose import in each process comes before anything else's.
+        alike: all are forked from one process, which alone imports what they need: then the names of a set have the
+            same order in all.
         environment: what else is set for them.
     """
 
@@ -62,9 +64,10 @@ class Ranks:
         *,
         packages: Sequence[str] = (),
         prepare: str = "",
+        alike: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.size = size
+        self.size, self._alike = size, alike
         versions = [str(Path(sys.prefix) / "versions" / package) for package in packages]
         self._environment = {
             **os.environ,
@@ -158,7 +161,7 @@ class Ranks:
             environment = self._environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with Path(self._logs.name, f"{rank}.log").open("ab") as log:
                 self._processes.append(
-                    servers[min(rank, 1)].start(
+                    servers[min(rank, len(servers) - 1)].start(
                         arguments,
                         environment=environment,
                         cwd=self._logs.name,
@@ -177,9 +180,10 @@ class Ranks:
             pipe.send(port)
 
     def _servers(self) -> list[ForkServer]:
-        """One for the first rank and one for the others: the names of a set have another order in each of the two."""
+        """One for the first rank and one for the others, unless all are to be alike: the names of a set have another
+        order in each of the two."""
         modules = [*filter(None, [self._prepare]), *IMPORTED]
-        keys = [(number, self._environment["PYTHONPATH"], *modules) for number in range(2)]
+        keys = [(number, self._environment["PYTHONPATH"], *modules) for number in range(1 if self._alike else 2)]
         for key in keys:
             if key not in _servers:
                 _servers[key] = ForkServer(modules, self._environment)

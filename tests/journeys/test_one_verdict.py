@@ -18,13 +18,10 @@ from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.journeys.commands import ROOT, card, probe, run
 from tests.journeys.test_student import TRAIN
 from tests.quick_python import quick_python
-from tests.required import require, require_version
+from tests.required import require_installed, require_version
 from tests.user_scripts import COMMANDS
 
-require("torch")
-require("httpx")
-require("duckdb")
-require("mcp")
+require_installed("torch", "httpx", "duckdb", "mcp")
 
 BAD = 16
 RANKS = """

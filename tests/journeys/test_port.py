@@ -13,11 +13,9 @@ import pytest
 from tests import user_scripts
 from tests.journeys.commands import ROOT, probe
 from tests.quick_python import quick_python
-from tests.required import require
+from tests.required import require_installed
 
-require("torch")
-require("mindspore")
-require("duckdb")
+require_installed("torch", "mindspore", "duckdb")
 
 CONFIG = """
 import json, os, sys

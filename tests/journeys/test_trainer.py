@@ -13,11 +13,9 @@ import pytest
 from tests import user_scripts
 from tests.core.trackers.wandb_file import read_run
 from tests.journeys.commands import ROOT, card, run
-from tests.required import require, require_version
+from tests.required import require_installed, require_version
 
-require("torch")
-require("transformers")
-require("accelerate")
+require_installed("torch", "transformers", "accelerate")
 
 TRAIN = """
 import sys, torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.matrix.test_features import (
     later,
     of_parameter,
     only_linear,
+    printed_by,
     random_case,
     rotated,
     routed,
@@ -157,8 +157,7 @@ print((kibibytes("VmHWM:") - before) / 1024, found["sr"])
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_of_linear(framework: Harness) -> None:
     """Of a weight of 32 MiB no copies are made, which would take 64 at least; what there is at a time is blocks."""
-    arguments = [sys.executable, "-c", MEASURED, framework.__name__]  # type: ignore[attr-defined]
-    said = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()[-1]
+    said = printed_by(framework, MEASURED)
     mebibytes, ratio = map(float, said.split())
     assert mebibytes < 48
     assert ratio == pytest.approx(np.sqrt(4096 * 2048) / (np.sqrt(4096) + np.sqrt(2048)), rel=0.02), "Marchenko, Pastur"

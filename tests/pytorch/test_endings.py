@@ -15,6 +15,7 @@ from tests.required import require
 require("torch")
 
 from tests import user_scripts  # noqa: E402
+from tests.forks import WHOLE_END  # noqa: E402
 from tests.pytorch.watching import Row, read  # noqa: E402
 from tests.user_scripts import TORCH, Running  # noqa: E402
 
@@ -44,7 +45,8 @@ def say(what):
 
 def running(script: str, output: Path) -> AbstractContextManager[Running]:
     """A training script in a process of its own."""
-    return user_scripts.running(BEGIN + script, output.parent, modules=TORCH, MONITOR_OUTPUT_DIR=str(output))
+    own = {"MONITOR_OUTPUT_DIR": str(output), WHOLE_END: "1"}
+    return user_scripts.running(BEGIN + script, output.parent, modules=TORCH, **own)
 
 
 class Ended(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import user_scripts
-from tests.forks import ForkServer
+from tests.forks import WHOLE_END, ForkServer
 from tests.pytorch.run_scripts import ATTACH, CONFIG, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
 from tests.quick_python import probe_command, quick_python
 from tests.required import require
@@ -296,7 +296,7 @@ dist.destroy_process_group()
     (tmp_path / "train.py").write_text(text)
     torchrun = [quick_python(*user_scripts.TORCH), "-m", "torch.distributed.run", "--standalone"]
     command = probe_command("run", "--", *torchrun, "--nproc-per-node", "2", "train.py", modules=user_scripts.TORCH)
-    own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(tmp_path / "out")}
+    own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(tmp_path / "out"), WHOLE_END: "1"}
     done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     manifests = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/manifest.json")]

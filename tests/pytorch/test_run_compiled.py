@@ -32,11 +32,6 @@ print([parameter.double().sum().item() for parameter in net.parameters()])
 STEP = "loss(x).backward(); optimizer.step(); optimizer.zero_grad()"
 LOSS = "def loss(x): return net(x).pow(2).mean()\n"
 SCRIPTS = {
-    "a compiled optimizer step": f"""
-update = compiled(lambda: optimizer.step())
-{LOSS}
-def step(x): loss(x).backward(); update(); optimizer.zero_grad()
-""",
     "a compiled step of a scheduled optimizer": f"""
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 update = compiled(lambda: optimizer.step())

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 require("duckdb")
 
 nan = math.nan
-STEPS, AT = 24, 20
+STEPS, AT = 16, 12
 STAGED: dict[str, Callable[[int], object]] = {"pp_stage": lambda rank: rank}
 
 
@@ -229,7 +229,7 @@ def test_a_lost_peer_and_the_unfinished_step_are_no_cause(tmp_path: Path) -> Non
     assert classes(analysis) == {0: {"teardown"}}
     assert analysis.diagnosis is not None
     assert analysis.diagnosis.kind.value == "end of the run"
-    assert "rank 1 ends at step 20, others go on to step 21" in analysis.notes
+    assert f"rank 1 ends at step {AT}, others go on to step {AT + 1}" in analysis.notes
 
 
 def test_nan_that_ends_a_run_is_its_cause(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from probe.cli import app
 from probe.core.analysis.compare.compare import compare
 from probe.core.analysis.compare.explain import as_json
 from probe.core.analysis.compare.pairing import Options
-from probe.core.analysis.engines.workers import LocalEngine
 from tests.core.analysis import test_compare
 from tests.core.analysis.compare_data import Array, Where, rounding, write_run
 from tests.core.analysis.cut_engine import CutEngine
@@ -22,6 +21,25 @@ from tests.required import require
 pytestmark = pytest.mark.slow
 
 duckdb = require("duckdb")
+
+ACROSS_ROWS = (
+    "what_differs_is_in_causal_order",
+    "the_first_rows_do_not_depend_on_how_many_are_asked_for",
+    "noise_beside_large_rows_is_no_difference",
+    "a_mean_around_zero_is_measured_by_its_elements",
+    "rows_of_one_run_are_told_by_name",
+    "state_before_the_first_update_may_be_missing",
+    "steps_of_one_run_are_told_as_ranges",
+    "steps_may_be_numbered_otherwise",
+    "ranks_are_paired",
+    "growth_before_the_first_difference_is_told",
+    "values_of_few_decimals_are_compared_to_those",
+    "merged_files_are_a_run_of_one_rank",
+    "manifests_may_be_missing",
+    "a_signal_of_each_micro_step_is_not_one_of_the_step",
+)
+"""Tests of comparisons whose answer comes of several rows, steps, ranks or files, which pieces part: what a single pair
+of rows gives is the same wherever it is compared."""
 
 
 @pytest.fixture(scope="module")
@@ -72,28 +90,20 @@ def _write_parquet(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "numbers"),
+    ("name", "options", "number"),
     [
-        ("differs", Options(first_step=2, ops=("norm",), relative=1e-7), (3,)),
-        ("differs", Options(), (3,)),
-        ("twice", Options(), (4,)),
-        ("broken", Options(), (2, 7, 20)),
-        ("parquet", Options(), (3,)),
-        ("resumed", Options(), (4,)),
+        ("differs", Options(first_step=2, ops=("norm",), relative=1e-7), 3),
+        ("twice", Options(), 4),
+        ("broken", Options(), 20),
+        ("parquet", Options(), 3),
+        ("resumed", Options(), 4),
     ],
 )
-def test_pieces_change_no_byte(runs: Path, name: str, options: Options, numbers: tuple[int, ...]) -> None:
+def test_pieces_change_no_byte(runs: Path, name: str, options: Options, number: int) -> None:
     """Up to 20 pieces, shuffled: by ranks, then by steps down to one."""
     wanted = as_json(compare(runs / "a", runs / name, options))
-    for number in numbers:
-        engine = CutEngine(number, seed=number)
-        assert as_json(compare(runs / "a", runs / name, options, engine=engine)) == wanted
-
-
-def test_processes_change_no_byte(runs: Path) -> None:
-    """Two of them, with the pieces that the command cuts for them."""
-    wanted = as_json(compare(runs / "a", runs / "broken"))
-    assert as_json(compare(runs / "a", runs / "broken", engine=LocalEngine(2))) == wanted
+    engine = CutEngine(number, seed=number)
+    assert as_json(compare(runs / "a", runs / name, options, engine=engine)) == wanted
 
 
 def test_a_failed_piece_is_named(runs: Path) -> None:
@@ -112,10 +122,10 @@ def test_nothing_is_compared_if_every_piece_fails(runs: Path) -> None:
 
 
 def test_the_command_works_in_pieces(runs: Path) -> None:
-    """The same output for any number of processes; and the cost alone before anything is read."""
+    """The same output of two processes, also of broken lines; and the cost alone before anything is read."""
 
     def output(*args: str) -> tuple[str, int]:
-        result = CliRunner().invoke(app, ["compare", str(runs / "a"), str(runs / "differs"), *args])
+        result = CliRunner().invoke(app, ["compare", str(runs / "a"), str(runs / "broken"), *args])
         return result.stdout, result.exit_code
 
     plain = output("--json")
@@ -127,17 +137,8 @@ def test_the_command_works_in_pieces(runs: Path) -> None:
     assert output("--engine", "nowhere")[1] == 2
 
 
-@pytest.fixture
-def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tests of comparisons work in pieces."""
-    monkeypatch.setattr(test_compare, "compare", functools.partial(compare, engine=CutEngine(2, seed=3)))
-
-
-@pytest.mark.usefixtures("_in_pieces")
-class TestComparisonInPieces:
+@pytest.mark.parametrize("name", ACROSS_ROWS)
+def test_comparisons_in_pieces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of comparisons once more, in pieces."""
-
-
-for _name, _function in list(vars(test_compare).items()):
-    if _name.startswith("test_"):
-        setattr(TestComparisonInPieces, _name, staticmethod(_function))
+    monkeypatch.setattr(test_compare, "compare", functools.partial(compare, engine=CutEngine(2, seed=3)))
+    getattr(test_compare, f"test_{name}")(tmp_path)

@@ -1,4 +1,4 @@
-"""A planted fault among 100 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
+"""A planted fault among 72 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
 and named as by one process that reads the ranks' own files."""
 
 from __future__ import annotations
@@ -8,23 +8,16 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from probe.cli.anomalies import anomalies
 from probe.cli.json_answer import head
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
-from probe.core.analysis.engines import PiecesDone, engine_of, read_each
-from probe.core.analysis.pieces import Piece, by_ranks
-from probe.core.storage.directories import last_run
-from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.packed.pack import pack
-from probe.core.storage.problems import Problems
 from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest
@@ -34,7 +27,6 @@ from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
 OBJECT_STORE_BYTES = 80 << 20
-PIECES = 12
 MOST_REQUESTS = 3
 READS_BEFORE_THE_LOSS = 3
 
@@ -51,11 +43,11 @@ class PackedRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
-    """An overflow among 100 ranks, of which some were resumed and some ended early."""
+    """An overflow among 72 ranks, of which some were resumed and some ended early."""
     folder = tmp_path_factory.mktemp("past one machine")
-    simulated = SimulatedRun(ParallelSizes(dp=5, tp=4, pp=5), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
+    simulated = SimulatedRun(ParallelSizes(dp=3, tp=4, pp=6), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
     simulated.write(folder / "run")
-    pack(folder / "run", folder / "packed", block_bytes=100_000)  # several files
+    pack(folder / "run", folder / "packed", block_bytes=70_000)  # several files
     return PackedRun(simulated, folder / "run", folder / "packed", analyse(folder / "run"))
 
 
@@ -68,15 +60,6 @@ def test_named_from_the_packed_run(run: PackedRun) -> None:
     """Layer, rank and step are those that were planted, and the packed run gives the same bytes."""
     assert_named(run.analysis, run.simulated)
     assert in_bytes(analyse(run.packed)) == in_bytes(run.analysis)
-
-
-def norms(rows: Rows, _: Piece) -> list[tuple[int, int, float, float]]:
-    """Rows, sum and largest of the finite norms of each step, in a piece."""
-    query = (
-        f"SELECT step, count(*), sum(norm) FILTER (isfinite(norm)), max(norm) FILTER (isfinite(norm)) "
-        f"FROM {rows.view('actv')} GROUP BY step ORDER BY step"
-    )
-    return rows.connection.execute(query).fetchall()
 
 
 def expected(run: SimulatedRun) -> dict[int, tuple[int, float, float]]:
@@ -166,25 +149,6 @@ def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
     assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
 
 
-@pytest.mark.skipif("engine" not in signature(anomalies).parameters, reason="probe anomalies takes no engine")
-def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
-    run: PackedRun, bucket: Bucket, two_machines: TwoMachines
-) -> None:
-    """One is lost while it reads: the bytes are those of one process on the unpacked run."""
-    reads = 0
-
-    def lose_one(request: ProxiedRequest) -> None:
-        nonlocal reads
-        reads += request.method == "GET" and request.path.endswith(".parquet")
-        if reads == READS_BEFORE_THE_LOSS:
-            two_machines.lose_one()
-
-    bucket.proxy.faults = lose_one
-    found = probe("anomalies", bucket.url, "--json", "--engine", two_machines.address, code=1)
-    assert not two_machines.is_whole, reads
-    assert found == in_bytes(run.analysis) + b"\n"
-
-
 @pytest.fixture
 def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
     """A cluster of the test's own, as it loses a node."""
@@ -199,10 +163,11 @@ MAP = "SELECT step, count(*) AS n, max(norm) AS m FROM actv WHERE isfinite(norm)
 REDUCE = "SELECT step, sum(n)::BIGINT AS n, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
 
 
-def test_sql_and_comparison_from_a_bucket_by_two_machines(
+def test_by_two_machines_of_which_one_is_lost_in_the_end(
     run: PackedRun, bucket: Bucket, two_machines: TwoMachines, tmp_path: Path
 ) -> None:
-    """``probe sql`` and ``probe compare`` print what one process prints of the ranks' own files."""
+    """``probe sql`` and ``probe compare`` print what one process prints of the ranks' own files; so does ``probe
+    anomalies``, during which one of the machines is lost."""
     queries = ("--map", MAP, "--reduce", REDUCE, "--format", "csv")
     engine = ("--engine", two_machines.address)
     found = probe("sql", bucket.url, *queries, *engine)
@@ -217,26 +182,17 @@ def test_sql_and_comparison_from_a_bucket_by_two_machines(
     assert found.replace(bucket.url.encode(), b"RUN") == probe(
         "compare", run.unpacked, tmp_path / "healthy", "--json", "--engine", "local", code=1
     ).replace(str(run.unpacked).encode(), b"RUN")
+    assert two_machines.is_whole
 
+    reads = 0
 
-def test_numbers_by_two_machines_of_which_one_is_lost(run: PackedRun, two_machines: TwoMachines) -> None:
-    """Every piece is read, and the merged answers are NumPy's."""
+    def lose_one(request: ProxiedRequest) -> None:
+        nonlocal reads
+        reads += request.method == "GET" and request.path.endswith(".parquet")
+        if reads == READS_BEFORE_THE_LOSS:
+            two_machines.lose_one()
 
-    def lose_one(done: PiecesDone) -> None:
-        assert done.total == PIECES
-        two_machines.lose_one()
-
-    problems = Problems()
-    recorded = last_run(run.packed, problems)
-    with Rows(recorded.directories, problems) as rows:
-        pieces = by_ranks(recorded, rows, least=PIECES)
-    assert len(pieces) == PIECES
-    with engine_of(two_machines.address, progress=lose_one) as engine:
-        parts = [row for found in read_each(engine, norms, pieces, problems) for row in found]
-    assert not two_machines.is_whole
-    assert problems.lines() == []
-    for step, (number, total, largest) in expected(run.simulated).items():
-        own = [part for part in parts if part[0] == step]
-        assert sum(part[1] for part in own) == number
-        assert sum(part[2] for part in own if part[2] is not None) == pytest.approx(total, rel=1e-12)
-        assert max(part[3] for part in own if part[3] is not None) == largest
+    bucket.proxy.faults = lose_one
+    found = probe("anomalies", bucket.url, "--json", *engine, code=1)
+    assert not two_machines.is_whole, reads
+    assert found == in_bytes(run.analysis) + b"\n"

@@ -46,7 +46,6 @@ require("duckdb")
 
 __all__ = ["seaweed", "storage"]  # fixtures
 
-MANY = SimulatedRun(ParallelSizes(dp=5, tp=4, pp=5), seed=2, rows=8)
 SIMULATED = SimulatedRun(ParallelSizes(dp=2, pp=2), "gradient", seed=1, rows=8, resumed=0.3, dead=0.3)
 
 
@@ -216,19 +215,17 @@ def write_costs(run: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="copies are shared on Linux alone")
-@pytest.mark.parametrize("costs", [False, True], ids=["without costs", "with costs"])
 @pytest.mark.parametrize("packed", [False, True], ids=["as written", "packed"])
 def test_several_processes_fetch_an_object_once(
-    packed: bool, costs: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: bool, seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A report, in several passes by two processes: one request an object, by whichever process."""
     run = tmp_path / "run"
     SIMULATED.write(run)
-    if costs:
-        write_costs(run)
+    write_costs(run)
     if packed:
         pack(run, tmp_path / "packed")
-    url = seaweed.put(tmp_path / "packed" if packed else run, f"processes{packed}{costs}")
+    url = seaweed.put(tmp_path / "packed" if packed else run, f"processes{packed}")
     with FaultyProxy(seaweed.url) as proxy:
         with_variables(environment(proxy.url), seaweed, monkeypatch)
         code, said = answer(["report", url, "-o", str(tmp_path / "page.html"), "-j", "2"], url)
@@ -261,9 +258,9 @@ def test_the_report_of_a_packed_run_takes_three_requests_an_object(
     seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By two processes, of files that are each read in parts: one listing, and no request for an object's size."""
-    MANY.write(tmp_path / "run")
+    SIMULATED.write(tmp_path / "run")
     write_costs(tmp_path / "run")
-    pack(tmp_path / "run", tmp_path / "packed", block_bytes=100_000)
+    pack(tmp_path / "run", tmp_path / "packed", block_bytes=20_000)
     url = seaweed.put(tmp_path / "packed", "parts")
     with FaultyProxy(seaweed.url) as proxy:
         with_variables(environment(proxy.url), seaweed, monkeypatch)
