@@ -62,7 +62,7 @@ class Monitor(AssignedSettings):
     _wrapped: Any = None
     """Optimizer that was wrapped, in older scripts."""
 
-    @arguments.checked
+    @arguments.checked("config_file_path, process_group=None, params_have_main_grad=True")
     def __init__(
         self,
         config_file_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
