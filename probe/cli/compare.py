@@ -119,7 +119,11 @@ def _span(text: str) -> tuple[int | None, int | None]:
     first, to, last = found.groups()
     span = (int(first) if first else None), (int(last) if last else None) if to else (int(first) if first else None)
     if span[0] is not None and span[1] is not None and span[0] > span[1]:
-        raise ValueError(message("--steps: expected the smaller first; got {text!r}", text=text))
+        raise ValueError(
+            message(
+                "--steps: expected the smaller first, {last}-{first}; got {text!r}", first=first, last=last, text=text
+            )
+        )
     return span
 
 

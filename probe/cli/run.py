@@ -53,8 +53,10 @@ def run(
     if not arguments:
         complain(message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples"))
         raise typer.Exit(2)
-    if deep + light + (config is not None) > 1:
-        complain(message("expected one of -c, --deep and --light: each says what is recorded"))
+    named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
+    if len(named) > 1:
+        text = "expected one of -c, --deep and --light, got {names}: each says what is recorded; leave the others out"
+        complain(message(text, names=", ".join(named)))
         raise typer.Exit(2)
     if config is not None:
         _check(config)
@@ -108,9 +110,12 @@ def _no_script(file: Path, verb: str) -> str:
         return _expected(file, message(text, file=file, verb=verb))
     if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES or is_zipfile(file):
         return ""
-    return _expected(
-        file, message("for another program write `probe {verb} -- PROGRAM {file} ...`", file=file, verb=verb)
-    )
+    if file.suffix == ".ipynb":
+        text = "this is a notebook: `jupyter nbconvert --to script {file}` writes its script"
+        return _expected(file, message(text, file=file))
+    program = {".sh": "bash", ".bash": "bash"}.get(file.suffix, "PROGRAM")
+    text = "for another program write `probe {verb} -- {program} {file} ...`"
+    return _expected(file, message(text, file=file, verb=verb, program=program))
 
 
 def _expected(file: Path, found: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from probe.core.instrumentation.other_updates import FIRST
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.sentinel.board import BOARD, Board
+from probe.core.sentinel.watch_summary import report_of
+from probe.launch.parent.following import BoardFolder
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import GRADIENTS, LR, MOMENTUM, names_of, rows_of
@@ -153,3 +157,29 @@ def test_an_output_directory_that_is_none_is_told_with_what_to_set(framework: Ha
             model, 1, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
         )
     assert str(root) in str(refused.value)
+
+
+def test_a_run_that_is_interrupted_while_it_stands_still(
+    framework: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step has ended for a hundred seconds by the clock: the report says so, and of no other end."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    folder = BoardFolder(f"board-{tmp_path.name}")
+    monkeypatch.setenv(BOARD, str(folder.path))
+    late = time.monotonic_ns() + 100 * 10**9
+    monkeypatch.setattr("probe.core.monitor.reporting.time.monotonic_ns", lambda: late)
+    for error in (None, KeyboardInterrupt()):
+        model = tiny_net(framework)
+        optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+        loop = framework.loop(model, optimizer)
+        monitor = framework.TrainerMon({"wg_distribution": True, "sentinel": {"enable": True}})
+        monitor.set_monitor(model, 1, optimizer)
+        for _ in range(3):
+            train_step(loop, framework.tensor(X))
+        monitor.__exit__(None, error)
+    plain, interrupted = Board(folder.path).summaries()
+    folder.remove()
+    assert (plain.still, round(interrupted.still, -1)) == (0.0, 100.0)
+    text = "rank 0 stood still for 100 s after step 2, until the end"
+    assert report_of([interrupted._replace(still=100.0)]).lines()[0].startswith(text)
+    assert text not in "".join(report_of([plain]).lines())

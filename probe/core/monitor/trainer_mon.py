@@ -233,6 +233,8 @@ class Monitor(AssignedSettings):
             self._report("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._attachment.listening_numbers()) is not None:
             numbers.log(values, step)
+        elif not self._attached and not self.way:
+            self._report("log: the run has ended, so nothing is recorded; call log before stop")
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last, as :meth:`log` does: for callbacks after the update."""

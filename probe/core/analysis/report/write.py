@@ -143,14 +143,6 @@ def write_report(
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
-def check_target(out: Path) -> None:
-    """Raise ValueError if no report can be written to ``out``."""
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(
-            message("{out}: expected the name of a file in a directory that exists, such as report.html", out=out)
-        )
-
-
 def _description(
     root: Place, run: RecordedRun, known: Survey, table: RankTable, problems: Problems
 ) -> dict[str, object]:
