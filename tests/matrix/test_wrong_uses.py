@@ -480,6 +480,8 @@ def test_programs_own_attributes_and_replaced_methods_are_theirs(
 
 def test_a_monitor_that_was_never_attached(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """Is told when it is gone; one that was refused has its error."""
+    gc.collect()  # monitors of other tests
+    caplog.clear()
     framework.TrainerMon(WG)
     gc.collect()
     assert caplog.messages == [NEVER_SET]

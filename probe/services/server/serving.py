@@ -79,8 +79,8 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         if options.token is None and not is_loopback(options.host):
             raise ServerError(
                 message(
-                    "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file for "
-                    "--token-file, or into the variable {token_variable}: openssl rand -hex 32",
+                    "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file "
+                    "for --token-file, or into the variable {token_variable}: openssl rand -hex 32",
                     host=options.host,
                     port=options.port,
                     token_variable=TOKEN_VARIABLE,

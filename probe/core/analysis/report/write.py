@@ -40,7 +40,7 @@ from probe.core.analysis.report.findings import (
 from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
-from probe.core.storage.files import replacing
+from probe.core.storage.files import check_target, replacing
 from probe.core.storage.layout import MICRO_STEP, PP_STAGE, STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
