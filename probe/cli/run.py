@@ -15,7 +15,7 @@ import typer
 
 from probe.core.language import message
 from probe.core.messages import complain
-from probe.launch.environment import DEEP, LIGHT, flags, watched
+from probe.launch.environment import DEEP, LIGHT, SWITCH, flags, watched
 from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
@@ -61,6 +61,9 @@ def run(
     if config is not None:
         _check(config)
     command = command_of("run", module, arguments, sys.argv)
+    if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
+        text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
+        complain(message(text, variable=SWITCH, switch=switch), "warning")
     if (late := {"--deep", "--light"} & {*arguments}) and command[0] == sys.executable:
         text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
         complain(message(text, late=min(late)), "warning")
@@ -80,7 +83,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
     python = [sys.executable, *flags(sys.orig_argv)]
     if module and arguments[0].endswith(".py") and Path(arguments[0]).exists():
-        name = arguments[0].removesuffix(".py").replace(os.sep, ".")
+        name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         complain(message(text, file=arguments[0], name=name))
         raise typer.Exit(2)

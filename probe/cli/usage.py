@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
@@ -80,6 +81,10 @@ def _meaning(parameter: Any, meaning: str) -> list[Message]:
 
 def _unknown_option(option: str, context: Any) -> Message:
     """Return a sentence about an option that a command does not have: the nearest, else all."""
+    verbs = getattr(context.command, "list_commands", lambda _: ())(context)
+    if verb := next((word for word in sys.argv[1:] if word in verbs), ""):
+        text = "there is no option {option} before a verb; its own options follow it: `{command} {verb} {option}`"
+        return message(text, option=option, command=context.command_path, verb=verb)
     shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
     options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
     if (close := nearest(option, options)) is not None:

@@ -155,7 +155,7 @@ def test_an_output_directory_that_is_none_is_told_with_what_to_set(framework: Ha
     """Before training begins."""
     root.write_text("a file")
     model = tiny_net(framework)
-    with pytest.raises(OSError, match="set MONITOR_OUTPUT_DIR to a directory") as refused:
+    with pytest.raises(OSError, match="set MONITOR_OUTPUT_DIR, or output_dir in") as refused:
         framework.TrainerMon(GRADIENTS).set_monitor(
             model, 1, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
         )

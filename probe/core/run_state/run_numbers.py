@@ -239,8 +239,9 @@ class RunNumbers:
             given = float(seconds)
             if self._marks is not None:
                 self._marks.promise(given)
-        except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
-            self._faults.note("promise", error.with_traceback(None))
+        except (TypeError, ValueError, OverflowError):  # nothing of ours raises into training
+            wrong = TypeError(f"expected a number of seconds, got {seconds!r:.80}")
+            self._faults.note("promise", wrong)
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""

@@ -101,6 +101,8 @@ def check(options: ExporterOptions) -> None:
     for file in options.json_files:
         if file.is_dir():
             raise ServerError(message("--json-file {file}: expected a file, got a directory", file=file))
+        if not file.exists():
+            _log.warning("--json-file %s: not there yet; it is looked for at each scrape", file)
     if options.device_command:
         _check_command(options)
 

@@ -144,7 +144,7 @@ class DeadManSwitch:
     """
 
     def __init__(self, address: str, works: Callable[[float], bool], every_seconds: float = EVERY_SECONDS) -> None:
-        self._address = checked_address(address, "dead man's address")
+        self._address = checked_address(address, "--dead-man, the dead man's address")
         self._client = DeadlineClient("The dead man's switch", self._address)
         self._works, self._every_seconds = works, every_seconds
         self._worker: Worker | None = None

@@ -60,7 +60,9 @@ def secret_in(file: Path, option: str) -> str:
             )
         ) from None
     if not text or "\n" in text:
-        raise ServerError(message("{option} {file}: expected one line", **names))
+        found = message("several" if text else "an empty file")
+        text = "{option} {file}: expected one line, got {found}; `openssl rand -hex 32 > {file}` writes one"
+        raise ServerError(message(text, found=found, **names))
     register(text)
     return text
 
