@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,24 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
     assert monitor.faults in ({"optimizer: ValueError": 1}, {FIRST: 1})
     told = "it is followed from now on" if FIRST in monitor.faults else "updates none of the model's parameters"
     assert told in caplog.text
+    at_once = "set_monitor: optimizer: expected one that holds parameters of the model, such as "
+    assert [at_once in line for line in caplog.messages].index(True) == 0
+
+
+def test_a_folder_that_is_removed_while_the_run_writes(framework: Harness) -> None:
+    """What was in it is gone: counted once; later steps are written to a new one."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop, monitor = framework.loop(model, optimizer), framework.TrainerMon(GRADIENTS)
+    monitor.set_monitor(model, 1, optimizer)
+    for step in range(4):
+        train_step(loop, framework.tensor(X))
+        monitor.flush()
+        if step == 1:
+            shutil.rmtree(str(monitor.output_directory))
+    monitor.stop()
+    assert monitor.faults == {"output: FileNotFoundError": 1}
+    assert {row.step for row in rows_of(monitor)} == {2, 3}
 
 
 @pytest.mark.needs("every step")
