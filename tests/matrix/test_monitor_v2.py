@@ -168,11 +168,11 @@ def test_its_layout_is_written_and_read_by_all_analyses(framework: Harness, tmp_
 WRONG: dict[str, tuple[Callable[[Any, Any, Any], object], str]] = {
     "no configuration": (
         lambda new, _, __: new(),
-        "missing a required argument: 'config_path'; call TrainerMonitorV2(",
+        "missing a required argument: 'config_path'; call TrainerMonitorV2",
     ),
     "no model": (
         lambda new, _, o: new(QUICK_START).start(optimizer=o),
-        "model: expected a model, got None; call start(",
+        "model: expected a model, got None; call start",
     ),
     "a number": (
         lambda new, _, o: new(QUICK_START).start(3, o),
