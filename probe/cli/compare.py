@@ -109,7 +109,9 @@ def _options(
 
     first, last = _span(steps)
     names = read(mapping) if mapping else NameMap()
-    return Options(first, last, offset, _ranks(rank), _listed(signals), _listed(ops), rtol, common, names)
+    return Options(
+        first, last, offset, _ranks(rank), _listed("--signals", signals), _listed("--ops", ops), rtol, common, names
+    )
 
 
 def _span(text: str) -> tuple[int | None, int | None]:
@@ -134,5 +136,12 @@ def _ranks(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _listed(option: str, text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if text and not words:
+        raise ValueError(
+            message(
+                "{option}: expected names, such as a,b; got {text!r}; leave it out for all", option=option, text=text
+            )
+        )
+    return words

@@ -64,9 +64,7 @@ def run(
     if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
         text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
         complain(message(text, variable=SWITCH, switch=switch), "warning")
-    if (late := {"--deep", "--light"} & {*arguments}) and command[0] == sys.executable:
-        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
-        complain(message(text, late=min(late)), "warning")
+    hint_at_late("--deep", "--light", command=command)
     if flag := unwatched_by(command):
         complain(
             message(
@@ -96,6 +94,18 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         complain(wrong)
         raise typer.Exit(2)
     return [*python, *arguments]
+
+
+def hint_at_late(*options: str, command: list[str]) -> None:
+    """Warn of options of ours that stand after a script that does not name them."""
+    script = next((word for word in command[1:] if word.endswith(".py")), "")
+    if command[0] != sys.executable or not (late := {*options} & {*command}):
+        return
+    with suppress(OSError):
+        late -= {option for option in late if option in Path(script).read_text("utf-8", "replace")}
+    if late:
+        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
+        complain(message(text, late=min(late)), "warning")
 
 
 def _no_script(file: Path, verb: str) -> str:

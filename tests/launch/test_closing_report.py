@@ -50,7 +50,7 @@ def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[
     ("text", "code", "said"),
     [
         ("print('trained')", 0, f"probe: info: {NOTHING}\n"),
-        ("print('trained'); raise SystemExit(3)", 3, f"probe: info: {ENDED.template.format(status=3)}\n"),
+        ("print('trained'); raise SystemExit(3)", 3, f"probe: info: {ENDED.template.format(status='exit code 3')}\n"),
         ("print('trained')\nfrom probe.launch.failures import unwatched\nunwatched('why')", 0, "probe: warning: why\n"),
     ],
     ids=["no optimizer", "failed", "told by itself"],

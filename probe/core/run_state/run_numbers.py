@@ -358,9 +358,9 @@ class RunNumbers:
         """Return the memory of the rules, of values that JSON can hold."""
         return self._judges.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of the rules."""
-        self._judges.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Restore the memory of the rules; return the number of those that were restored."""
+        return self._judges.load_state_dict(state)
 
     def flush(self, timeout: float) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ NOTHING = message(
     "script that trains"
 )
 ENDED = message(
-    "nothing was watched on this machine: the program ended with exit code {status} before it made an optimizer of "
-    "torch or MindSpore"
+    "nothing was watched on this machine: the program ended with {status} before it made an optimizer of torch or "
+    "MindSpore"
 )
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
@@ -98,7 +99,8 @@ class Vigil:
 
     def _lines(self, status: int, is_reporting: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            text = NOTHING if not status else message(ENDED.template, status=status)
+            how = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
+            text = message(ENDED.template, status=how) if status else NOTHING
             return [(text, "info")] if is_reporting and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
