@@ -72,7 +72,7 @@ def sql(
 
     with refusing(ValueError, ImportError, OSError):
         if as_machine and (out is not None or form is not None):
-            raise ValueError(message("expected one of --json, --format and -o"))
+            raise ValueError(message("expected one of --json, --format and -o, got several; leave the others out"))
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
             raise ValueError(message("expected one query, or --map and --reduce"))

@@ -18,6 +18,7 @@ EXAMPLES = {
     "FILE": "monitor.json",
     "FILE|-|DIR...": "train.log",
     "PID...": "4711",
+    "CONFIG": "monitor.json",
     "KEY": "step_interval",
     "--OUT": "packed",
     "--CONFIG": "remediate.json",
@@ -42,6 +43,12 @@ def usage_error(error: Any, verb: str = "") -> Message:
         )
     elif hasattr(error, "option_name") and context is not None:
         expected = message("{command}: {text}", command=command, text=_unknown_option(error.option_name, context))
+    elif hasattr(error, "option_name") and any(word.startswith(f"{error.option_name}=") for word in sys.argv):
+        expected = message(
+            "{command}: {option}: expected no value, got one after =; leave it out",
+            command=command,
+            option=error.option_name,
+        )
     elif hasattr(error, "option_name"):
         expected = message(
             "{command}: {option}: expected a value after it, got none", command=command, option=error.option_name

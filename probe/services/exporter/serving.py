@@ -95,7 +95,12 @@ def check(options: ExporterOptions) -> None:
             )
     for folder in options.progress:
         if folder.exists() and not folder.is_dir():
-            raise ServerError(message("--progress {folder}: expected a directory", folder=folder))
+            raise ServerError(
+                message(
+                    "--progress {folder}: expected a directory; this is a file: name the folder that it is in",
+                    folder=folder,
+                )
+            )
         if not folder.exists():
             _log.warning("--progress %s: not there yet; it is looked for at each scrape", folder)
     for file in options.json_files:

@@ -288,8 +288,8 @@ def nothing_judged(run: RecordedRun) -> str:
     named = formats(run)
     if not named:
         return message(
-            "nothing could be judged: there is no row that can be read, and no manifest names a format; give the "
-            "folder as the run has written it"
+            "nothing could be judged: there is no row in csv, parquet or sqlite that can be read, and no manifest "
+            "names a format; give the folder as the run has written it"
         )
     written = message("formats {formats}" if len(named) > 1 else "format {formats}", formats=", ".join(named))
     if set(named) & set(READ):
