@@ -240,7 +240,7 @@ class RunNumbers:
             if self._marks is not None:
                 self._marks.promise(given)
         except (TypeError, ValueError, OverflowError):  # nothing of ours raises into training
-            wrong = TypeError(f"expected a number of seconds, got {seconds!r:.80}")
+            wrong = ValueError(f"expected a number of seconds, got {writable(seconds)[:80]}")
             self._faults.note("promise", wrong)
 
     def listen(self, listener: Listener) -> Remove:
