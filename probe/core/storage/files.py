@@ -251,13 +251,13 @@ def check_target(out: Path) -> None:
         ValueError: if its folder is missing, or if something else has its name.
     """
     if not out.parent.is_dir():
-        found = message("there is no folder {folder}: make it first", folder=out.parent)
+        reason = message("there is no folder {folder}: make it first", folder=out.parent)
     elif out.exists() and not out.is_file():
-        found = message("this is a {kind}: choose another name", kind=message("folder" if out.is_dir() else "device"))
+        reason = message("this is a {kind}: choose another name", kind=message("folder" if out.is_dir() else "device"))
     else:
         return
     raise ValueError(
-        message("{out}: expected the name of a file in a directory that exists; {found}", out=out, found=found)
+        message("{out}: expected the name of a file in a directory that exists; {reason}", out=out, reason=reason)
     )
 
 

@@ -62,9 +62,9 @@ def secret_in(file: Path, option: str) -> str:
             )
         ) from None
     if not text or "\n" in text:
-        found = message("several" if text else "an empty file")
-        text = "{option} {file}: expected one line, got {found}; `openssl rand -hex 32 > {file}` writes one"
-        raise ServerError(message(text, found=found, **names))
+        content = message("several" if text else "an empty file")
+        text = "{option} {file}: expected one line, got {content}; `openssl rand -hex 32 > {file}` writes one"
+        raise ServerError(message(text, content=content, **names))
     register(text)
     return text
 
