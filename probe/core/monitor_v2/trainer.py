@@ -78,7 +78,7 @@ class TrainerMonitorV2(CheckedAttributes):
             raise ValueError("TrainerMonitorV2.start: model: expected a model, got None; call start(model=model, ...)")
         self.stop()
         for _, each in _stages(model):
-            self._class.framework.hooks.check_model(each, Settings())
+            self._class.framework.hooks.check_model(each, Settings.model_validate({}))
         if optimizer is None:
             optimizer = self._mark = self._stand_in(model)
         passed = {name: context.pop(name) for name in _ATTACHING & context.keys()}
